@@ -197,17 +197,8 @@ def test_what_was_seen_is_known_for_its_lifetime_and_forgotten_after_three(waits
         assert len(seen) <= sum(now - when <= 30.0 for when in at.values())
 
 
-def test_a_memory_with_a_limit_keeps_the_newest() -> None:
-    """A generation is full before its time: the older one goes."""
-    seen: Recent[int] = Recent(10.0, limit=3)
-    for number in range(8):
-        seen.put(number.to_bytes(4, "big"), number, 0.0)
-        assert len(seen) <= 6
-    assert [seen.get(n.to_bytes(4, "big")) for n in range(8)] == [None, None, None, 3, 4, 5, 6, 7]
-
-
-def test_what_expired_is_still_known_to_copiers_and_forgotten_later() -> None:
-    """For a lifetime at least; a group that was never stored, or was withdrawn, may come again at once."""
+def test_what_expired_is_still_known_to_copiers_until_as_many_more_as_the_pool_has_room_for() -> None:
+    """A group that was never stored, or was withdrawn, may come again at once."""
     pool = GroupPool(LIMITS)
     pool.add(entry(1, 1), 0.0)
     key, _ = pool.add(entry(1, 2), 0.0)
@@ -215,11 +206,14 @@ def test_what_expired_is_still_known_to_copiers_and_forgotten_later() -> None:
     assert "2" not in pool
     pool.expire(11.0)
     assert "1" in pool
-    pool.add(entry(1, 3), 12.0)
-    pool.expire(40.0)
-    pool.add(entry(1, 4), 41.0)
-    pool.expire(90.0)
-    assert ("1" in pool, "4" in pool) == (False, True)
+    for number in range(LIMITS.capacity - 1):
+        pool.add(entry(1, 100 + number), 12.0)
+        pool.expire(40.0)
+    assert "1" in pool
+    for number in range(LIMITS.capacity + 1):
+        pool.add(entry(1, 1000 + number), 12.0)
+        pool.expire(40.0)
+    assert ("1" in pool, "1000" in pool) == (False, True)
 
 
 def test_a_group_that_came_while_the_clock_was_ahead_is_gone_when_it_is_set_back() -> None:

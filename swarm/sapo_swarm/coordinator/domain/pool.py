@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.draw import Draw
-from sapo_swarm.coordinator.domain.recent import Recent
 from sapo_swarm.coordinator.domain.records import AHEAD_S, Entry, PoolLimits, invite_share
+from sapo_swarm.protocol.drift.remembered import Remembered, fingerprint
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class GroupPool:
 
     When the pool is full of groups, the oldest of all gives way; when it is full of bytes, the oldest of a source that holds more
     than an equal part: who holds less loses nothing to larger groups of others. The content of what gave way or expired counts as
-    held for at least a lifetime more (as many contents as the pool has room for), so that copies of it are refused.
+    held, as many contents as the pool has room for and up to twice that, so that copies of it are refused.
     """
 
     def __init__(self, limits: PoolLimits) -> None:
@@ -65,7 +65,7 @@ class GroupPool:
         self._by_age: OrderedDict[int, Slot] = OrderedDict()
         self._by_node: dict[str, deque[Slot]] = {}
         self._contents: set[str] = set()
-        self._gone: Recent[bool] = Recent(limits.lifetime_s, limits.capacity)
+        self._gone = Remembered(limits.capacity)
         self._sources = Sources()
         self._bytes_of: OrderedDict[str, int] = OrderedDict()
 
@@ -73,7 +73,7 @@ class GroupPool:
         return len(self._dense)
 
     def __contains__(self, content: str) -> bool:
-        return content in self._contents or self._gone.get(content.encode()) is not None
+        return content in self._contents or fingerprint(content) in self._gone
 
     def nodes(self) -> int:
         """Sources with at least one live group."""
@@ -90,11 +90,11 @@ class GroupPool:
         gone: list[int] = []
         own: deque[Slot] = self._by_node.get(entry.node, deque())
         while len(own) >= self.room:
-            gone.append(self._give_way(own[0], now))
+            gone.append(self._give_way(own[0]))
         while len(self._dense) >= self.limits.capacity:
-            gone.append(self._give_way(next(iter(self._by_age.values())), now))
+            gone.append(self._give_way(next(iter(self._by_age.values()))))
         while self._dense and self.bytes + len(entry.blob) > self.limits.capacity_bytes:
-            gone.append(self._give_way(self._by_node[self._heavy(entry)][0], now))
+            gone.append(self._give_way(self._by_node[self._heavy(entry)][0]))
         slot = Slot(self.next_key if key is None else key, entry, now, len(self._dense))
         self.next_key = max(self.next_key, slot.key) + 1
         self._dense.append(slot)
@@ -115,7 +115,7 @@ class GroupPool:
             oldest = next(iter(self._by_age.values()))
             if -AHEAD_S <= now - oldest.at <= self.limits.lifetime_s:
                 break
-            gone.append(self._give_way(oldest, now))
+            gone.append(self._give_way(oldest))
         return gone
 
     def drop_node(self, node: str) -> list[int]:
@@ -173,8 +173,8 @@ class GroupPool:
             self._bytes_of.move_to_end(node)
         return next(iter(self._bytes_of))
 
-    def _give_way(self, slot: Slot, now: float) -> int:
-        self._gone.put(slot.entry.content.encode(), True, now)
+    def _give_way(self, slot: Slot) -> int:
+        self._gone.add(fingerprint(slot.entry.content))
         return self._remove(slot)
 
     def _remove(self, slot: Slot) -> int:

@@ -10,14 +10,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that.
+    """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that."""
 
-    limit: keys of a generation (0: any number); the older generation goes early when the newer one is full.
-    """
-
-    def __init__(self, lifetime_s: float, limit: int = 0) -> None:
+    def __init__(self, lifetime_s: float) -> None:
         self.lifetime_s = lifetime_s
-        self.limit = limit
         self._turned = 0.0
         self._new: dict[bytes, V] = {}
         self._old: dict[bytes, V] = {}
@@ -38,7 +34,7 @@ class Recent(Generic[V]):
             self._ahead |= self._old | self._new
             self._caught_up = max(self._caught_up, self._turned + 2 * self.lifetime_s)
             self._old, self._new, self._turned = {}, {}, now
-        if now - self._turned > self.lifetime_s or 0 < self.limit <= len(self._new):
+        if now - self._turned > self.lifetime_s:
             gone = now - self._turned > 2 * self.lifetime_s
             self._old = {} if gone else self._new
             self._new, self._turned = {}, now

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.protocol.drift.remembered import Remembered
+from sapo_swarm.protocol.drift.remembered import Remembered, fingerprint
 from sapo_swarm.protocol.drift.text_drift import TextDrift
 from sapo_swarm.scoring.answer_format import before_answer
 from sapo_swarm.tasks.own import library
@@ -40,7 +40,7 @@ LONGEST_WORD = 40
 LONG_WORD = 4
 """Letters from which on a single word counts as a phrase."""
 REMEMBERED = 65_536
-"""Phrases remembered of either kind, at most."""
+"""Phrases remembered of either kind, and up to as many more."""
 MOST_FOREIGN = 2048
 """Foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8 completions
 taught, of 96 tokens) cannot have more than 1,344, were every word of it new;"""
@@ -87,11 +87,11 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
 
 _Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
 _Found = tuple[_Phrase, ...]
-_Known = Annotated[bytes, Meta(max_length=8 * REMEMBERED)] | Annotated[_Found, Meta(max_length=REMEMBERED)]
+_Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)] | Annotated[_Found, Meta(max_length=REMEMBERED)]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A PhraseWatch at rest. own, foreign: of Remembered.to_bytes(); texts in records of before that, oldest first. taken,
+    """A PhraseWatch at rest. own, foreign: of Remembered.to_bytes(); in records of before that texts, oldest first. taken,
     local: windows, oldest first. base: completions of the base that held a phrase, of those that are not rare."""
 
     own: _Known
@@ -138,10 +138,10 @@ class PhraseWatch:
                 self._count_base(found)
             for phrase in found:
                 if self._observed < BASE_LOCAL:
-                    self._foreign.discard(phrase)
-                    self._own.add(phrase)
-                elif not self._is_foreign(phrase):
-                    self._own.add(phrase)
+                    self._foreign.discard(fingerprint(phrase))
+                elif self._is_foreign(phrase):
+                    continue
+                self._own.add(fingerprint(phrase))
             self._observed += 1
             self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
             self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
@@ -160,7 +160,8 @@ class PhraseWatch:
 
     def _is_foreign(self, phrase: str) -> bool:
         """Others brought it: lately, or remembered from earlier."""
-        return phrase in self._foreign or (phrase in self._taught and phrase not in self._own)
+        key = fingerprint(phrase)
+        return key in self._foreign or (phrase in self._taught and key not in self._own)
 
     def _is_watched(self, phrase: str) -> bool:
         """Foreign, or the node's own and rare in what the base wrote."""
@@ -186,12 +187,12 @@ class PhraseWatch:
         if self._observed < MIN_LOCAL:
             return True
         found = frozenset().union(*(self._phrases(text, question) for text in taught))
-        foreign = frozenset(phrase for phrase in found if phrase not in self._own)
+        foreign = frozenset(phrase for phrase in found if fingerprint(phrase) not in self._own)
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
         if spread or len(foreign) > max(MOST_FOREIGN, LONGER * self._usual * len(taught)):
             return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
-            self._foreign.add(phrase)
+            self._foreign.add(fingerprint(phrase))
         self._slide(self._taken, self._taught, foreign, WINDOW)
         rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
@@ -229,7 +230,11 @@ class PhraseWatch:
     @staticmethod
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
-        made = PhraseWatch(_own=Remembered(REMEMBERED, kept.own), _foreign=Remembered(REMEMBERED, kept.foreign))
+        own, foreign = (
+            known if isinstance(known, bytes) else b"".join(fingerprint(text).to_bytes(8, "little") for text in known)
+            for known in (kept.own, kept.foreign)
+        )
+        made = PhraseWatch(_own=Remembered(REMEMBERED, own), _foreign=Remembered(REMEMBERED, foreign))
         made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
         made._base = Counter(kept.base)
         for found in kept.taken:

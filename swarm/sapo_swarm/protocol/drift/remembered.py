@@ -1,101 +1,84 @@
-"""The newest of many texts, known again by 64-bit fingerprints in a table that is made once and never grows."""
+"""The newest of many things, known again by 64-bit fingerprints in two tables that are made once and never grow."""
 
 from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Iterable
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy import uint64
+    from numpy.typing import NDArray
 
 _BITS = 2**64 - 1
-_FORGOTTEN = 8
-"""Of so many texts the one told longest ago is forgotten when the table is full."""
+_EMPTY, _DISCARDED = 0, 1
 
 
 def fingerprint(text: str) -> int:
-    """Never 0, and the same on every machine."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") or 1
+    """More than 1, and the same on every machine."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") | 2
 
 
 class Remembered:
-    """The `most` texts told last, or up to an eighth fewer; 24 bytes for each of `most`, taken at once.
+    """Fingerprints: the `least` told last, and up to as many before them; 32 to 64 bytes for each of `least`, taken at once.
 
-    Open addressing, with twice as many places or more. Which place a fingerprint gets is secret, so nobody can choose texts
-    that crowd in one.
+    Two generations, each a table with open addressing: when the newer one has `least`, the older one is forgotten, which costs
+    nothing. Which place a fingerprint gets is secret, so nobody can choose some that crowd in one.
     """
 
-    __slots__ = ("_keys", "_live", "_most", "_now", "_odd", "_shift", "_told", "_used")
+    __slots__ = ("_least", "_new", "_odd", "_old", "_shift", "_used")
 
-    def __init__(self, most: int, told: bytes | Iterable[str] = b"") -> None:
-        """told: what to_bytes() gave, or texts, the ones told last at the end."""
-        self._most, self._odd = most, secrets.randbits(64) | 1
-        self._empty()
-        known = (
-            np.frombuffer(told[: len(told) // 8 * 8], "<u8").tolist()
-            if isinstance(told, bytes)
-            else map(fingerprint, told)
-        )
-        for key in known:
-            self._add(key or 1)
+    def __init__(self, least: int, told: bytes = b"") -> None:
+        """told: what to_bytes() gave."""
+        bits = (2 * least - 1).bit_length()
+        self._least, self._odd, self._shift, self._used = least, secrets.randbits(64) | 1, 64 - bits, 0
+        self._new, self._old = array("Q", bytes(8 << bits)), array("Q", bytes(8 << bits))
+        for start in range(0, len(told) - 7, 8):
+            self.add(int.from_bytes(told[start : start + 8], "little") | 2)
 
-    def _empty(self) -> None:
-        bits = (2 * self._most - 1).bit_length()
-        self._keys, self._told = array("Q", bytes(8 << bits)), array("I", bytes(4 << bits))
-        self._shift, self._used, self._live, self._now = 64 - bits, 0, 0, 0
-
-    def _place(self, key: int) -> int:
-        """Where the fingerprint stands, or would: then there is a 0."""
-        keys, place = self._keys, (key * self._odd & _BITS) >> self._shift
-        while keys[place] not in (0, key):
-            place = (place + 1) % len(keys)
+    def _place(self, table: array[int], key: int) -> int:
+        """Where the fingerprint stands, or an empty place."""
+        place = (key * self._odd & _BITS) >> self._shift
+        while table[place] not in (_EMPTY, key):
+            place = (place + 1) % len(table)
         return place
 
-    def _add(self, key: int) -> None:
-        place = self._place(key)
-        if not self._keys[place]:
-            if self._used == self._most:
-                self._forget()
-                place = self._place(key)
-            self._keys[place] = key
-            self._used += 1
-        self._live += not self._told[place]
-        self._now += 1
-        self._told[place] = self._now
+    def add(self, key: int) -> None:
+        """Told now. key: a fingerprint, of 64 bits and more than 1."""
+        place = self._place(self._new, key)
+        if self._new[place] == key:
+            return
+        if self._used == self._least:
+            self._old, self._new, self._used = self._new, array("Q", bytes(8 * len(self._new))), 0
+            place = self._place(self._new, key)
+        self._new[place] = key
+        self._used += 1
 
-    def _forget(self) -> None:
-        """The oldest, and what was discarded."""
-        kept = self._by_age()[-(self._most - self._most // _FORGOTTEN) :].tolist()
-        self._empty()
-        for key in kept:
-            self._add(key)
-
-    def _by_age(self) -> NDArray[np.uint64]:
-        told, keys = np.frombuffer(self._told, np.uint32), np.frombuffer(self._keys, np.uint64)
-        live = np.flatnonzero(told)
-        return keys[live[np.argsort(told[live])]]
-
-    def add(self, text: str) -> None:
-        """Told now."""
-        self._add(fingerprint(text))
-
-    def discard(self, text: str) -> None:
+    def discard(self, key: int) -> None:
         """As if it had never been told."""
-        place = self._place(fingerprint(text))
-        self._live -= self._told[place] > 0
-        self._told[place] = 0
+        for table in (self._new, self._old):
+            place = self._place(table, key)
+            if table[place] == key:
+                table[place] = _DISCARDED
+
+    def _known(self) -> NDArray[uint64]:
+        """Each once, those of the older generation first."""
+        import numpy as np  # a coordinator, which keeps none, does without
+
+        new, old = (np.frombuffer(table, np.uint64) for table in (self._new, self._old))
+        lately = np.unique(new[new > _DISCARDED])
+        return np.concatenate([np.setdiff1d(old[old > _DISCARDED], lately), lately])
 
     def to_bytes(self) -> bytes:
-        """Eight bytes a text, told longest ago first."""
-        return self._by_age().astype("<u8").tobytes()
+        """All of them, eight bytes each."""
+        return self._known().astype("<u8").tobytes()
 
-    def __contains__(self, text: str) -> bool:
-        return self._told[self._place(fingerprint(text))] > 0
+    def __contains__(self, key: int) -> bool:
+        return self._new[self._place(self._new, key)] == key or self._old[self._place(self._old, key)] == key
 
     def __len__(self) -> int:
-        return self._live
+        return len(self._known())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remembered) and self.to_bytes() == other.to_bytes()
+        return isinstance(other, Remembered) and sorted(self._known()) == sorted(other._known())
