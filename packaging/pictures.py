@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDING = ROOT / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 FOLDER = ROOT / "assets" / "screenshots"
 PICTURES: dict[str, tuple[tuple[int, int], list[str], str]] = {
-    "dashboard": ((120, 36), [], "75"),
-    "swarm": ((120, 40), ["2"], "75"),
+    "dashboard": ((120, 36), [], "210"),
+    "swarm": ((120, 40), ["2"], "210"),
 }
 """Name of a file: (columns, rows), keys pressed, place in the recording."""
 

@@ -51,7 +51,7 @@ def test_local_external_and_batch_reward_stay_apart_and_agree_with_the_recording
     with (tmp_path / "run.csv").open(newline="") as file:
         table = [row for row in csv.DictReader(file) if row["kind"] == "round"]
     events = rounds_recorded()
-    assert len(table) == len(events) == 100
+    assert len(table) == len(events) == 250
     assert any(event.reward_external is not None for event in events)
     for row, event in zip(table, events, strict=True):
         assert int(row["round"]) == event.round + 1
