@@ -152,10 +152,10 @@ def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """library.kernels as a new process finds it, with a cache folder of its own."""
+    """library.checked_kernels as a new process finds it, with a cache folder of its own."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     monkeypatch.setattr(compiler, "_OPTIMISED", "-O0")  # seconds less
-    return library.kernels.__wrapped__
+    return library.checked_kernels.__wrapped__
 
 
 def test_the_library_is_compiled_once_and_a_damaged_one_again(fresh: Callable[[], object], tmp_path: Path) -> None:
