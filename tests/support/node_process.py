@@ -66,6 +66,7 @@ def kernels(home: Path) -> None:
         (folder / made.name).chmod(0o700)
         for record in made.parents[1].glob(_MET):
             shutil.copyfile(record, home / "cache" / record.name)
+            (home / "cache" / record.name).chmod(0o600)
 
 
 _MET = "met-*.json"
