@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.support import node_process
@@ -20,6 +21,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background, control, supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.swarms import hosting
 from sapo_swarm.events import Phase, RoundFinished
 from sapo_swarm.node.control import api
 from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering
@@ -65,6 +67,22 @@ async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(t
     again = await asyncio.to_thread(sapo, tmp_path, "stop")
     assert again.returncode != 0
     assert "No node is running" in again.stderr
+
+
+async def test_stop_says_that_a_swarm_is_still_hosted_and_how_it_is_closed(tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ, environment(tmp_path)):
+        home = Home.find()
+    home.prepare()
+    with hosting.announced(home, hosting.this_process("mine", False, "")):
+        done = await asyncio.to_thread(sapo, tmp_path, "stop")
+        assert (
+            "No node is running. The swarm that you host is still open. To close it: sapo-desktop swarm stop"
+            in done.stderr
+        )
+        async with node(tmp_path, *SLOW, "--model", "fake:0.01"):
+            done = await asyncio.to_thread(sapo, tmp_path, "stop")
+        assert done.stdout.rstrip().endswith("To close it: sapo-desktop swarm stop")
+    assert hosting.still_open(home) == ""
 
 
 def written(home: Home) -> None:

@@ -79,12 +79,15 @@ async def _talk(args: argparse.Namespace) -> int:
 
 async def _stop(home: Home, json: bool) -> int:
     """Returns when the process is gone."""
-    status = await supervisor.stop(home)
+    from sapo_desktop.services.swarms import hosting
+
+    status, hosted = await supervisor.stop(home), hosting.still_open(home)
     if status is None:
-        raise NodeNotRunning("No node is running.")
+        raise NodeNotRunning(f"No node is running. {hosted}".strip())
     done = await asyncio.to_thread(_rounds, status)
     last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None, round=done)
-    print(json_line(last) if json else f"Stopped: process {status.pid} is gone.\n{_run(last)}")
+    told = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
+    print(json_line(last) if json else "\n".join(told))
     return 0
 
 

@@ -213,6 +213,6 @@ async def stop_node(home: Home) -> int:
         print("No node is running.")
     else:
         print("The node has stopped. Everything is saved, and the memory is free.")
-    if hosting.find(home) is not None:
-        print("The swarm that you host is still open. To close it: sapo-desktop swarm stop")
+    if hosted := hosting.still_open(home):
+        print(hosted)
     return 0

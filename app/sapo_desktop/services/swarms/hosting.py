@@ -86,6 +86,11 @@ def find(home: Home) -> Hosting | None:
     return state if background.alive(state.pid) and _same(state) else None
 
 
+def still_open(home: Home) -> str:
+    """What to say of a swarm of this home when its node is gone; "" where none is hosted."""
+    return "The swarm that you host is still open. To close it: sapo-desktop swarm stop" if find(home) else ""
+
+
 def _same(state: Hosting) -> bool:
     """The process of this number is the one that wrote the file. Older ones left a time that moves with the clock, or none."""
     if state.born:
