@@ -20,6 +20,7 @@ EXPERIMENTS = (
     "sharing-two",
     "sharing-seconds",
     "sharing-quarter",
+    "sharing-equal",
 )
 SIX = ("base_conversion", "basic_arithmetic", "arc_1d", "bf", "fraction_simplification", "decimal_arithmetic")
 
