@@ -7,7 +7,7 @@ from typing import Literal
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.linear.typed import TypedLines
-from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
@@ -81,11 +81,14 @@ class Questions:
     async def _model(self, info: FirstRunInfo) -> str:
         """One that can be used: the hub is asked for what is typed, and for its models on the list."""
         while True:
-            model = await self._pick("Model", info.models)
-            typed = model == OTHER
-            while typed and not (model := await self._line("The model's hub id, such as owner/name, or a folder")):
-                self._say("Type one, or q to leave")
-            wrong = await info.check(model) if info.check and (typed or "/" in model) else ""
+            chosen = await self._pick("Model", info.models)
+            model = await self._name() if chosen == OTHER else chosen
+            wrong = await info.check(model) if info.check and is_checked(chosen) else ""
             if not wrong:
                 return model
             self._say(plain(wrong, 400))
+
+    async def _name(self) -> str:
+        while not (line := await self._line("The model's hub id, such as owner/name, or a folder")):
+            self._say("Type one, or q to leave")
+        return line

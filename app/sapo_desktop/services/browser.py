@@ -4,7 +4,7 @@ Whoever reaches the dashboard commands the node. So the address holds a key that
 starts for a tab that does not show it. The page keeps it for its tab (web/page.js), never in a cookie: a browser sends
 those to every port of this machine, whoever listens there. Only this machine's names are answered, the page holds nothing
 secret and loads nothing from elsewhere. A view whose dashboard was quit says so; one that lost its connection, or whose
-dashboard died, opens again by itself (web/page.js tells them apart by the code with which the socket closed).
+dashboard crashed, opens again by itself (web/page.js tells them apart by the code with which the socket closed).
 """
 
 from __future__ import annotations

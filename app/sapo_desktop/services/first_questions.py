@@ -16,6 +16,11 @@ OTHER = "another"
 """The answer for a model that is typed."""
 
 
+def is_checked(model: str) -> bool:
+    """Whether this answer may be a model of the hub, which is looked at before a node starts."""
+    return model == OTHER or "/" in model
+
+
 @dataclass(frozen=True)
 class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.first_questions import OTHER, OWN, Check, FirstRunAnswers, FirstRunInfo, Measure
+from sapo_desktop.services.first_questions import OTHER, OWN, Check, FirstRunAnswers, FirstRunInfo, Measure, is_checked
 from sapo_desktop.services.tasks.wizard.interface import Made
 
 MODES = (
@@ -151,7 +151,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         text = "" if invite is None else self._wrong_with(invite)
         if text:
             self._complain(text, "#invite")
-        elif (invite and self.info.let_in) or self._value("model") == OTHER or "/" in self._value("model"):
+        elif (invite and self.info.let_in) or is_checked(self._value("model")):
             self.run_worker(self._check(invite or ""), group="check", exclusive=True, exit_on_error=False)
         else:
             self._close(self._value("model"))
@@ -181,7 +181,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
             self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
-        elif wrong := await self._asked("hub", self.info.check, model if other or "/" in model else ""):
+        elif wrong := await self._asked("hub", self.info.check, model if is_checked(self._value("model")) else ""):
             self._complain(wrong, "#typed" if other else "#model")
         elif wrong := await self._asked("coordinator", self.info.let_in, invite):
             self._complain(wrong, "#invite")

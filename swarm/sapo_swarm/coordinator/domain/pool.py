@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sapo_swarm.coordinator.domain.draw import Draw
 from sapo_swarm.coordinator.domain.records import AHEAD_S, Entry, PoolLimits, invite_share
-from sapo_swarm.protocol.drift.remembered import Remembered, short_hash
+from sapo_swarm.protocol.drift.remembered import Remembered
 
 
 @dataclass(slots=True)
@@ -22,6 +22,11 @@ class Slot:
     entry: Entry
     at: float
     place: int
+
+
+def _key(content: str) -> int:
+    """For Remembered, which is not kept here: Python has this hash of a string already."""
+    return hash(content) & (2**64 - 1) | 2
 
 
 class Sources:
@@ -73,7 +78,7 @@ class GroupPool:
         return len(self._dense)
 
     def __contains__(self, content: str) -> bool:
-        return content in self._contents or short_hash(content) in self._gone
+        return content in self._contents or _key(content) in self._gone
 
     def nodes(self) -> int:
         """Sources with at least one live group."""
@@ -174,7 +179,7 @@ class GroupPool:
         return next(iter(self._bytes_of))
 
     def _give_way(self, slot: Slot) -> int:
-        self._gone.add(short_hash(slot.entry.content))
+        self._gone.add(_key(slot.entry.content))
         return self._remove(slot)
 
     def _remove(self, slot: Slot) -> int:

@@ -21,11 +21,6 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") | 2
 
 
-def short_hash(text: str) -> int:
-    """As fingerprint(), at no cost, but another one in every process."""
-    return hash(text) & _BITS | 2
-
-
 class Remembered:
     """Fingerprints: the `least` told last, and up to as many before them; 32 to 64 bytes for each of `least`, taken at once.
 
