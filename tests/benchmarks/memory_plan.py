@@ -45,7 +45,7 @@ PROMPT = 64
 ROW_S = 3600
 """Processor seconds of a row: on a busy machine the clock says nothing."""
 CHILD = r"""
-import json, sys, time
+import json, sys, threading, time
 from pathlib import Path
 from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.common import precisions, round_memory
@@ -54,13 +54,23 @@ from sapo_backends.measure.sizing import model_size
 from sapo_backends.registry import backend
 folder, groups, group, new, prompt, kind, precision = sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:8]
 trains = sys.argv[8] == "train"
-def now(): return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmRSS:"))
+def now(kind="VmRSS"):
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(kind + ":"))
+anonymous, done = [0], threading.Event()  # without the pages of the file, which the system drops where it needs room
+def watch():
+    while not done.wait(0.002):
+        anonymous[0] = max(anonymous[0], now("RssAnon"))
+watching = threading.Thread(target=watch)
+watching.start()
 began = time.process_time()
 request = LoadRequest(folder, "lora" if trains else "none", precision, "cpu", threads=1)
 size, _ = model_size(Path(folder), request)
 engine = backend("torch")().load(request)
 type(engine.tokenizer).eos_ids = property(lambda self: ())  # no answer ends before its full length
+done.set()
+watching.join()
 found = {"loaded": peak_memory(), "stays": now(), "load_s": time.process_time() - began}
+found |= {"loaded_anonymous": anonymous[0], "stays_anonymous": now("RssAnon")}
 prompts = [[10 + (7 * g + i) % 90 for i in range(prompt)] for g in range(groups)]
 began = time.process_time()
 rows = engine.generate(prompts, group, Sampling(max_new_tokens=new, temperature=1.0), seed=0)
@@ -191,8 +201,10 @@ def measured(folder: Path, row: dict[str, Any]) -> dict[str, object]:
         return {"failed": done.stderr.strip().splitlines()[-1][:300]}
     found = json.loads(done.stdout.splitlines()[-1])
     sizes = {key: round(found[key] / 2**30, 2) for key in ("loaded", "stays", "generated", "peak", "plan")}
+    anonymous = found["loaded_anonymous"] / found["stays_anonymous"]
     seconds = {key: round(found[key], 1) for key in ("load_s", "generate_s", "update_s")}
     ratios = {"plan/peak": found["plan"] / found["peak"], "loaded/stays": found["loaded"] / found["stays"]}
+    ratios |= {"loaded/stays, anonymous": anonymous}
     rounded = {key: round(value, 2) for key, value in ratios.items()}
     return {**sizes, **rounded, **seconds, "longest": found["longest"], "computed_by": found["computed_by"]}
 

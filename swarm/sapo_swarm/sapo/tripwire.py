@@ -22,13 +22,13 @@ KINDS = ("run_started", "evaluation", "external")
 """Events that a watch is made of."""
 FALL = 1 / 3
 """Part of the best that must be gone to be found; a larger tolerance looks for a larger fall."""
-SUSPICION = 1.65
+SUSPICION = 0.5
 """Evidence (nats) from which on a closer look is taken."""
 LEAST_RIGHT = 10
 """Right answers of the best evaluation below which nothing is suspected: there is little to lose, and nothing to tell it by."""
-FALSE_ALARM, MISSED = 1e-3, 0.02
+FALSE_ALARM, MISSED = 1e-3, 0.03
 """Errors of one closer look: calling chance a fall, and a fall chance."""
-STEPS = (2, 4, 8, 16)
+STEPS = (1, 1, 2, 4, 8, 16)
 """Fresh questions of a closer look, as multiples of the regular ones: each step is asked only where those before left it open."""
 Verdict = Literal["harm", "chance", "open"]
 
