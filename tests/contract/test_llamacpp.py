@@ -272,8 +272,8 @@ def test_long_answers_go_in_waves_that_have_room_after_short_ones_went_wider(
     engine.close()
 
 
-def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path) -> None:
-    """What does not survive one decode is refused with a remedy; what does is not tried again."""
+def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not survive one decode is refused with a remedy; what does is not tried again on that processor."""
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF but nothing else")
     with pytest.raises(BackendUnavailable, match=r"crashes.*--precision float16"):
@@ -281,3 +281,6 @@ def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path) -
     sound = cached_gguf(resolve("starter-1m"), "Q8_0", tmp_path)
     require_working(sound, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
     require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
+    monkeypatch.setattr("sapo_backends.common.hardware.processor", lambda: "one with AMX")
+    with pytest.raises(BackendUnavailable, match="crashes"):
+        require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)

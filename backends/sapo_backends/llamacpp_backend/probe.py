@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sapo_backends.base import BackendUnavailable
+from sapo_backends.common import hardware
 
 SECONDS = 120
 """After this the probe counts as hung."""
@@ -53,8 +54,8 @@ def _run(path: Path, threads: int) -> int | None:
 
 
 def require_working(path: Path, kind: str, architecture: str, threads: int, cache: Path) -> None:
-    """Raise BackendUnavailable unless a decode survives; a success is remembered in `cache` for this machine."""
-    state = f"{version('llama-cpp-python')} {kind} {architecture} {platform.processor()} {platform.node()}"
+    """Raise BackendUnavailable unless a decode survives; a success is remembered in `cache` for this machine and processor."""
+    state = f"{version('llama-cpp-python')} {kind} {architecture} {hardware.processor()} {platform.node()}"
     marker = cache / f"probed-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
     if marker.is_file() or getattr(sys, "frozen", False):  # a bundle's executable is the app and runs no code of ours
         return
