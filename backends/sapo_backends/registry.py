@@ -12,7 +12,6 @@ from importlib.util import find_spec
 
 from sapo_backends.base import Backend, BackendUnavailable
 from sapo_backends.errors import did_you_mean
-from sapo_backends.packages import LLAMA, MLX, TORCH, install
 
 GROUP = "sapo_desktop.backends"
 BUILT_IN = {
@@ -24,11 +23,7 @@ BUILT_IN = {
 PAIRS = ("llamacpp+torch", "llamacpp+mlx")
 """Generator and trainer that are worth offering together; `backend` makes any other pair too."""
 NEEDS = {"torch": "torch", "mlx": "mlx", "llamacpp": "llama_cpp"}
-FIX = {
-    "torch": install(*TORCH),
-    "mlx": install(*MLX),
-    "llamacpp": install(*LLAMA),
-}
+"""What of a backend's packages `installed` looks for."""
 
 
 def names() -> dict[str, str]:
@@ -52,7 +47,7 @@ def _found(module: str) -> bool:
 def backend(name: str) -> type[Backend]:
     """The Backend class of that name; "a+b" generates with a and trains with b.
 
-    Raises BackendUnavailable when it is unknown, missing or broken.
+    Raises BackendUnavailable when it is unknown or broken; whether what it needs is here, its check() says.
     """
     generator, plus, trainer = name.partition("+")
     if plus:
@@ -63,14 +58,11 @@ def backend(name: str) -> type[Backend]:
     if name not in known:
         hint = did_you_mean(name, known)
         raise BackendUnavailable(f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed())}.")
-    if name in NEEDS and not _found(NEEDS[name]):
-        reason = f"The {name} engine needs the package {NEEDS[name]!r}. Installed here: {', '.join(installed())}."
-        raise BackendUnavailable(reason, FIX[name])
     module, _, attribute = known[name].partition(":")
     try:
         chosen = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, OSError) as error:
-        raise BackendUnavailable(f"The {name} engine does not load: {error}.", FIX.get(name, "")) from error
+        raise BackendUnavailable(f"The {name} engine does not load: {error}.") from error
     if not (isinstance(chosen, type) and issubclass(chosen, Backend)):
         raise BackendUnavailable(f"{known[name]} is not a Backend, so {name!r} cannot be an engine.")
     return chosen

@@ -145,7 +145,9 @@ def _check_place(config: RunConfig) -> None:
     engines = []
     for name in registry.NEEDS if config.trainer == "auto" else (config.trainer,):
         with contextlib.suppress(BackendUnavailable):
-            engines.append(registry.backend(name))
+            engine = registry.backend(name)
+            engine.check()
+            engines.append(engine)
     devices = {"auto", *(device for engine in engines for device in engine.DEVICES)}
     if engines and config.device.partition(":")[0] not in devices:
         raise UsageError(f"There is no device {config.device!r}. {nearest(config.device, devices)}")

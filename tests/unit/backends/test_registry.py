@@ -13,19 +13,23 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.packages import install
 
 
-def test_a_missing_package_is_named_with_its_remedy() -> None:
+@pytest.mark.parametrize(
+    ("package", "engine", "remedy"),
+    [("torch", "torch", "pip install torch"), ("llama_cpp", "llamacpp", "needs a C++ compiler")],
+)
+def test_a_missing_package_is_named_with_its_remedy(package: str, engine: str, remedy: str) -> None:
     """Without its library an engine says what to install, and the others go on working."""
     script = (
-        "import sys; sys.modules['torch'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from sapo_backends import registry\n"
         "from sapo_backends.base import BackendUnavailable\n"
-        "assert 'fake' in registry.installed() and 'torch' not in registry.installed()\n"
+        f"assert 'fake' in registry.installed() and {engine!r} not in registry.installed()\n"
         "registry.backend('fake').check()\n"
-        "try: registry.backend('torch')\n"
+        f"try: registry.backend({engine!r}).check()\n"
         "except BackendUnavailable as error: print(error.fix_command)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install torch" in done.stdout
+    assert remedy in done.stdout
 
 
 @pytest.mark.parametrize(

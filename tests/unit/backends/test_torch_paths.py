@@ -124,21 +124,6 @@ def test_paths_that_were_used_before_can_be_left_out_and_taken_again() -> None:
     assert before[2]
 
 
-def test_a_missing_package_is_named_with_its_remedy() -> None:
-    """Without its library an engine says what to install, and the others go on working."""
-    script = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from sapo_backends import registry\n"
-        "from sapo_backends.base import BackendUnavailable\n"
-        "assert 'fake' in registry.installed() and 'torch' not in registry.installed()\n"
-        "registry.backend('fake').check()\n"
-        "try: registry.backend('torch')\n"
-        "except BackendUnavailable as error: print(error.fix_command)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install torch" in done.stdout
-
-
 def test_a_gpu_whose_memory_ran_out_says_what_it_has_free_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
     with pytest.raises(OutOfMemory, match=r"3\.22 GB is free"), engine._memory(torch.device("cuda:0"), "Use less."):
