@@ -1,15 +1,14 @@
 """Two engines as one: the first generates, often from quantised weights, the second trains.
 
 After every update the generator gets the trainer's new policy: its adapter, or with full fine-tuning the merged model
-loaded again. What the two compute differs by rounding and quantisation; the generator's own log-probabilities go into
-the update as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025).
+loaded again. What the two compute differs by rounding and quantisation; who calls update() gives each completion's
+log-probabilities as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025).
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +35,6 @@ from sapo_backends.llamacpp_backend import LlamaCppBackend
 LOG = logging.getLogger(__name__)
 TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
 """Any other precision is meant for the generator alone."""
-REMEMBERED_COMPLETIONS = 8192
-"""Completions whose generator log-probabilities are kept until they are trained on."""
 Reload = Callable[[Path], Engine]
 """Loads the generator from a Hugging Face folder; other files it makes go there too."""
 
@@ -49,7 +46,6 @@ class CompositeEngine(Engine):
         self.tokenizer = trainer.tokenizer
         self.optimizer_files, self.separate_generator = trainer.optimizer_files, True
         self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
-        self._generator_logprobs: OrderedDict[tuple[float, TokenSequence], tuple[float, ...]] = OrderedDict()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._stale = False
         """The generator has not got the trainer's newest policy yet."""
@@ -69,29 +65,13 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        """See Engine.generate; the generator's log-probabilities are remembered for the update."""
+        """See Engine.generate; the generator's."""
         self._hand_over()
-        groups = self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
-        for prompt, group in zip(prompts, groups, strict=True):
-            for completion in group:
-                key = sampling.temperature, TokenSequence(tuple(prompt), completion.tokens)
-                self._generator_logprobs[key] = completion.logprobs
-        while len(self._generator_logprobs) > REMEMBERED_COMPLETIONS:
-            self._generator_logprobs.popitem(last=False)
-        return groups
+        return self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs; the trainer's."""
         return self._trainer.logprobs(sequences, temperature)
-
-    def _with_behaviour(self, batch: Sequence[TrainSample], temperature: float) -> list[TrainSample]:
-        """The batch, local samples completed with the log-probabilities that the generator gave them."""
-        filled = []
-        for sample in batch:
-            known = self._generator_logprobs.get((temperature, TokenSequence(sample.prompt, sample.completion)))
-            missing = not sample.external and sample.behaviour_logprobs is None and known is not None
-            filled.append(replace(sample, behaviour_logprobs=known) if missing else sample)
-        return filled
 
     def update(
         self,
@@ -101,11 +81,9 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
-        """See Engine.update; corrects for the train-inference mismatch, then syncs the generator. An update that was applied is
-        no failure where the generator cannot take it: the next generate tries again, and raises what is in the way."""
-        filled = self._with_behaviour(batch, policy.temperature)
-        stats = self._trainer.update(filled, policy, seed, cancel, on_progress)
-        self._generator_logprobs.clear()
+        """See Engine.update; syncs the generator. An update that was applied is no failure where the generator cannot take
+        it: the next generate tries again, and raises what is in the way."""
+        stats = self._trainer.update(batch, policy, seed, cancel, on_progress)
         if stats.steps:
             self._stale = True
             try:
@@ -155,7 +133,6 @@ class CompositeEngine(Engine):
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""
         self._trainer.restore(folder)
-        self._generator_logprobs.clear()
         self._stale = True
         self._hand_over()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,20 +230,19 @@ def test_a_pair_samples_from_what_it_has_just_trained(model_folder: Folder, meth
     pair.close()
 
 
-def test_a_pair_corrects_for_the_gap_of_a_quantised_generator(model_folder: Folder) -> None:
-    """The update is the trainer's own with the generator's log-probs as behaviour."""
+def test_a_pair_that_is_told_its_quantised_generators_log_probs_corrects_for_the_gap(model_folder: Folder) -> None:
+    """The update is the trainer's own with the same behaviour."""
     pair = open_engine("llamacpp+torch", model_folder("qwen2"), precision="q8_0", seed=0)
     alone = open_engine("torch", model_folder("qwen2"), precision="auto", seed=0)
     assert isinstance(pair, CompositeEngine)
     groups = pair.generate(PROMPTS, 4, Sampling(max_new_tokens=6), seed=0)
     assert 1e-4 < mismatch(pair, groups) < 0.1
-    sampled = [(p, c, [1.0, -1.0][i % 2]) for p, g in zip(PROMPTS, groups, strict=True) for i, c in enumerate(g)]
-    batch = [TrainSample(tuple(p), c.tokens, advantage) for p, c, advantage in sampled]
-    told = [replace(s, behaviour_logprobs=c.logprobs) for s, (_, c, _) in zip(batch, sampled, strict=True)]
-    ours, expected = (
-        pair.update(batch, PolicyUpdate(1e-3), 0),
-        alone.update(told, PolicyUpdate(1e-3), 0),
-    )
+    batch = [
+        TrainSample(tuple(p), c.tokens, [1.0, -1.0][i % 2], behaviour_logprobs=c.logprobs)
+        for p, g in zip(PROMPTS, groups, strict=True)
+        for i, c in enumerate(g)
+    ]
+    ours, expected = (engine.update(batch, PolicyUpdate(1e-3), 0) for engine in (pair, alone))
     assert ours.loss == pytest.approx(expected.loss, abs=1e-6)
     assert pair.logprobs(SEQUENCES) == alone.logprobs(SEQUENCES)
     pair.close()

@@ -108,8 +108,9 @@ def _scoring(engine: Engine, reference: Reference) -> Check:
 def _training(engine: Engine) -> Iterator[Check]:
     prompts = _prompts(engine)[:4]
     groups = engine.generate(prompts, 4, Sampling(max_new_tokens=24), seed=3)
+    told = engine.separate_generator
     batch = [
-        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0)
+        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0, behaviour_logprobs=c.logprobs if told else None)
         for p, g in zip(prompts, groups, strict=True)
         for i, c in enumerate(g)
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from tests.support.node_process import sapo
 from tests.support.own_tasks import library_in, write_folder
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
+from sapo_backends.base import TokenSequence, TrainSample, UpdateStats
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.storage.journal import read_only
 
@@ -58,6 +61,31 @@ async def test_the_speed_of_a_round_counts_what_its_stage_generates(tmp_path: Pa
     assert sum(e.tokens_generated for e in rounds) == engine.sampled
     assert rounds[-1].figures["stage_attempted"] > 0
     assert node.pace.tokens_per_s == pytest.approx(rounds[-1].tokens_generated / rounds[-1].seconds["generate"])
+
+
+async def test_an_update_is_told_what_another_engine_gave_the_samples_of_its_round_and_of_no_replayed_ones(
+    tmp_path: Path,
+) -> None:
+    updates: list[Sequence[TrainSample]] = []
+
+    class Pair(CountingEngine):
+        separate_generator = True
+
+        def update(self, batch: Sequence[TrainSample], *more: Any) -> UpdateStats:
+            for sample in batch:
+                if sample.behaviour_logprobs is not None:
+                    asked = TokenSequence(sample.prompt, sample.completion)
+                    assert sample.behaviour_logprobs == pytest.approx(self.logprobs([asked])[0])
+            updates.append(batch)
+            return super().update(batch, *more)
+
+    config = msgspec.structs.replace(CONFIG, tasks=("mine",), rounds=3, group_size=16, replay_groups=2)
+    with library_in(tmp_path / "tasks") as folder:
+        half_right(folder / "mine")
+        await make(tmp_path / "run", Pair(), config).run()
+    told = [sum(sample.behaviour_logprobs is not None for sample in batch) for batch in updates]
+    assert told == [config.local_groups * config.group_size] * 3
+    assert len(updates[-1]) > told[-1], "replayed ones are among them"
 
 
 @pytest.mark.parametrize("setting", [{"replay_groups": 2}, {"stage": "relay"}], ids=str)
