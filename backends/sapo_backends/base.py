@@ -229,10 +229,6 @@ class Engine(ABC):
         del folder
         raise BackendUnavailable(f"The {self.info.backend} engine cannot export.")
 
-    def memory_bytes(self) -> int:
-        """Memory the model holds now on its device, in bytes; 0 if unknown."""
-        return 0
-
     def use_share(self, share: float) -> None:
         """From the next call on use that share of the threads, and micro-batches that much smaller, where it can. What
         comes out is the same but for rounding."""

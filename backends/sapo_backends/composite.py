@@ -140,10 +140,6 @@ class CompositeEngine(Engine):
         """See Engine.export."""
         self._trainer.export(folder)
 
-    def memory_bytes(self) -> int:
-        """See Engine.memory_bytes."""
-        return self._generator.memory_bytes() + self._trainer.memory_bytes()
-
     def use_share(self, share: float) -> None:
         """Of both engines."""
         self._generator.use_share(share)

@@ -141,7 +141,10 @@ def test_a_closed_engine_holds_no_weights(architecture: str, case: Case, load: C
     """Not even while somebody holds the engine."""
     reductions = pytest.importorskip("torch.multiprocessing.reductions")
     engine = load(case, architecture)
-    stored = [reductions.StorageWeakRef(t.untyped_storage()) for t in engine._model.stored]  # type: ignore[attr-defined]
+    model = engine._model  # type: ignore[attr-defined]
+    held = [model.base, *(w.codes for w in getattr(model, "four_bit", {}).values())]
+    stored = [reductions.StorageWeakRef(tensor.untyped_storage()) for tensor in held]
+    del model, held
     engine.close()
     gc.collect()
     assert [one.expired() for one in stored] == [True] * len(stored)

@@ -260,10 +260,6 @@ class FakeEngine(Engine):
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
         self._steps = steps if whole else 0
 
-    def memory_bytes(self) -> int:
-        """See Engine.memory_bytes."""
-        return sum(array.nbytes for array in (self._weights() | self._moments()).values())
-
 
 class FakeBackend(Backend):
     """Builds FakeEngine; always available."""

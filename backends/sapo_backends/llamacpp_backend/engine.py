@@ -127,10 +127,6 @@ class LlamaCppEngine(Engine):
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
 
-    def memory_bytes(self) -> int:
-        """See Engine.memory_bytes."""
-        return self._model.bytes
-
     def close(self) -> None:
         """Context first, then adapter, then weights: each points into the next."""
         if self._context is not None:

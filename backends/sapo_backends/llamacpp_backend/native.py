@@ -67,7 +67,6 @@ class Model:
             raise BackendError(f"llama.cpp cannot load {path}: {complaint()}. Delete that file and load again.")
         vocabulary: Any = llama.llama_model_get_vocab(self.pointer)
         self.vocabulary = int(llama.llama_vocab_n_tokens(vocabulary))
-        self.bytes = int(llama.llama_model_size(self.pointer))
         self.parameters = int(llama.llama_model_n_params(self.pointer))
         self._cell = (
             2 * llama.llama_model_n_layer(self.pointer) * llama.llama_model_n_head_kv(self.pointer) * self._head()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from sapo_backends.base import (
@@ -150,13 +149,6 @@ class MlxEngine(Engine):
         """See Engine.export."""
         with computing(self._device, LESS):
             save.export(self._model, self._folder, folder)
-
-    def memory_bytes(self) -> int:
-        """See Engine.memory_bytes."""
-        held = [tensor for _, tensor in tree_flatten(self._model.network.parameters())]
-        if self._optimizer is not None:
-            held += [*self._optimizer.first.values(), *self._optimizer.second.values()]
-        return sum(int(tensor.nbytes) for tensor in held)
 
     def close(self) -> None:
         """See Engine.close."""

@@ -72,10 +72,6 @@ class Model(Protocol):
     def config(self) -> dict[str, Any] | None:
         """The config that fits the names of `merged`; None where it is that of the folder that was read."""
 
-    @property
-    def stored(self) -> Sequence[Tensor]:
-        """All frozen weights as they lie in memory."""
-
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
@@ -147,11 +143,6 @@ class DecoderModel:
     def config(self) -> None:
         """See Model.config."""
         return None
-
-    @property
-    def stored(self) -> Sequence[Tensor]:
-        """See Model.stored."""
-        return [self.base, *(tensor for weight in self.four_bit.values() for tensor in (weight.codes, weight.scales))]
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
         """See Model.weights."""

@@ -196,15 +196,6 @@ class TorchEngine(Engine):
         """See Engine.export."""
         export.export(self._model, self._folder, folder)
 
-    def memory_bytes(self) -> int:
-        """See Engine.memory_bytes."""
-        model, held = self._model, [*self._model.stored]
-        if model.flat is not None and model.flat is not model.base:
-            held.append(model.flat)
-        if self._trainer is not None:
-            held += [self._trainer.optimizer.first, self._trainer.optimizer.second]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
-
     def close(self) -> None:
         """See Engine.close."""
         self._model.close()

@@ -115,11 +115,6 @@ class TransformersModel:
         told.pop("_name_or_path", None)  # a folder of this machine
         return {**told, "architectures": [name]}
 
-    @property
-    def stored(self) -> Sequence[Tensor]:
-        """See Model.stored."""
-        return [self.base]
-
     def linear_layers(self) -> dict[str, nn.Linear]:
         """Every linear layer but the unembedding, by its name."""
         head = getattr(self.module, "get_output_embeddings", lambda: None)()
