@@ -38,7 +38,8 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.common.generation import row_uniforms
+from sapo_backends.common.generation import GeneratedRows
+from sapo_backends.common.numpy_sampler import uniforms
 from sapo_backends.common.update import minibatches, token_mean
 from sapo_backends.fake import tokenizer as vocab
 from sapo_backends.fake.policy import Policy, features, last_written, previous_class
@@ -66,11 +67,6 @@ def _latency(model: str) -> float:
 def _classes(completion: TokenIds) -> NDArray[np.int64]:
     """Class of the token before each completion token (T,)."""
     return np.array([previous_class(t) for t in (None, *completion[:-1])][: len(completion)], dtype=np.int64)
-
-
-def _uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> NDArray[np.float64]:
-    """One uniform a row and step (rows, steps)."""
-    return np.random.default_rng(seed).random((rows, steps)) if isinstance(seed, int) else row_uniforms(seed, steps)
 
 
 class FakeEngine(Engine):
@@ -109,39 +105,29 @@ class FakeEngine(Engine):
         """See Engine.generate."""
         seen = [features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
         begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
-        tokens: list[list[int]] = [[] for _ in seen]
-        logprobs: list[list[float]] = [[] for _ in seen]
-        alive = list(range(len(seen)))
-
-        def groups() -> list[list[Completion]]:
-            done = [
-                Completion(tuple(t), tuple(p), "stop" if t and t[-1] == vocab.EOS_ID else "length")
-                for t, p in zip(tokens, logprobs, strict=True)
-            ]
-            return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
-
-        steps = sampling.max_new_tokens
-        uniform = _uniforms(len(seen), steps, seed)
-        for step in range(steps):
+        rows = GeneratedRows(len(seen), self.tokenizer.eos_ids)
+        uniform = uniforms(len(seen), sampling.max_new_tokens, seed)
+        for step in range(sampling.max_new_tokens):
+            alive = [row for row, done in enumerate(rows.done) if not done]
             if not alive:
                 break
             if cancel is not None and cancel.cancelled:
-                raise Cancelled("Stopped on request.", groups())
+                raise Cancelled("Stopped on request.", rows.groups(len(prompts), group_size))
             if self._latency:
                 time.sleep(self._latency)
             for row in alive:
-                last = previous_class(tokens[row][-1] if tokens[row] else begun[row])
+                last = previous_class(rows.tokens[row][-1] if rows.tokens[row] else begun[row])
                 logits = self._policy.logits(seen[row], np.array([last]))[0]  # (V,)
                 distribution = reference.sampling_distribution(logits, sampling.temperature, sampling.top_p)
                 token = int(
                     np.searchsorted(np.cumsum(distribution), uniform[row, step] * distribution.sum(), side="right")
                 )
-                tokens[row].append(min(token, vocab.VOCABULARY - 1))
-                logprobs[row].append(float(reference.log_softmax(logits, sampling.temperature or 1.0)[tokens[row][-1]]))
-            alive = [row for row in alive if tokens[row][-1] != vocab.EOS_ID]
+                token = min(token, vocab.VOCABULARY - 1)
+                logprob = float(reference.log_softmax(logits, sampling.temperature or 1.0)[token])
+                rows.append([row], [token], [logprob])
             if on_tokens is not None:
-                on_tokens(len(seen) - len(alive), sum(map(len, tokens)))
-        return groups()
+                on_tokens(rows.finished, rows.count)
+        return rows.groups(len(prompts), group_size)
 
     def _logits(self, prompt: TokenIds, completion: TokenIds) -> NDArray[np.float64]:
         """(T, V) logits that predict the completion's tokens."""
