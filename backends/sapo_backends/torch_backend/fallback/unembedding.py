@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,20 +28,6 @@ class HeadRule:
 
     scale: float
     softcap: float
-
-
-class Forward(Protocol):
-    """Of transformers_lm.TransformersModel."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-
-    def weights(self, trained: None) -> Any:
-        """What to compute with, nothing of it trained."""
-
-    def forward(self, bound: Any, positions: Tensor, **inputs: Any) -> Any:
-        """See TransformersModel.forward."""
 
 
 class UnembeddingTap:
@@ -93,8 +79,8 @@ class UnembeddingTap:
         bias = None if self.bias is None else parameters[self.bias].to(hidden.dtype)
         return F.linear(hidden, parameters[self.name].to(hidden.dtype), bias)
 
-    def rule(self, model: Forward) -> HeadRule | None:
-        """How the model makes logits, found once by comparing with its own; None where only a bias is added.
+    def rule(self, model: Any) -> HeadRule | None:
+        """How a TransformersModel makes logits, found once by comparing with its own; None where only a bias is added.
 
         Raises BackendError where neither gives the model's logits: nothing wrong is ever trained on.
         """
@@ -103,7 +89,7 @@ class UnembeddingTap:
         return self._rule
 
     @torch.no_grad()
-    def _found(self, model: Forward) -> HeadRule | None:
+    def _found(self, model: Any) -> HeadRule | None:
         ids = torch.arange(3, 11, device=model.device)[None]
         positions, bound = torch.arange(ids.shape[1], device=model.device)[None], model.weights(None)
         with self.capturing():
