@@ -118,10 +118,6 @@ class Tokenizer(Protocol):
     def opens_reasoning(self) -> bool:
         """A prompt ends with an open <think>: every completion begins within the model's reasoning."""
 
-    @property
-    def pad_id(self) -> int:
-        """The id that fills up shorter rows."""
-
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
     ) -> list[int]:
@@ -268,7 +264,6 @@ class Backend(ABC):
 
     NAME: ClassVar[str]
     CAN_TRAIN: ClassVar[bool]
-    CAN_GENERATE: ClassVar[bool]
     DEVICES: ClassVar[tuple[str, ...]]
     PRECISIONS: ClassVar[tuple[str, ...]] = ()
     """What a LoadRequest may ask for besides auto; empty: load() says what it refuses."""

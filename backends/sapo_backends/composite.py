@@ -168,7 +168,6 @@ class CompositeBackend(Backend):
 
     NAME: ClassVar[str] = "composite"
     CAN_TRAIN: ClassVar[bool] = True
-    CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "mps")
     GENERATOR: ClassVar[type[Backend]]
     TRAINER: ClassVar[type[Backend]]
@@ -207,9 +206,8 @@ def _part(progress: Progress | None, start: float) -> Progress | None:
 
 def pair(generator: type[Backend], trainer: type[Backend]) -> type[Backend]:
     """A Backend class that generates with one and trains with the other. Raises BackendUnavailable."""
-    if not generator.CAN_GENERATE or not trainer.CAN_TRAIN:
-        wrong = f"{trainer.NAME} does not train" if not trainer.CAN_TRAIN else f"{generator.NAME} does not generate"
-        raise BackendUnavailable(f"{generator.NAME}+{trainer.NAME} is no engine: {wrong}.", "use llamacpp+torch")
     name = f"{generator.NAME}+{trainer.NAME}"
+    if not trainer.CAN_TRAIN:
+        raise BackendUnavailable(f"{name} is no engine: {trainer.NAME} does not train.", "use llamacpp+torch")
     parts = {"NAME": name, "GENERATOR": generator, "TRAINER": trainer, "PRECISIONS": generator.PRECISIONS}
     return type("Pair", (CompositeBackend,), parts)

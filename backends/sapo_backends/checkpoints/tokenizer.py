@@ -157,11 +157,6 @@ class HfTokenizer:
         """The id that fills up shorter rows."""
         return self._pad_id
 
-    @property
-    def size(self) -> int:
-        """Number of ids the tokenizer knows."""
-        return int(self._plain.get_vocab_size())
-
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text; never a control token."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids

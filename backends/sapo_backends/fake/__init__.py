@@ -252,7 +252,6 @@ class FakeBackend(Backend):
 
     NAME: ClassVar[str] = "fake"
     CAN_TRAIN: ClassVar[bool] = True
-    CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
 
     @classmethod

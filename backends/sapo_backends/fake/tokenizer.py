@@ -43,11 +43,6 @@ class FakeTokenizer:
         """See Tokenizer.opens_reasoning."""
         return False
 
-    @property
-    def pad_id(self) -> int:
-        """The id that fills up shorter rows."""
-        return PAD_ID
-
     def encode_text(self, text: str) -> list[int]:
         """Ids below END_OF_PIECES only."""
         data, ids, at = text.encode("utf-8", "replace"), [], 0

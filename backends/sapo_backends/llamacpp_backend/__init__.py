@@ -20,7 +20,6 @@ class LlamaCppBackend(Backend):
 
     NAME: ClassVar[str] = "llamacpp"
     CAN_TRAIN: ClassVar[bool] = False
-    CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
     PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
 

@@ -177,11 +177,10 @@ class Context:
         """Forget all tokens."""
         llama.llama_memory_clear(self._memory, False)
 
-    def use(self, adapter: Adapter | None) -> None:
+    def use(self, adapter: Adapter) -> None:
         """Compute with this adapter from now on. The cache is not flushed by it: call clear()."""
-        pointers = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer if adapter else None)
-        scales = (ctypes.c_float * 1)(1.0)
-        if llama.llama_set_adapters_lora(self.pointer, pointers, 1 if adapter else 0, scales) != 0:
+        pointers, scales = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer), (ctypes.c_float * 1)(1.0)
+        if llama.llama_set_adapters_lora(self.pointer, pointers, 1, scales) != 0:
             raise BackendError(f"llama.cpp did not take the adapter: {complaint()}.")
 
     def close(self) -> None:

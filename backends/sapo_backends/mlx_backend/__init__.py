@@ -17,7 +17,6 @@ class MlxBackend(Backend):
 
     NAME: ClassVar[str] = "mlx"
     CAN_TRAIN: ClassVar[bool] = True
-    CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "mps")
     PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
 

@@ -19,12 +19,10 @@ from sapo_backends.mlx_backend.kv_cache import rounded
 class Packed:
     """P prompts (P, p) and C completions; a completion token sees its prompt and what came before it.
 
-    members: indices of the sequences in the batch. last (P,): each prompt's last position. inputs (C, c): completions
-    without their last token, padded. targets (C, c + 1): completions, padded; valid (C, c + 1): where they are
-    real and carry loss.
+    last (P,): each prompt's last position. inputs (C, c): completions without their last token, padded. targets
+    (C, c + 1): completions, padded; valid (C, c + 1): where they are real and carry loss.
     """
 
-    members: list[int]
     prompts: Any
     last: Any
     owner: Any
@@ -60,7 +58,6 @@ def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) 
         if masks and (mask := masks[i]) is not None:
             valid[row, : len(mask)] &= mask
     return Packed(
-        members=list(members),
         prompts=mx.array(padded(unique, p)),
         last=mx.array(lengths - 1),
         owner=mx.array(owner),

@@ -15,7 +15,6 @@ class TorchBackend(Backend):
 
     NAME: ClassVar[str] = "torch"
     CAN_TRAIN: ClassVar[bool] = True
-    CAN_GENERATE: ClassVar[bool] = True
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "mps")
     PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "4bit", "4bit-float32", "4bit-bfloat16")
 

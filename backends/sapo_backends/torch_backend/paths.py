@@ -16,14 +16,15 @@ from sapo_backends.checkpoints.spec import DecoderSpec, why_not
 from sapo_backends.torch_backend.native.library import PAD, Kernels, kernels, suits
 from sapo_backends.torch_backend.runtime import fallbacks, is_left_out, packs_bfloat16, works
 
-WeightLayout = Literal["panels", "packed", "as stored"]
+WeightLayout = Literal["packed", "as stored"]
 SMALL_VOCABULARY = 2048
 """Up to so many tokens the sampler sums whole rows of probabilities rather than blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """kernels: the compiled C kernels, if they compute this model. layout: that of the weights in decoding."""
+    """kernels: the compiled C kernels, if they compute this model. layout: that of the weights in decoding without
+    them."""
 
     kernels: Kernels | None
     layout: WeightLayout
@@ -49,7 +50,7 @@ def choose(
     if suits(spec, device, compute, parameters):
         compiled = kernels()
         if compiled is not None:
-            return Paths(compiled, "panels", device.type)
+            return Paths(compiled, "as stored", device.type)
     packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
     return Paths(None, "packed" if packed else "as stored", device.type)
 

@@ -152,7 +152,7 @@ def test_exports_end_a_turn_as_the_chat_template_does(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|endoftext|>"}))
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
     assert '{{ .Response }}<|im_end|>"""' in modelfile(folder, "m.gguf", 1024, "")
-    assert gguf_tokenizer(folder, HfTokenizer(folder).size).eos == 2
+    assert gguf_tokenizer(folder, 1024).eos == 2
 
 
 def test_the_card_of_a_judged_model_says_that_nothing_was_verified() -> None:

@@ -101,9 +101,7 @@ def _engines() -> Iterator[Finding]:
             if "+" not in name:  # of a pair, the part that is missing has its own line
                 yield Finding("note", name, str(error))
             continue
-        verbs = " and ".join(
-            v for v, can in (("generates", backend.CAN_GENERATE), ("trains", backend.CAN_TRAIN)) if can
-        )
+        verbs = "generates and trains" if backend.CAN_TRAIN else "generates"
         can_train |= backend.CAN_TRAIN
         yield Finding("ok", name, f"{verbs} on {', '.join(backend.devices_here())}")
         if name == "torch":
