@@ -25,7 +25,6 @@ def commands(full: bool) -> list[list[str]]:
         rounds,
         *([large] if full else []),
         ["bench_load.py"],
-        ["bench_swap.py", "--shape", "L" if full else "S"],
         ["bench_dashboard.py", "--seconds", "20" if full else "3"],
         ["kill_node.py", "--times", "20" if full else "4"],
         gates,
