@@ -26,7 +26,6 @@ def commands(full: bool) -> list[list[str]]:
         *([large] if full else []),
         ["bench_load.py"],
         ["bench_dashboard.py", "--seconds", "20" if full else "3"],
-        ["kill_node.py", "--times", "20" if full else "4"],
         gates,
         [*gates, "--store", "redis"],
     ]
@@ -35,7 +34,7 @@ def commands(full: bool) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--full", action="store_true", help="the figures that are quoted; about three quarters of an hour"
+        "--full", action="store_true", help="the figures that are quoted; up to three quarters of an hour"
     )
     args = parser.parse_args()
     if not PEERS.exists():
