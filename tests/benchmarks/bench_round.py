@@ -66,21 +66,6 @@ def our_round(engine: Engine, texts: list[str], new_tokens: int, seed: int, now:
     }
 
 
-def multiply_rate(now: Clock, device: str) -> float:
-    """FLOP/s of a square bfloat16 product, the best of three: of 2,048 rows, on a GPU of 8,192, on a processor without
-    instructions for it of 512."""
-    edge = 8192 if device != "cpu" else 2048 if hardware.detect().fast_bfloat16 else 512
-    a, b = (torch.randn(edge, edge, dtype=torch.bfloat16, device=device) for _ in range(2))
-
-    def once() -> float:
-        began = now()
-        torch.mm(a, b)[0, 0].item()  # waits for a GPU
-        return now() - began
-
-    once()
-    return 2 * edge**3 / min(once() for _ in range(3))
-
-
 def peers(model: Path, scratch: Path, options: argparse.Namespace, device: str) -> dict[str, Peer]:
     """TRL's whole round and transformers' generation alone; none without an environment for them."""
     if not options.peer:
@@ -113,13 +98,13 @@ def summary(
     shape: Shape,
     ours: dict[str, float],
     theirs: dict[str, dict[str, float]],
-    rate: float,
-    read: float,
+    limits: machine_limits.Limits,
     steps: int,
     peak: int,
 ) -> dict[str, Any]:
     """One line: seconds, shares of the machine's limits, peaks in GB (1e9 bytes), and theirs / ours."""
     tokens, trained = ours["tokens"], 4 if shape in ADAPTED else 6
+    rate, read = limits.multiply["bfloat16"], limits.read
     result: dict[str, Any] = {
         "ours": {key: round(value, 4) for key, value in ours.items()},
         "generated_tokens_per_second": round(tokens / ours["generate"]),
@@ -178,11 +163,10 @@ def planned(model: Path, request: LoadRequest, engine: Engine, options: argparse
 
 def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Namespace) -> dict[str, Any]:
     """Ours, then each peer in as many turns as it has, then again; the first turn warms up."""
-    ours, rates, now, device = [], [], CLOCKS[options.clock], engine.info.device
+    ours, now, device = [], CLOCKS[options.clock], engine.info.device
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for number in range(options.rounds + 1):
         ours.append(our_round(engine, prompts(options.groups), options.new_tokens, number, now))
-        rates.append(multiply_rate(now, device))
         if number <= options.peer_rounds:
             for name, peer in others.items():
                 theirs[name].append(peer.step())
@@ -190,9 +174,8 @@ def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Nam
         print(json.dumps({"turn": number, **turn}), file=sys.stderr, flush=True)
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu" else on_gpu(device)
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
-    read = machine_limits.measure("torch", options.threads, device).read
-    shape, rate = SHAPES[options.shape], statistics.median(rates)
-    return summary(shape, medians(ours[1:]), found, rate, read, options.new_tokens, own_peak)
+    limits = machine_limits.measure("torch", options.threads if options.clock == "wall" else 1, device)
+    return summary(SHAPES[options.shape], medians(ours[1:]), found, limits, options.new_tokens, own_peak)
 
 
 def on_gpu(device: str) -> int:
