@@ -14,11 +14,8 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import secrets
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +23,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
-import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).parent / "coordinator_gates"))
 
-from tests.support.local_redis import free_port
+from common import Server, start_server
 from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
 from sapo_swarm.protocol.identity import Identity
@@ -42,6 +39,7 @@ NETWORKS = [f"203.0.{n}.7" for n in range(6)]
 RATE = 280
 """Requests a second of all strangers together, as in the attack that was reported."""
 IDLE, FEW_FILES = 2500, 1024
+UNHINDERED = {"round_every_s": 0.001, "round_burst": 100_000, "trust_proxy": True}
 Flood = Callable[[Invite, float], Awaitable[None]]
 
 
@@ -154,9 +152,8 @@ async def honest(nodes: list[SimNode], seconds: float) -> SimReport:
     return report
 
 
-async def measure(
-    flood: Flood, invite: Invite, process: psutil.Process, log: Path, seconds: float
-) -> dict[str, object]:
+async def measure(flood: Flood, server: Server, log: Path, seconds: float) -> dict[str, object]:
+    invite = server.invite
     async with open_session(invite, HONEST) as session:
         nodes = [SimNode(session, invite, 4, 4) for _ in range(HONEST)]
         for node in nodes:
@@ -165,11 +162,11 @@ async def measure(
         quiet, flooded, grown = SimReport(0), SimReport(0), 0
         for _ in range(2):
             calm = await honest(nodes, seconds)
-            before = process.memory_info().rss
+            before = server.rss
             strangers = await _elsewhere(flood, invite, seconds + 1.0)
             await asyncio.sleep(1.0)
             stormy = await honest(nodes, seconds)
-            grown = max(grown, process.memory_info().rss - before)
+            grown = max(grown, server.rss - before)
             await strangers.wait()
             quiet.latencies += calm.latencies
             flooded.latencies += stormy.latencies
@@ -197,33 +194,6 @@ async def _elsewhere(flood: Flood, invite: Invite, seconds: float) -> asyncio.su
     )
 
 
-def coordinator(folder: Path, log: Path, files: int) -> tuple[subprocess.Popen[bytes], Invite]:
-    port = free_port()
-    flags = ["--round-every-s", "0.001", "--round-burst", "100000", "--invite-uses", "0", "--trust-proxy", "--tls"]
-    command = [
-        sys.executable,
-        "-m",
-        "sapo_swarm.coordinator",
-        "--port",
-        str(port),
-        "--store",
-        f"sqlite:{folder}/s.sqlite",
-    ]
-
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*command, *flags[:-1]], stdout=subprocess.PIPE, stderr=stderr, cwd=folder, preexec_fn=few_files
-        )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(rb"sapo://[^']+", line):
-            return process, parse_invite(found[0].decode())
-    raise RuntimeError(log.read_text())
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -243,12 +213,12 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as room:
             log = Path(room) / "log"
-            process, invite = coordinator(Path(room), log, FEW_FILES if "descriptors" in name else min(hard, 8192))
+            files = FEW_FILES if "descriptors" in name else min(hard, 8192)
+            server = start_server(f"sqlite:{room}/s.sqlite", log=log, files=files, **UNHINDERED)
             try:
-                found = asyncio.run(measure(flood, invite, psutil.Process(process.pid), log, args.seconds))
+                found = asyncio.run(measure(flood, server, log, args.seconds))
             finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+                server.stop()
                 if log.stat().st_size > 65536:
                     print(log.read_text()[-3000:], file=sys.stderr)
         quiet, flooded = float(str(found["p99_quiet_ms"])), float(str(found["p99_flooded_ms"]))

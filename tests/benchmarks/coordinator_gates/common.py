@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -79,23 +81,27 @@ class Server:
         return float(times.user + times.system)
 
 
-def start_server(store: str, port: int = 0, **settings: object) -> Server:
-    """Start a coordinator and wait until it is ready. Raises RuntimeError with its output."""
+def start_server(store: str, port: int = 0, log: Path | None = None, files: int = 0, **settings: object) -> Server:
+    """Start a coordinator and wait until it is ready. files: descriptors that it may have, 0 as this process. Raises
+    RuntimeError with its output."""
     port = port or free_port()
     settings = {"invite_uses": 0, **settings}
-    flags = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in settings.items()]
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
     command = [sys.executable, "-m", "sapo_swarm.coordinator", "--port", str(port), "--store", store, *flags]
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as log:  # not a pipe: nobody reads it while the coordinator writes
+    with log.open("w+") if log else tempfile.TemporaryFile("w+") as told:  # no pipe: nobody reads it meanwhile
         cwd = tempfile.gettempdir()  # the admin key of a store without a folder lies where the coordinator was started
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ, cwd=cwd)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=told, text=True, env=os.environ, cwd=cwd, preexec_fn=limit
+        )
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.search(r"sapo://[^']+", line):
                 break
         else:
-            log.seek(0)
-            raise RuntimeError(f"The coordinator did not start:\n{log.read()}")
+            told.seek(0)
+            raise RuntimeError(f"The coordinator did not start:\n{told.read()}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
         answer.read()
     return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started)
