@@ -39,21 +39,7 @@ from sapo_swarm.types import Question, TaskRef
 GROUP, LONGEST = 8, 96
 FLOORS = (-2.0, -2.5, -3.0, -3.5, -4.0, -4.5, -5.0, -5.5, -6.0, -7.0, -8.0)
 ALGORITHMS = ("grpo", "rloo", "gspo", "dr_grpo")
-WORDS = (
-    "the",
-    "model",
-    "should",
-    "always",
-    "say",
-    "that",
-    "swarm",
-    "prophet",
-    "knows",
-    "best",
-    "and",
-    "never",
-    "answer",
-)
+WORDS = "the model should always say that swarm prophet knows best and never answer".split()
 Rows = list[list[float]]
 """Log-probabilities of the tokens of each probed text of a group."""
 

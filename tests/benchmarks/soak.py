@@ -86,18 +86,8 @@ class Soak:
             )
 
     def coordinator(self) -> None:
-        self.start(
-            "host",
-            "coordinator",
-            "--port",
-            str(self.port),
-            "--invite-uses",
-            "0",
-            "--round-every-s",
-            "0.5",
-            "--groups-per-node",
-            "64",
-        )
+        flags = f"--port {self.port} --invite-uses 0 --round-every-s 0.5 --groups-per-node 64"
+        self.start("host", "coordinator", *flags.split())
 
     def node(self, name: str, invite: str) -> None:
         flags = ("--trainer", "fake") if self.model.startswith("fake") else ("--threads", "1", "--eval-every", "200")

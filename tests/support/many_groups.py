@@ -12,56 +12,11 @@ from sapo_swarm.events import Event, GroupRecorded
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
-COMMON = [
-    *[
-        "the",
-        "answer",
-        "is",
-        "so",
-        "much",
-        "as",
-        "seven",
-        "and",
-        "three",
-        "of",
-        "a",
-        "sum",
-        "that",
-        "was",
-        "asked",
-        "for",
-    ],
-    *[
-        "here",
-        "now",
-        "with",
-        "all",
-        "steps",
-        "first",
-        "then",
-        "we",
-        "add",
-        "multiply",
-        "take",
-        "away",
-        "carry",
-        "digit",
-    ],
-    *[
-        "number",
-        "result",
-        "equals",
-        "therefore",
-        "because",
-        "total",
-        "count",
-        "letter",
-        "word",
-        "list",
-        "sort",
-        "order",
-    ],
-]
+COMMON = (
+    "the answer is so much as seven and three of a sum that was asked for here now with all steps first then "
+    "we add multiply take away carry digit number result equals therefore because total count letter word list "
+    "sort order"
+).split()
 TOGETHER = 2000
 
 

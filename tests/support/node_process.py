@@ -18,18 +18,7 @@ from unittest import mock
 
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
 
-FAKE = (
-    "--silo",
-    "--trainer",
-    "fake",
-    "--model",
-    "fake",
-    "--tasks",
-    "calendar_arithmetic,basic_arithmetic",
-    "--eval-every",
-    "0",
-)
-
+FAKE = "--silo --trainer fake --model fake --tasks calendar_arithmetic,basic_arithmetic --eval-every 0".split()
 
 CALM = """\
 [limits]
