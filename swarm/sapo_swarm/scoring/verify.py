@@ -10,9 +10,9 @@ from typing import Any
 from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared.extract import extract
 from sapo_swarm.scoring.declared.judge import declared
-from sapo_swarm.scoring.exact import EXACT
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.exact import EXACT
 from sapo_swarm.tasks.extra import LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.verifiers import Environment
