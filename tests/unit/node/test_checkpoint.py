@@ -42,7 +42,7 @@ def test_what_is_written_is_found_again(tmp_path: Path) -> None:
     state = found[1]
     assert (state.rounds_done, state.solved, state.reason, state.parent) == (7, ("bf",), "pause", "a" * 64)
     assert state.weights == state.digests["fake.safetensors"]
-    assert saved.bytes == checkpoints.written == checkpoints.bytes()
+    assert saved.bytes == checkpoints.written == checkpoints.used()
 
 
 def test_only_the_newest_keeps_its_optimizer_and_every_one_stays_intact(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
     """A budget of four and a half whole checkpoints, of which other files take one; measured inside the engine's save."""
     size = Checkpoints(tmp_path / "one", 1).write(ENGINE, Moment(0, "start")).bytes
     budget = int(4.5 * size)
-    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=budget, elsewhere=lambda: size)
+    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=budget, counted=lambda folder: folder_bytes(folder) + size)
     most = 0
 
     class Watched(FakeEngine):
@@ -89,7 +89,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
     checkpoints.pinned = 2
     for rounds in range(30):
         checkpoints.write(engine, Moment(rounds, "time"))
-        assert checkpoints.bytes() + size <= budget
+        assert checkpoints.used() <= budget
     assert most <= budget
     assert {2, 29} <= set(rounds_in(checkpoints))
     assert with_optimizer(checkpoints) == [29]
@@ -100,7 +100,7 @@ def test_where_the_budget_is_tight_the_optimizer_goes_before_the_weights(tmp_pat
     checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=int(1.2 * whole))
     for rounds in range(5):
         checkpoints.write(ENGINE, Moment(rounds, "time"))
-        assert checkpoints.bytes() <= 1.2 * whole
+        assert checkpoints.used() <= 1.2 * whole
     assert rounds_in(checkpoints)[-1] == 4
     assert checkpoints.newest_intact()[0] is not None
 
@@ -127,7 +127,7 @@ def test_one_that_would_not_fit_even_without_all_older_ones_deletes_none_of_them
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     for rounds in range(4):
         write(checkpoints, rounds)
-    checkpoints.elsewhere = lambda: 10**9
+    checkpoints.counted = lambda folder: folder_bytes(folder) + 10**9
     checkpoints.budget = 10**9 + 1000
     with pytest.raises(NoRoom, match="does not fit"):
         write(checkpoints, 4)

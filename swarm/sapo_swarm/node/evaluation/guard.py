@@ -22,7 +22,7 @@ from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Ask, Examiner, Unanswered
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.storage.checkpoints import Checkpoints, read_state, rounds_of
+from sapo_swarm.node.storage.checkpoints import Checkpoints, rounds_of
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo import tripwire
@@ -147,10 +147,11 @@ class Guard:
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
         best = self.watch.best
         assert best is not None
-        path = await self.host.call(self._kept, best.round)
-        if path is None or rounds_of(path) == rounds_done:
+        found = await self.host.call(self.checkpoints.intact, best.round)
+        if found is None or rounds_of(found[0]) == rounds_done:
             await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
             return
+        path, _ = found
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
@@ -228,12 +229,12 @@ class Guard:
             await self.host.call(engine.restore, present / "engine")
 
     async def _roll_back(self, rounds_done: int) -> None:
-        path = await self.host.call(self._kept, self.watch.restored)
-        if path is None:
+        found = await self.host.call(self.checkpoints.intact, self.watch.restored)
+        if found is None:
             raise CheckpointCorrupt(
                 "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
-        await self.host.call(self.host.engine.restore, path / "engine")
+        await self.host.call(self.host.engine.restore, found[0] / "engine")
         await self.host.call(self.save, rounds_done, self.watch.trips)
         self.rollbacks = self.watch.trips
         self._pin()
@@ -242,17 +243,6 @@ class Guard:
         """The checkpoint of the weights as they are now."""
         found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
         return found[0] if found else self.save(rounds_done, self.rollbacks)
-
-    def _kept(self, at_most: int) -> Path | None:
-        """The newest intact checkpoint of so many rounds or fewer."""
-        for path in reversed(self.checkpoints.complete()):
-            if rounds_of(path) <= at_most:
-                try:
-                    read_state(path)
-                except CheckpointCorrupt:
-                    continue
-                return path
-        return None
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
         await self.bus.publish(event)
