@@ -34,23 +34,6 @@ Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One of `steps` equal parts of a closer look, told to `show` as a fraction of the whole."""
-
-    show: Ask
-    step: int
-    steps: int
-
-    def first_half(self, part: float) -> None:
-        """The present weights answer."""
-        self.show((self.step + part / 2) / self.steps)
-
-    def second_half(self, part: float) -> None:
-        """The best checkpoint's weights answer."""
-        self.show((self.step + 0.5 + part / 2) / self.steps)
-
-
 @dataclass
 class Guard:
     """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoint all the same."""
@@ -202,9 +185,8 @@ class Guard:
             asked = used + len(self.examiner.fresh_questions(factor, used))
             if asked == used:
                 break
-            place = Progress(on_progress, number, len(tripwire.STEPS))
-            after += await self.examiner.fresh(factor, used, rounds_done, place.first_half)
-            before += await self._of_another(path, rounds_done, factor, used, place.second_half)
+            after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
+            before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
             before, after = tripwire.in_common(before, after)
             last = not self.examiner.fresh_questions(1, asked)
             verdict = tripwire.closer_look(before, after, self.tolerance, last)
@@ -260,6 +242,11 @@ class Guard:
         """The checkpoint that goes back into place is kept until it has; then the best one."""
         best = self.watch.best.round if self.watch.best else None
         self.checkpoints.pinned = self.watch.restored if self.rollbacks < self.watch.trips else best
+
+
+def _half(show: Ask, place: int) -> Ask:
+    """Progress of half a step of a closer look (the present weights answer, then the best checkpoint's) as progress of all."""
+    return lambda part: show((place + part) / (2 * len(tripwire.STEPS)))
 
 
 def _percent(rate: float) -> str:
