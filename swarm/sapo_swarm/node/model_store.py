@@ -37,20 +37,10 @@ BYTES_A_DAY = 10 * 10**9
 """Checkpoints that are due by time alone write at most so much; the update log and the journal come on top."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRule:
-    """minutes: between two checkpoints, at least. rounds: fewest between two."""
-
-    minutes: float
-    rounds: int = 1
-
-    def interval_s(self, size: int) -> float:
-        """Seconds between two checkpoints of so many bytes."""
-        return max(60.0 * self.minutes, size * DAY_S / BYTES_A_DAY)
-
-    def due(self, size: int, since_s: float, rounds_since: int) -> bool:
-        """size: bytes of the next checkpoint; seconds and rounds since the last one."""
-        return rounds_since >= max(self.rounds, 1) and since_s >= self.interval_s(size)
+def checkpoint_due(config: RunConfig, size: int, since_s: float, rounds_since: int) -> bool:
+    """size: bytes of the next checkpoint; seconds and rounds since the last one."""
+    apart_s = max(60.0 * config.checkpoint_minutes, size * DAY_S / BYTES_A_DAY)
+    return rounds_since >= max(config.checkpoint_every, 1) and since_s >= apart_s
 
 
 EXPORTS = "exports"
@@ -89,7 +79,6 @@ class ModelStore:
         )
         self.rounds_done = max(map(rounds_of, self.checkpoints.complete()), default=0)  # until it is opened
         self.log = UpdateLog(checkpoints)
-        self.rule = SaveRule(self.config.checkpoint_minutes, self.config.checkpoint_every)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +238,7 @@ class ModelStore:
     def due(self) -> bool:
         """Time and rounds since the last checkpoint ask for another."""
         size = self.checkpoints.next_size(self.host.engine)
-        return self.rule.due(size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
+        return checkpoint_due(self.config, size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
 
     @property
     def unsaved(self) -> bool:

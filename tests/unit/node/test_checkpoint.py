@@ -9,7 +9,8 @@ import pytest
 
 from sapo_backends.base import CheckpointCorrupt, LoadRequest
 from sapo_backends.fake import FakeBackend, FakeEngine
-from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, SaveRule
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, checkpoint_due
 from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, has_optimizer, read_state, rounds_of
 from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.node.storage.thinning import dispensable
@@ -147,14 +148,14 @@ def test_one_that_is_written_again_replaces_the_old_one_only_when_it_is_whole(tm
 
 
 def test_a_checkpoint_is_due_by_time_and_for_large_models_by_their_bytes_a_day() -> None:
-    rule = SaveRule(minutes=2.0)
-    assert not rule.due(10**6, 119.0, 50)
-    assert rule.due(10**6, 120.0, 1)
-    assert not rule.due(10**6, 1e6, 0), "nothing is new"
-    large = 62 * 10**6
-    assert rule.interval_s(large) > 120
-    assert large * DAY_S / rule.interval_s(large) == pytest.approx(BYTES_A_DAY)
-    assert not SaveRule(0.0, rounds=5).due(1000, 1e3, 4)
+    config = RunConfig(checkpoint_minutes=2.0, checkpoint_every=1)
+    assert not checkpoint_due(config, 10**6, 119.0, 50)
+    assert checkpoint_due(config, 10**6, 120.0, 1)
+    assert not checkpoint_due(config, 10**6, 1e6, 0), "nothing is new"
+    large, seconds = BYTES_A_DAY // 20, DAY_S / 20
+    assert not checkpoint_due(config, large, seconds - 1.0, 50)
+    assert checkpoint_due(config, large, seconds, 1)
+    assert not checkpoint_due(RunConfig(checkpoint_minutes=0.0, checkpoint_every=5), 1000, 1e3, 4)
 
 
 def test_a_partial_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
