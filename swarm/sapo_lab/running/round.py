@@ -203,9 +203,7 @@ async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> 
 def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
     assert work.local is not None
     finished = next(
-        event
-        for event in record(work, context.config.external_groups, node.solved, "")
-        if isinstance(event, RoundFinished)
+        event for event in record(work, context.config.external_groups, node.solved) if isinstance(event, RoundFinished)
     )
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}

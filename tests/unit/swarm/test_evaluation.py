@@ -161,10 +161,10 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     bf, arc = task_scores(results)
     assert (bf.task, bf.items, bf.pass_at_1, bf.truncated, bf.well_formed) == ("bf", 2, 0.25, 0.5, 1.0)
     assert (arc.pass_at_1, arc.well_formed) == (1.0, 0.0)
-    event = evaluated(results, 7, 1.0, 2.5, base=results)
+    event = evaluated(results, 7, 2.5, base=results)
     assert (event.round, event.items, event.delta) == (7, 3, 0.0)
     assert event.low <= event.pass_at_1 <= event.high
-    assert evaluated(results, 7, 1.0, 2.5).delta is None
+    assert evaluated(results, 7, 2.5).delta is None
     assert math.isfinite(event.pass_at_1)
 
 

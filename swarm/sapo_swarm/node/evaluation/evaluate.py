@@ -221,7 +221,7 @@ class Examiner:
         else:
             await asyncio.to_thread(self._base.add, results)
         self.forget()
-        return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing, len(refs))
+        return evaluated(results, rounds_done, begun.seconds, paired, missing, len(refs))
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().
