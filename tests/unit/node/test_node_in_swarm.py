@@ -20,7 +20,7 @@ from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
-from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.assemble import assemble
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -113,7 +113,7 @@ def test_what_the_strategy_would_never_draw_is_counted_instead_of_kept(sampling:
 
 
 def test_an_unknown_strategy_is_refused_at_the_start() -> None:
-    with pytest.raises(UnknownStrategy):
+    with pytest.raises(UnknownName):
         Pool("unifrom")
 
 
