@@ -43,10 +43,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
     starved: Annotated[
-        Literal["short", "fill", "ahead"],
+        Literal["short", "ahead"],
         _doc(
-            "Fewer than J groups survive the filter. short: a smaller batch; fill: more local groups, not shared; ahead: before "
-            "the round, up to I more local groups for what the pool lacks, shared (as the app does; with staleness = 1)"
+            "Fewer than J groups survive the filter. short: a smaller batch; ahead: before the round, up to I more local groups "
+            "for what the pool lacks, shared (as the app does; with staleness = 1)"
         ),
     ] = "short"
     own_filter: Annotated[
@@ -56,7 +56,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "none"
     resample_limit: Annotated[int, _doc("Local groups sampled at most, as a multiple of I", ge=1, le=64)] = 4
-    train_own: Annotated[bool, _doc("Local groups enter the batch; false: external groups only")] = True
     pool_from: Annotated[
         Literal["others", "own", "all"], _doc("Whose groups J is sampled from; own: replay of earlier local groups")
     ] = "others"
