@@ -151,20 +151,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return found[name]
 
 
-EXPERIMENT_KEYS = {
-    "name",
-    "title",
-    "question",
-    "nodes",
-    "seeds",
-    "final_items",
-    "final_answers",
-    "first_item",
-    "run",
-    "conditions",
-    "arms",
-}
-ARM_KEYS = {"name", "title", "against"}
+EXPERIMENT_KEYS = {*Experiment.__struct_fields__, "run", "conditions"}
+ARM_KEYS = {*Arm.__struct_fields__} - {"run", "conditions"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
 PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
@@ -195,7 +183,7 @@ def parse(tables: Mapping[str, Any]) -> Experiment:
         raise BadExperiment("arms are written as [[arms]] tables.")
     try:
         arms = tuple(_arm(row, shared_run, shared) for row in rows)
-        top = {key: value for key, value in tables.items() if key in EXPERIMENT_KEYS - {"run", "conditions", "arms"}}
+        top = {key: value for key, value in tables.items() if key not in ("run", "conditions", "arms")}
         defaults = {"title": "", "question": "", "nodes": 8, "seeds": (1, 2, 3), "final_items": 400, "final_answers": 2}
         experiment = msgspec.convert({**defaults, **top, "arms": arms}, Experiment)
     except msgspec.ValidationError as error:
