@@ -2,7 +2,6 @@
 
     python packaging/sign_release.py sign DIST --key FILE         # FILE.minisig beside every file of DIST
     python packaging/sign_release.py verify DIST --public KEY     # what whoever installs does
-    python packaging/sign_release.py rehearse                     # build, sign, verify, be refused; with a key for once
 
 The signed comment names the version and the file, so that an older file, or another one of the same release, is refused
 under a wrong name. Exit code 1: something is not signed as it should be.
@@ -14,11 +13,9 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from release_files import ROOT, project
+from release_files import project
 
 SUFFIX = ".minisig"
 MISSING = "minisign is not installed. Fix: apt-get install minisign (or brew install minisign)"
@@ -75,57 +72,6 @@ def verify(folder: Path, public: str) -> list[Path]:
     return checked
 
 
-def new_key(folder: Path) -> tuple[Path, str]:
-    """A key pair without a password: the file of the secret one, the line of the public one. Raises NotSigned."""
-    secret, public = folder / "secret.key", folder / "public.key"
-    done = minisign("-G", "-W", "-s", secret, "-p", public)
-    if done.returncode:
-        raise NotSigned(f"No key was made: {_said(done)}")
-    return secret, public.read_text("utf-8").splitlines()[-1]
-
-
-def build(folder: Path) -> None:
-    """The wheel of this checkout, and the lock that goes with it."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
-    shutil.copy(ROOT / "packaging" / "requirements.lock", folder)
-
-
-def rehearse(folder: Path) -> None:
-    """Sign and verify what lies in the folder, then see each kind of tampering refused. Raises NotSigned."""
-    with tempfile.TemporaryDirectory() as keys:
-        key, public = new_key(Path(keys))
-        other = Path(keys) / "other"
-        other.mkdir()
-        sign(folder, key)
-        print(f"signed and verified: {', '.join(path.name for path in verify(folder, public))}")
-        victim = files(folder)[-1]
-        signature, intact = victim.with_name(victim.name + SUFFIX), victim.read_bytes()
-        refused("one byte changed", folder, public, lambda: victim.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1])))
-        victim.write_bytes(intact)
-        refused("another key", folder, new_key(other)[1], lambda: None)
-        renamed = victim.with_name("renamed-" + victim.name)
-        refused(
-            "another name",
-            folder,
-            public,
-            lambda: (victim.rename(renamed), signature.rename(renamed.with_name(renamed.name + SUFFIX))),
-        )
-        renamed.rename(victim)
-        refused("no signature", folder, public, lambda: renamed.with_name(renamed.name + SUFFIX).unlink())
-
-
-def refused(name: str, folder: Path, public: str, tamper: Callable[[], object]) -> None:
-    """Raises NotSigned where the folder still verifies after that."""
-    tamper()
-    try:
-        verify(folder, public)
-    except NotSigned as error:
-        print(f"refused, {name}: {error}")
-        return
-    raise NotSigned(f"{name}: it was taken all the same.")
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -133,22 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
         given = verbs.add_parser(verb)
         given.add_argument("folder", type=Path)
         given.add_argument(option, required=True, type=Path if verb == "sign" else str)
-    verbs.add_parser("rehearse").add_argument(
-        "folder", type=Path, nargs="?", help="of built files; else they are built"
-    )
     chosen = parser.parse_args(arguments)
     try:
         if chosen.verb == "sign":
             print("signed: " + ", ".join(path.name for path in sign(chosen.folder, chosen.key)))
-        elif chosen.verb == "verify":
-            print("as signed: " + ", ".join(path.name for path in verify(chosen.folder, chosen.public)))
         else:
-            with tempfile.TemporaryDirectory() as made:
-                if chosen.folder is None:
-                    build(Path(made))
-                else:
-                    shutil.copytree(chosen.folder, made, dirs_exist_ok=True)
-                rehearse(Path(made))
+            print("as signed: " + ", ".join(path.name for path in verify(chosen.folder, chosen.public)))
     except NotSigned as error:
         print(error, file=sys.stderr)
         return 1

@@ -43,10 +43,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
     starved: Annotated[
-        Literal["short", "fill", "ahead"],
+        Literal["short", "ahead"],
         _doc(
-            "Fewer than J groups survive the filter. short: a smaller batch; fill: more local groups, not shared; ahead: before "
-            "the round, up to I more local groups for what the pool lacks, shared (as the app does; with staleness = 1)"
+            "Fewer than J groups survive the filter. short: a smaller batch; ahead: before the round, up to I more local groups "
+            "for what the pool lacks, shared (as the app does; with staleness = 1)"
         ),
     ] = "short"
     own_filter: Annotated[
@@ -56,7 +56,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "none"
     resample_limit: Annotated[int, _doc("Local groups sampled at most, as a multiple of I", ge=1, le=64)] = 4
-    train_own: Annotated[bool, _doc("Local groups enter the batch; false: external groups only")] = True
     pool_from: Annotated[
         Literal["others", "own", "all"], _doc("Whose groups J is sampled from; own: replay of earlier local groups")
     ] = "others"
@@ -152,20 +151,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return found[name]
 
 
-EXPERIMENT_KEYS = {
-    "name",
-    "title",
-    "question",
-    "nodes",
-    "seeds",
-    "final_items",
-    "final_answers",
-    "first_item",
-    "run",
-    "conditions",
-    "arms",
-}
-ARM_KEYS = {"name", "title", "against"}
+EXPERIMENT_KEYS = {*Experiment.__struct_fields__, "run", "conditions"}
+ARM_KEYS = {*Arm.__struct_fields__} - {"run", "conditions"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
 PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
@@ -196,7 +183,7 @@ def parse(tables: Mapping[str, Any]) -> Experiment:
         raise BadExperiment("arms are written as [[arms]] tables.")
     try:
         arms = tuple(_arm(row, shared_run, shared) for row in rows)
-        top = {key: value for key, value in tables.items() if key in EXPERIMENT_KEYS - {"run", "conditions", "arms"}}
+        top = {key: value for key, value in tables.items() if key not in ("run", "conditions", "arms")}
         defaults = {"title": "", "question": "", "nodes": 8, "seeds": (1, 2, 3), "final_items": 400, "final_answers": 2}
         experiment = msgspec.convert({**defaults, **top, "arms": arms}, Experiment)
     except msgspec.ValidationError as error:

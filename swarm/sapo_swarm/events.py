@@ -128,7 +128,6 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     ratio_max: float | None
     task_rewards: dict[str, float]
     seconds: dict[str, float]
-    checkpoint: str
     figures: dict[str, float] = {}
     covers: int = 1
     lowest: dict[str, float] = {}

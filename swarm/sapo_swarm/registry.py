@@ -22,25 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class UnknownName(ValueError):
-    """Base of the errors for a strategy or algorithm that does not exist."""
+    """There is no strategy, or no algorithm, of that name. kind: what it was to name."""
 
-    kind = "entry"
-
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        names = list(known)
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        super().__init__(f"There is no {self.kind} {name!r}. {nearest(name, names)}")
-        self.name = name
-        self.nearest = close[0] if close else None
-
-
-class UnknownStrategy(UnknownName):
-    """There is no sampling strategy of that name."""
-
-    kind = "sampling strategy"
-
-
-class UnknownAlgorithm(UnknownName):
-    """There is no policy-gradient algorithm of that name."""
-
-    kind = "algorithm"
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no {kind} {name!r}. {nearest(name, known)}")

@@ -39,7 +39,6 @@ def finished(round_: int, reward: float = 0.5, seconds: float = 1.0) -> RoundFin
         ratio_max=1.0 + round_ % 3,
         task_rewards={"bf": reward, "arc_1d": 1 - reward},
         seconds={"generate": seconds, "update": seconds / 2},
-        checkpoint="",
     )
 
 

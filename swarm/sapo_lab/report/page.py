@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from sapo_lab.report import by_task, gain_curve, joint, node_types
-from sapo_lab.report.results import comparable, load_all
+from sapo_lab.report.results import RunResult, comparable, load_all
 from sapo_lab.report.saved_runs import judged, save_runs, with_saved_runs
 from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
 from sapo_lab.schema import BadExperiment, Experiment
@@ -51,26 +51,27 @@ NODE_TYPES_NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
-    """What both pages show. gain_curve: lines of gain_curve.py; by_task, permuted: heads and lines of by_task.py;
-    joint: lines of joint.py; node_types: lines of node_types.py. figures: caption and file. command: runs the experiment."""
+class _Section:
+    """A table of the report. title: "" where it goes on with the section before it."""
 
-    experiment: Experiment
-    table: Sequence[Row]
-    gain_curve: Sequence[Sequence[str]]
-    by_task: Sequence[Sequence[str]]
-    permuted: Sequence[Sequence[str]]
-    joint: Sequence[Sequence[str]]
-    node_types: Sequence[Sequence[str]]
+    title: str
+    note: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What both pages show. figures: caption and file."""
+
+    title: str
+    question: str
+    setting: str
+    sentences: Sequence[str]
+    sections: Sequence[_Section]
     figures: Sequence[tuple[str, Path]]
-    command: str
+    commands: Sequence[str]
     versions: str
-    rule: str
-
-    @property
-    def sentences(self) -> list[str]:
-        names = _names(self.experiment)
-        return [text for row in self.table if (text := sentence(row, names))]
 
 
 def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
@@ -88,21 +89,18 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     table = rows(experiment, found)
     figures = draw(experiment, found, table, to)
     first = next(iter(found.values()))[0]
-    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    contents = _Contents(
-        experiment,
-        table,
-        gain_curve.lines(experiment, found),
-        [by_task.heads(by_task.tasks_of(found)), *by_task.lines(experiment, found)],
-        [by_task.permuted_heads(by_task.tasks_of(found)), *by_task.permuted_lines(experiment, found)],
-        joint.lines(experiment, found),
-        node_types.lines(experiment, found),
-        figures,
-        command,
-        versions,
-        judged(found),
+    names = {arm.name: arm.shown for arm in experiment.arms}
+    page = _Page(
+        title=experiment.title or experiment.name,
+        question=experiment.question,
+        setting=f"{setting(experiment, table)} {judged(found)}".strip(),
+        sentences=[text for row in table if (text := sentence(row, names))],
+        sections=_sections(experiment, found, table, names),
+        figures=figures,
+        commands=commands(table, command),
+        versions=", ".join(f"{name} {version}" for name, version in first.versions.items()),
     )
-    pages = {"report.html": _html(contents), "report.md": _markdown(contents)}
+    pages = {"report.html": _html(page), "report.md": _markdown(page)}
     for name, text in pages.items():
         (to / name).write_text(text, encoding="utf-8")
     return [*(to / name for name in pages), *(path for _, path in figures), *save_runs(everything, out, to)]
@@ -136,68 +134,41 @@ def commands(table: Sequence[Row], command: str) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _names(experiment: Experiment) -> dict[str, str]:
-    return {arm.name: arm.shown for arm in experiment.arms}
+def _sections(
+    experiment: Experiment, found: Mapping[str, Sequence[RunResult]], table: Sequence[Row], names: Mapping[str, str]
+) -> list[_Section]:
+    """Those that have lines."""
+    tasks = by_task.tasks_of(found)
+    more = list(dict.fromkeys(more_cells(row) for row in table))
+    sections = [
+        _Section("The table", NOTE, HEADS, [cells(row, names) for row in table]),
+        _Section("For the same tokens", GAIN_CURVE_NOTE, gain_curve.heads(), gain_curve.lines(experiment, found)),
+        _Section("By task", BY_TASK_NOTE, by_task.heads(tasks), by_task.lines(experiment, found)),
+        _Section("", PERMUTATION_NOTE, by_task.permuted_heads(tasks), by_task.permuted_lines(experiment, found)),
+        _Section("", JOINT_NOTE, joint.heads(experiment), joint.lines(experiment, found)),
+        _Section("Nodes that differ", NODE_TYPES_NOTE, node_types.heads(), node_types.lines(experiment, found)),
+        _Section("What it cost, and how it went", "", MORE_HEADS, more),
+    ]
+    return [section for section in sections if section.lines]
 
 
-def _html(contents: _Contents) -> str:
+def _html(page: _Page) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files("sapo_lab.report").joinpath("report.html.j2").read_text("utf-8"))
-    names = _names(contents.experiment)
-    return template.render(
-        experiment=contents.experiment,
-        setting=f"{setting(contents.experiment, contents.table)} {contents.rule}".strip(),
-        note=NOTE,
-        sentences=contents.sentences,
-        heads=HEADS,
-        table=[cells(row, names) for row in contents.table],
-        gain_curve_note=GAIN_CURVE_NOTE,
-        gain_curve_heads=gain_curve.heads(),
-        gain_curve=contents.gain_curve,
-        tasks_note=BY_TASK_NOTE,
-        tasks_heads=contents.by_task[0],
-        tasks=contents.by_task[1:],
-        permuted_note=PERMUTATION_NOTE,
-        permuted_heads=contents.permuted[0],
-        permuted=contents.permuted[1:],
-        joint_note=JOINT_NOTE,
-        joint_heads=joint.heads(contents.experiment),
-        joint=contents.joint,
-        node_types_note=NODE_TYPES_NOTE,
-        node_types_heads=node_types.heads(),
-        node_types=contents.node_types,
-        more_heads=MORE_HEADS,
-        more=list(dict.fromkeys(more_cells(row) for row in contents.table)),
-        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in contents.figures],
-        commands=commands(contents.table, contents.command),
-        versions=contents.versions,
-    )
+    pictures = [(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in page.figures]
+    return template.render(page=page, pictures=pictures)
 
 
-def _markdown(contents: _Contents) -> str:
-    names = _names(contents.experiment)
-    said = [_wrapped(f"- {text}", "  ") for text in contents.sentences]
+def _markdown(page: _Page) -> str:
     parts = [
-        f"# {contents.experiment.title or contents.experiment.name}",
-        contents.experiment.question,
-        _wrapped(f"{setting(contents.experiment, contents.table)} {contents.rule}"),
-        "\n".join(said) or "No arm is compared with another.",
-        _wrapped(NOTE),
-        _grid(HEADS, [cells(row, names) for row in contents.table]),
-        _wrapped(GAIN_CURVE_NOTE) if contents.gain_curve else "",
-        _grid(gain_curve.heads(), contents.gain_curve) if contents.gain_curve else "",
-        _wrapped(BY_TASK_NOTE) if contents.by_task[1:] else "",
-        _grid(contents.by_task[0], contents.by_task[1:]) if contents.by_task[1:] else "",
-        _wrapped(PERMUTATION_NOTE) if contents.permuted[1:] else "",
-        _grid(contents.permuted[0], contents.permuted[1:]) if contents.permuted[1:] else "",
-        _wrapped(JOINT_NOTE) if contents.joint else "",
-        _grid(joint.heads(contents.experiment), contents.joint) if contents.joint else "",
-        _wrapped(NODE_TYPES_NOTE) if contents.node_types else "",
-        _grid(node_types.heads(), contents.node_types) if contents.node_types else "",
-        _grid(MORE_HEADS, list(dict.fromkeys(more_cells(row) for row in contents.table))),
-        *(f"![{path.stem}]({path.name})\n\n{_wrapped(caption)}" for caption, path in contents.figures),
-        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in commands(contents.table, contents.command)),
-        _wrapped(contents.versions),
+        f"# {page.title}",
+        page.question,
+        _wrapped(page.setting),
+        "\n".join(_wrapped(f"- {text}", "  ") for text in page.sentences) or "No arm is compared with another.",
+        *(part for one in page.sections for part in (_wrapped(one.note), _grid(one.heads, one.lines))),
+        *(f"![{path.stem}]({path.name})\n\n{_wrapped(caption)}" for caption, path in page.figures),
+        "Run a row again:\n\n" + "\n".join(f"    {line}" for line in page.commands),
+        _wrapped(page.versions),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

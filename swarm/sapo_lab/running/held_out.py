@@ -77,7 +77,7 @@ async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
         began = time.perf_counter()
         mine = assigned(refs, place, len(nodes))
         results = await _answers(node, mine)
-        event = evaluated(results, rounds_done, 1.0, time.perf_counter() - began)
+        event = evaluated(results, rounds_done, time.perf_counter() - began)
         if arm.conditions.adaptive and node.held_out is not None:
             node.split = observe_held_out(node.split, node.held_out, event.pass_at_1, event.items)
         _store(node, event)
@@ -118,8 +118,8 @@ def _store_all(
     """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
     part = [result for result in results if result.ref.index < arm.run.eval_items]
     if 0 < len(part) < len(results):
-        _store(node, evaluated(part, rounds_done, 1.0, 0.0))
-    _store(node, evaluated(results, rounds_done, 1.0, seconds, before))
+        _store(node, evaluated(part, rounds_done, 0.0))
+    _store(node, evaluated(results, rounds_done, seconds, before))
 
 
 def _store(node: LabNode, event: Evaluated) -> None:

@@ -135,8 +135,6 @@ async def _train(
     node.mailbox.groups = tuple(item.group for item in available)
     node.mailbox.received = sum(item.size for item in available if item.group.node != node.key)
     await phases.share(context, work)
-    if terms.starved == "fill":
-        await _fill(context, work, available)
     await stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began
@@ -180,22 +178,12 @@ def _usable(context: RoundContext, available: Sequence[Shared]) -> int:
     return min(sum(min(most, count) for count in sources.values()), context.config.external_groups)
 
 
-async def _fill(context: RoundContext, work: RoundWork, available: Sequence[Shared]) -> None:
-    """Local groups in the place of external ones that will be missing; nobody else sees them."""
-    missing = context.config.external_groups - _usable(context, available)
-    if missing:
-        _merge(work, await _attempt(_further(context, missing, 0), work.round))
-
-
 async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> None:
     """The node's update with the local groups that the arm trains on; the record still sees all of them."""
     assert work.local is not None
-    everything, chosen = work.local, work.local
-    if not terms.train_own:
-        chosen = []
-    elif terms.own_filter == "resample":
-        chosen = [group for group in everything if has_advantage(group)]
-    work.local = chosen
+    everything = work.local
+    if terms.own_filter == "resample":
+        work.local = [group for group in everything if has_advantage(group)]
     await update(context, work)
     work.local = everything
 
@@ -203,9 +191,7 @@ async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> 
 def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
     assert work.local is not None
     finished = next(
-        event
-        for event in record(work, context.config.external_groups, node.solved, "")
-        if isinstance(event, RoundFinished)
+        event for event in record(work, context.config.external_groups, node.solved) if isinstance(event, RoundFinished)
     )
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}

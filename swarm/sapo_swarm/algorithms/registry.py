@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from sapo_swarm.algorithms.base import Algorithm
-from sapo_swarm.registry import UnknownAlgorithm
+from sapo_swarm.registry import UnknownName
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "sapo_swarm.algorithms.grpo",
@@ -18,9 +18,9 @@ ALGORITHMS: dict[str, str] = {
 
 
 def algorithm(name: str) -> Algorithm:
-    """Raises UnknownAlgorithm, which names the nearest."""
+    """Raises UnknownName, which names the nearest."""
     module = ALGORITHMS.get(name)
     if module is None:
-        raise UnknownAlgorithm(name, ALGORITHMS)
+        raise UnknownName("algorithm", name, ALGORITHMS)
     found: Algorithm = importlib.import_module(module).ALGORITHM
     return found

@@ -19,7 +19,6 @@ from sapo_swarm.evaluation.items import (
 )
 from sapo_swarm.evaluation.statistics import (
     Interval,
-    bootstrap_mean,
     mcnemar_exact,
     pass_at_k,
     stratified_bootstrap,
@@ -31,7 +30,6 @@ __all__ = [
     "Comparison",
     "Interval",
     "ItemResult",
-    "bootstrap_mean",
     "compare",
     "evaluated",
     "gained_and_lost",

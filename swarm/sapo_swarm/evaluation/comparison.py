@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.evaluation.items import ItemResult, by_task
-from sapo_swarm.evaluation.statistics import Interval, bootstrap_mean, mcnemar_exact, stratified_bootstrap
+from sapo_swarm.evaluation.statistics import Interval, mcnemar_exact, stratified_bootstrap
 
 LEAST_CHANGED = 6
 """Items that must have changed before a change is measurable: of five that all went one way, chance does 2 / 2^5 = 6 % (sign
@@ -21,10 +21,9 @@ class Comparison:
     """After against before on the same items.
 
     delta, tasks: paired difference of pass@1, overall and per task; their intervals hold 0 where fewer than LEAST_CHANGED items
-    changed. gained, lost: items that gained_and_lost right or wrong
-    (majority of samples); p_value: McNemar's exact test on them. accuracy_share: the part of the gain that comes from a
-    larger share correct among samples that hold an answer and not from more samples holding one (None without a gain):
-    near 1 the model learnt to solve, near 0 it learnt to write the tags.
+    changed. gained, lost: items that became right or wrong (majority of samples); p_value: McNemar's exact test on them.
+    accuracy_share: the part of the gain that comes from a larger share correct among samples that hold an answer and not from
+    more samples holding one (None without a gain): near 1 the model learnt to solve, near 0 it learnt to write the tags.
     """
 
     delta: Interval
@@ -48,7 +47,7 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
     delta = _with_zero(stratified_bootstrap(list(differences.values()), seed), *differences.values())
     return Comparison(
         delta=delta,
-        tasks={task: _with_zero(bootstrap_mean(values, seed), values) for task, values in differences.items()},
+        tasks={task: _with_zero(stratified_bootstrap([values], seed), values) for task, values in differences.items()},
         gained=gained,
         lost=lost,
         p_value=mcnemar_exact(gained, lost),
@@ -64,7 +63,7 @@ def _with_zero(interval: Interval, *differences: NDArray[np.float64]) -> Interva
 
 
 def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:
-    """Of pairs (before, after) of the same item: how many gained_and_lost right and how many wrong, by majority of samples."""
+    """Of pairs (before, after) of the same item: how many became right and how many wrong, by majority of samples."""
     found = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
     return sum(new and not old for old, new in found), sum(old and not new for old, new in found)
 

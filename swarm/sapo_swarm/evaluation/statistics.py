@@ -46,21 +46,11 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - missed
 
 
-def bootstrap_mean(values: NDArray[np.float64], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Mean of (N,) per-item values with a percentile interval; an item with all its samples is the unit (a cluster)."""
-    if values.size == 0:
-        return Interval(math.nan, math.nan, math.nan)
-    random = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    for start in range(0, resamples, 100):  # (100, N) at a time
-        sampled = random.integers(values.size, size=(min(100, resamples - start), values.size))
-        means[start : start + len(sampled)] = values[sampled].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
-
-
 def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -> Interval:
-    """Mean over all items with the items resampled inside their task: tasks are fixed, not sampled."""
+    """Mean over all items with a percentile interval, the items resampled inside their task: tasks are fixed, not sampled.
+
+    strata: of each task the (N,) values of its items; an item with all its samples is the unit (a cluster).
+    """
     filled = [values for values in strata if values.size]
     if not filled:
         return Interval(math.nan, math.nan, math.nan)

@@ -16,20 +16,19 @@ from sapo_swarm.events import Evaluated, TaskScore
 def evaluated(
     results: Sequence[ItemResult],
     round_number: int,
-    temperature: float,
     seconds: float,
     base: Sequence[ItemResult] | None = None,
     base_missing: int = 0,
     asked: int = 0,
 ) -> Evaluated:
-    """The event of an evaluation; base: the untrained model's results on the same items, None where it has not answered
-    base_missing of them. asked: see Evaluated. Raises ValueError."""
+    """The event of an evaluation at temperature 1; base: the untrained model's results on the same items, None where it has not
+    answered base_missing of them. asked: see Evaluated. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
     low, high = _rate_interval(results)
     change = compare(base, results) if base else None
     return Evaluated(
         round=round_number,
-        temperature=temperature,
+        temperature=1.0,
         items=len(results),
         pass_at_1=float(rates.mean()) if results else 0.0,
         low=low,

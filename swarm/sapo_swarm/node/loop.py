@@ -267,7 +267,7 @@ class Node:
         twice. Raises OSError, JournalError."""
         if work.stats is not None and work.round == self.rounds_done:
             solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
-            events = self.firsts.told(stamp(record(work, wanted, solved, ""), time.time()), work.external or ())
+            events = self.firsts.told(stamp(record(work, wanted, solved), time.time()), work.external or ())
             await asyncio.to_thread(self.store.finished, work, events, solved)
             news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
             work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))

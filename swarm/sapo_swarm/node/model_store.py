@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo_backends.base import CheckpointCorrupt, Engine
+from sapo_backends.base import Engine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
 from sapo_swarm.node.engine_thread import EngineHost
@@ -26,7 +26,6 @@ from sapo_swarm.node.storage.checkpoints import (
     Moment,
     Saved,
     has_optimizer,
-    read_state,
     rounds_of,
 )
 from sapo_swarm.node.storage.files import folder_bytes, weights_digest
@@ -38,20 +37,10 @@ BYTES_A_DAY = 10 * 10**9
 """Checkpoints that are due by time alone write at most so much; the update log and the journal come on top."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRule:
-    """minutes: between two checkpoints, at least. rounds: fewest between two."""
-
-    minutes: float
-    rounds: int = 1
-
-    def interval_s(self, size: int) -> float:
-        """Seconds between two checkpoints of so many bytes."""
-        return max(60.0 * self.minutes, size * DAY_S / BYTES_A_DAY)
-
-    def due(self, size: int, since_s: float, rounds_since: int) -> bool:
-        """size: bytes of the next checkpoint; seconds and rounds since the last one."""
-        return rounds_since >= max(self.rounds, 1) and since_s >= self.interval_s(size)
+def checkpoint_due(config: RunConfig, size: int, since_s: float, rounds_since: int) -> bool:
+    """size: bytes of the next checkpoint; seconds and rounds since the last one."""
+    apart_s = max(60.0 * config.checkpoint_minutes, size * DAY_S / BYTES_A_DAY)
+    return rounds_since >= max(config.checkpoint_every, 1) and since_s >= apart_s
 
 
 EXPORTS = "exports"
@@ -86,11 +75,10 @@ class ModelStore:
     def __post_init__(self) -> None:
         checkpoints = self.folder / "checkpoints"
         self.checkpoints = Checkpoints(
-            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * 1e9), self._elsewhere
+            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * 1e9), _counted
         )
         self.rounds_done = max(map(rounds_of, self.checkpoints.complete()), default=0)  # until it is opened
         self.log = UpdateLog(checkpoints)
-        self.rule = SaveRule(self.config.checkpoint_minutes, self.config.checkpoint_every)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +130,7 @@ class ModelStore:
         self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
         self.rounds_done, self.solved = state.rounds_done, frozenset(state.solved)
-        self.disk = self.checkpoints.bytes() + self._elsewhere()
+        self.disk = self.checkpoints.used()
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
             tell(number / len(updates), f"Redoing update {number} of {len(updates)} after the last checkpoint")
@@ -224,7 +212,7 @@ class ModelStore:
         self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
         self.log.start(self._header())
         self._untold.append(_told(saved))
-        self.disk = self.checkpoints.bytes() + self._elsewhere()
+        self.disk = self.checkpoints.used()
         return saved
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
@@ -242,19 +230,15 @@ class ModelStore:
     def _of_pinned(self) -> str:
         """The digest of the best checkpoint's weights, or of the newest before it."""
         best = self.checkpoints.pinned
-        for path in reversed(self.checkpoints.complete()):
-            if best is not None and rounds_of(path) <= best:
-                try:
-                    state = read_state(path)
-                except CheckpointCorrupt:
-                    continue
-                return state.weights or weights_digest(state.digests, self.host.engine.optimizer_files)
-        return self.weights
+        found = None if best is None else self.checkpoints.intact(best)
+        if found is None:
+            return self.weights
+        return found[1].weights or weights_digest(found[1].digests, self.host.engine.optimizer_files)
 
     def due(self) -> bool:
         """Time and rounds since the last checkpoint ask for another."""
         size = self.checkpoints.next_size(self.host.engine)
-        return self.rule.due(size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
+        return checkpoint_due(self.config, size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
 
     @property
     def unsaved(self) -> bool:
@@ -271,9 +255,10 @@ class ModelStore:
         """Let go of the update log."""
         self.log.close()
 
-    def _elsewhere(self) -> int:
-        """Bytes of the model's folder that are neither checkpoints nor exports."""
-        return folder_bytes(self.folder) - folder_bytes(self.folder / EXPORTS) - self.checkpoints.bytes()
+
+def _counted(checkpoints: Path) -> int:
+    """Bytes of the model's folder without exports."""
+    return folder_bytes(checkpoints.parent) - folder_bytes(checkpoints.parent / EXPORTS)
 
 
 def _told(saved: Saved) -> CheckpointSaved:

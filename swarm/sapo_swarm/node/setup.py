@@ -120,7 +120,7 @@ def round_context(
 ) -> RoundContext:
     """The round context of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
 
-    excluded, memory: see RoundContext. Raises UnknownAlgorithm.
+    excluded, memory: see RoundContext. Raises UnknownName.
     """
     info, rule = host.engine.info, algorithm(config.algorithm)
     groups = config.local_groups + config.external_groups

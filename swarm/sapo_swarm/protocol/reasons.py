@@ -6,29 +6,7 @@ from collections.abc import Mapping
 
 from sapo_swarm.protocol.safe_text import safe_text
 
-REASONS = (
-    "signature",
-    "schema",
-    "author",
-    "own",
-    "struck",
-    "source",
-    "stale",
-    "task",
-    "seed",
-    "duplicate",
-    "length",
-    "quota",
-    "no_question",
-    "prompt_hash",
-    "held_out",
-    "unscorable",
-    "logprob",
-    "unlikely",
-    "phrase",
-)
-"""Those for which a node refuses a group, in the order in which it looks (receive)."""
-_WORDS = {
+WORDS = {
     "no_signal": "had no rollout better than the rest",
     "stale": "came too late",
     "future": "were dated in the future",
@@ -53,6 +31,7 @@ _WORDS = {
     "phrase": "had a phrase that spreads between nodes",
     "other": "were refused for a reason that this version does not know",
 }
+"""Of every reason for which a node (receive) or a coordinator refuses a group."""
 
 
 def in_words(reasons: Mapping[str, int], whole: int = 0) -> list[str]:
@@ -60,6 +39,6 @@ def in_words(reasons: Mapping[str, int], whole: int = 0) -> list[str]:
     found = sorted(((number, name) for name, number in reasons.items() if number), key=lambda pair: (-pair[0], pair[1]))
     among = f" of {whole:,}" if whole else ""
     return [
-        f"{number:,}{among} {_WORDS.get(name) or safe_text(name, 40, lines=False).replace('_', ' ')}"
+        f"{number:,}{among} {WORDS.get(name) or safe_text(name, 40, lines=False).replace('_', ' ')}"
         for number, name in found
     ]

@@ -13,7 +13,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,6 +22,7 @@ from sapo_swarm.protocol.identity import group_text, node_id, verify
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import CATALOGUE, STRICT_PRESETS, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import (
@@ -33,7 +33,6 @@ from sapo_swarm.types import (
     Question,
     RewardRule,
     Rollout,
-    TaskRef,
 )
 
 REMEMBERED = 8192
@@ -42,41 +41,9 @@ TAUGHT_BANDS = 4.0
 """A completion that would be taught may be so many times as long as a group's median may."""
 MIN_OBSERVED = 16
 """Local completions before the length band is narrower than `max_bytes`."""
-
-
-@runtime_checkable
-class Verdict(Protocol):
-    """A scored group."""
-
-    @property
-    def rewards(self) -> Sequence[float]:
-        """One reward in [0, 1] for each completion."""
-        ...
-
-    @property
-    def shortcut(self) -> Sequence[int]:
-        """Places of completions that answer other questions too."""
-        ...
-
-
-class GroupScorer(Protocol):
-    """The part of scoring.Scorer that is used: failures come back as other objects, in their place. spent: gets the seconds."""
-
-    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> Sequence[object]:
-        """A Question for each reference, or something else where there is none."""
-        ...
-
-    async def score_many(
-        self, groups: Jobs, rule: RewardRule = STRICT, spent: list[float] | None = None
-    ) -> Sequence[object]:
-        """A Verdict for each group, or something else where scoring failed."""
-        ...
-
-
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[tuple[float, float]]]
 """Log-probability a token, under the node's own policy, of the least likely stretch of the texts, and the seconds that the engine
 took to read them."""
-Jobs = Sequence[tuple[TaskRef, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +82,7 @@ class Receiver:
 
     swarm: str
     node: str
-    scorer: GroupScorer
+    scorer: Scorer
     rules: AcceptanceRules = field(default_factory=AcceptanceRules)
     likelihood: Likelihood | None = None
     excluded: frozenset[str] = frozenset()
@@ -222,7 +189,7 @@ class Receiver:
             case.seconds, body = seconds, case.body
             if not isinstance(question, Question):
                 self.rejected["no_question"] += 1
-                if getattr(question, "costly", False):
+                if question.costly:
                     _remember(self.struck, body.node)
             elif question.prompt_sha256 != body.prompt_sha256:
                 self.rejected["prompt_hash"] += 1
@@ -244,10 +211,10 @@ class Receiver:
             judged = [await self._judged(*one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
         return [group for group in judged if group is not None]
 
-    async def _judged(self, case: _Case, question: Question, verdict: object) -> Group | None:
+    async def _judged(self, case: _Case, question: Question, verdict: Scored | ScoringFailed) -> Group | None:
         body = case.body
-        if not isinstance(verdict, Verdict) or len(verdict.rewards) != len(body.completions):
-            if getattr(verdict, "fault", "texts") != "task":
+        if not isinstance(verdict, Scored) or len(verdict.rewards) != len(body.completions):
+            if isinstance(verdict, Scored) or verdict.fault != "task":
                 _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
             reason = "unscorable"
         elif not self.quota.allows(body.node, self.clock()):
@@ -290,7 +257,7 @@ def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
     return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
 
 
-def _group(body: GroupBody, question: Question, verdict: Verdict) -> Group:
+def _group(body: GroupBody, question: Question, verdict: Scored) -> Group:
     rollouts = tuple(
         Rollout(completion.text, completion.finish, float(reward), shortcut=place in verdict.shortcut)
         for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))

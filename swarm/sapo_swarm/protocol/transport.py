@@ -13,8 +13,7 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
@@ -50,12 +49,6 @@ class Refused(CoordinatorError):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(slots=True)
-class _Reply:
-    status: int
-    body: bytes
-
-
 class Response(aiohttp.ClientResponse):
     """An answer before which only so many interim ones (1xx) may come: without a limit they keep a client busy for ever."""
 
@@ -79,6 +72,23 @@ class Response(aiohttp.ClientResponse):
             del protocol.read
 
 
+def open_session(
+    fingerprint: str, timeout_s: float, headers: Mapping[str, str] = {}, url: str | None = None
+) -> aiohttp.ClientSession:
+    """Call on the event loop. A session without cookies and compression. fingerprint: SHA-256 in hex of the certificate that
+    alone is trusted; "": any that a known authority vouches for. url: begins every path."""
+    pin: aiohttp.Fingerprint | bool = aiohttp.Fingerprint(bytes.fromhex(fingerprint)) if fingerprint else True
+    return aiohttp.ClientSession(
+        base_url=url,
+        connector=aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s)),
+        response_class=Response,
+        auto_decompress=False,
+        headers={"User-Agent": "sapo-desktop", "Accept-Encoding": "identity", **headers},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
 class Transport:
     """Requests of one node to one coordinator; open() comes first. bytes_sent, bytes_received: bodies, ever.
 
@@ -91,25 +101,14 @@ class Transport:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._invite, self._identity, self._wall = invite, identity, wall
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s))
+        self._timeout_s = timeout_s
         self._offset = 0.0
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
         """Call on the event loop."""
-        pin: aiohttp.Fingerprint | bool = True
-        if self._invite.fingerprint:
-            pin = aiohttp.Fingerprint(bytes.fromhex(self._invite.fingerprint))
-        connector = aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S)
-        self._session = aiohttp.ClientSession(
-            base_url=self._invite.url,
-            connector=connector,
-            timeout=self._timeout,
-            response_class=Response,
-            auto_decompress=False,
-            headers={"User-Agent": "sapo-desktop", H_PROTO: str(PROTOCOL_VERSION), "Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        fingerprint, protocol = self._invite.fingerprint, {H_PROTO: str(PROTOCOL_VERSION)}
+        self._session = open_session(fingerprint, self._timeout_s, protocol, self._invite.url)
 
     def unix_time(self) -> float:
         """Seconds since the epoch on the coordinator's clock, as far as it is known: this machine's may be wrong."""
@@ -123,7 +122,7 @@ class Transport:
 
     async def get(self, path: str) -> bytes:
         """The body of a 2xx answer to an unsigned request. Raises Unreachable, Refused."""
-        return _checked(await self._request("GET", path))
+        return await self._request("GET", path)
 
     async def signed(self, method: str, path: str, body: bytes, media: str, limit: int = MAX_BODY) -> bytes:
         """The body of a 2xx answer, of at most `limit` bytes. A request that met the wrong clock or a broken connection goes out
@@ -136,7 +135,7 @@ class Transport:
             headers = self._identity.sign_request(method, path, self._invite.swarm, ts, body).headers()
             headers["Content-Type"] = media
             try:
-                return _checked(await self._request(method, path, body, headers, limit))
+                return await self._request(method, path, body, headers, limit)
             except Refused as refused:
                 if refused.code != "clock_skew" or attempt == 2:
                     raise
@@ -152,7 +151,7 @@ class Transport:
         body: bytes = b"",
         headers: dict[str, str] | None = None,
         limit: int = MAX_BODY,
-    ) -> _Reply:
+    ) -> bytes:
         if self._session is None:
             raise Unreachable("The client is closed.")
         self.bytes_sent += len(body)
@@ -177,7 +176,7 @@ class Transport:
         self.bytes_received += len(content)
         if len(content) > limit:
             raise Refused("bad_reply", "The coordinator's answer is longer than the protocol allows.")
-        return _Reply(response.status, bytes(content))
+        return checked(response.status, bytes(content))
 
     def _correct_clock(self, text: str) -> None:
         if text.isascii() and text.isdigit() and len(text) <= 16:
@@ -201,14 +200,14 @@ def why_not(error: Exception) -> str:
     return f"{safe_text(str(error), 120, lines=False) or type(error).__name__}."
 
 
-def _checked(reply: _Reply) -> bytes:
+def checked(status: int, body: bytes) -> bytes:
     """The body of a 2xx answer. Raises Refused."""
-    if 200 <= reply.status < 300:
-        return reply.body
+    if 200 <= status < 300:
+        return body
     try:
-        problem = msgspec.json.decode(reply.body, type=Problem)
+        problem = msgspec.json.decode(body, type=Problem)
     except UNREADABLE:
-        raise Refused("bad_reply", f"The coordinator answered {reply.status} without a reason.") from None
+        raise Refused("bad_reply", f"The coordinator answered {status} without a reason.") from None
     sentence = safe_text(problem.detail or problem.title, 300, lines=False)
     raise Refused(problem.code, sentence, problem.retry_after_s)
 

@@ -18,7 +18,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import MIN_SPREAD, as_rewards, spread
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import Group
@@ -99,10 +99,10 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def strategy(name: str) -> Strategy:
-    """Raises UnknownStrategy, which names the nearest."""
+    """Raises UnknownName, which names the nearest."""
     found = STRATEGIES.get(name)
     if found is None:
-        raise UnknownStrategy(name, STRATEGIES)
+        raise UnknownName("sampling strategy", name, STRATEGIES)
     return found
 
 
@@ -117,7 +117,7 @@ def sample_external(
     """Up to `wanted` groups of the pool, without replacement, at most per_source of one node (None: no cap).
 
     One draw after another with probability proportional to the strategy's weights; a node whose cap is reached leaves
-    the pool. Fewer come back where fewer survive the filter and the cap. Raises UnknownStrategy.
+    the pool. Fewer come back where fewer survive the filter and the cap. Raises UnknownName.
     """
     if wanted < 0 or (per_source is not None and per_source < 1):
         raise ValueError(f"Cannot sample {wanted} groups with at most {per_source} a source.")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared.extract import extract
 from sapo_swarm.scoring.declared.judge import declared
-from sapo_swarm.scoring.exact import EXACT
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.verifiers import GUARDS, VERIFIERS, names_no_number
+from sapo_swarm.tasks.exact import EXACT
 from sapo_swarm.tasks.extra import LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.verifiers import Environment
@@ -53,25 +53,14 @@ def score_text(
     anything; or it holds an answer where the person's own task looks for one elsewhere. An exception in a verifier is a
     verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    text, own, partial = after_reasoning(cap(text), rule.in_reasoning), isinstance(dataset, OwnTask), rule.partial
-    elsewhere = own and dataset.spec.extract != "tags"
-    answer = extract(dataset.spec.extract, text) if elsewhere else written_answer(rule.answer_format, text)
+    text = after_reasoning(cap(text), rule.in_reasoning)
+    own = dataset if isinstance(dataset, OwnTask) else None
+    answer = extract("tags" if own is None else own.spec.extract, text, rule.answer_format)
     if not answer:
         return 0.0, False
-    try:
-        if own:
-            raw = declared(dataset, entry["row"], answer, text, answer_format=rule.answer_format)
-        else:
-            raw = raw_score(answer, name, dataset, entry, preset)
-    except (DeadlineExceeded, *FATAL):
-        raise
-    except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here
-        return 0.0, True
-    if not math.isfinite(raw):
-        return 0.0, True
-    if partial:
-        return min(max(raw, 0.0), 1.0), True
-    return float(raw == 1.0), True
+    if own is None:
+        return _judged(rule, lambda: raw_score(answer, name, dataset, entry, preset))
+    return _judged(rule, lambda: declared(own, entry["row"], answer, text, answer_format=rule.answer_format))
 
 
 def score_episode(
@@ -81,20 +70,25 @@ def score_episode(
 
     Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
     """
-    text, partial = after_reasoning(cap(text), rule.in_reasoning), rule.partial
+    text = after_reasoning(cap(text), rule.in_reasoning)
     alone = all(isinstance(part, Environment) for part in task.spec.verifier)
-    tagged = task.spec.extract == "tags"
-    found = written_answer(rule.answer_format, text) if tagged else extract(task.spec.extract, text)
-    answer = text if alone else found
+    answer = text if alone else extract(task.spec.extract, text, rule.answer_format) or ""
     if not alone and not answer:
         return 0.0, False
+    return _judged(rule, lambda: declared(task, row, answer, text, environment, rule.answer_format))
+
+
+def _judged(rule: RewardRule, verdict: Callable[[], float]) -> tuple[float, bool]:
+    """(reward, well formed) of a text that holds an answer. Raises MemoryError, DeadlineExceeded."""
     try:
-        raw = declared(task, row, answer or "", text, environment, rule.answer_format)
+        raw = verdict()
     except (DeadlineExceeded, *FATAL):
         raise
-    except BaseException:  # as in score_text
+    except BaseException:  # a scorer may raise anything, SystemExit included: junk in the answer, not a crash here
         return 0.0, True
-    return (min(max(raw, 0.0), 1.0) if partial else float(raw == 1.0)) if math.isfinite(raw) else 0.0, True
+    if not math.isfinite(raw):
+        return 0.0, True
+    return min(max(raw, 0.0), 1.0) if rule.partial else float(raw == 1.0), True
 
 
 def fresh_context() -> decimal.Context:

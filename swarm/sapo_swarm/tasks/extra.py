@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sapo_swarm.tasks.exact import EXACT
+
 DEFAULT_PRESET = "default"
 LIBRARY_PRESET = "library"
-"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (scoring/exact.py)."""
+"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (exact.py)."""
 
 EXTRA_DATASETS: tuple[str, ...] = (
     "ab",
@@ -93,25 +95,8 @@ EXTRA_DATASETS: tuple[str, ...] = (
     "zebra_puzzles",
 )
 
-SOFT = frozenset(
-    {
-        "decimal_arithmetic",
-        "fraction_simplification",
-        "gsm_symbolic",
-        "kakurasu",
-        "knights_knaves",
-        "letter_jumble",
-        "number_format",
-        "number_sorting",
-        "pool_matrix",
-        "power_function",
-        "quantum_lock",
-        "survo",
-        "time_intervals",
-    }
-)
+SOFT = frozenset(EXACT)
 """Tasks where the library's rule gives full marks to more than a right answer."""
-
 
 EXTRA: dict[str, Mapping[str, Mapping[str, object]]] = {
     name: {DEFAULT_PRESET: {}} | ({LIBRARY_PRESET: {}} if name in SOFT else {}) for name in EXTRA_DATASETS

@@ -26,6 +26,7 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
+from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, TaskRef
 
@@ -57,16 +58,10 @@ def read(ref: TaskRef, text: str) -> tuple[int, int]:
         return -1, style
 
 
-@dataclass(frozen=True)
-class Scores:
-    rewards: tuple[float, ...]
-    shortcut: tuple[int, ...] = ()
-
-
 class ToyScorer:
     """Regenerates and verifies the toy's questions."""
 
-    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> list[object]:
+    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> list[Question]:
         (spent if spent is not None else []).extend(0.0 for _ in refs)
         return [question(ref) for ref in refs]
 
@@ -75,10 +70,11 @@ class ToyScorer:
         groups: Sequence[tuple[TaskRef, Sequence[str]]],
         rule: RewardRule = STRICT,
         spent: list[float] | None = None,
-    ) -> list[object]:
+    ) -> list[Scored]:
         (spent if spent is not None else []).extend(0.0 for _ in groups)
         return [
-            Scores(tuple(float(read(ref, text)[0] == key_of(ref.dataset)) for text in texts)) for ref, texts in groups
+            Scored(tuple(float(read(ref, text)[0] == key_of(ref.dataset)) for text in texts), (True,) * len(texts))
+            for ref, texts in groups
         ]
 
 

@@ -154,6 +154,17 @@ async def test_a_revoked_invite_bans_nobody_who_came_back_by_another(store: Stor
     assert await store.revoke_invite("new") == ["returns"]
 
 
+async def test_a_revoked_invite_leaves_the_reasons_of_earlier_bans(store: Store) -> None:
+    """Who was banned with a reason, and with the invite, is told that reason."""
+    await store.found(SWARM)
+    await store.add_invite(invite("h"))
+    for node in ("spammer", "friend"):
+        assert await store.admit(member(node, "h"), NOW) == ""
+    await store.ban("spammer", "spam")
+    assert sorted(await store.revoke_invite("h")) == ["friend", "spammer"]
+    assert {one.node: one.banned for one in await store.members()} == {"spammer": "spam", "friend": "invite revoked"}
+
+
 async def test_an_invite_that_nobody_used_for_long_admits_nobody(store: Store) -> None:
     """One without an end would otherwise lie in a mailbox for years."""
     patient(store, 30.0)

@@ -120,13 +120,6 @@ async def test_asking_ahead_counts_as_many_groups_of_a_node_as_a_batch_may_hold(
     assert (events[1].figures["generated_groups"], events[1].external_groups) == (2, 4)
 
 
-async def test_a_starved_pool_is_filled_with_own_questions_where_the_arm_says_so(play: Play, tmp_path: Path) -> None:
-    await play(experiment([{"name": "a", "starved": "fill"}]), tmp_path)
-    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
-    assert all(e.local_groups + e.external_groups == 4 for e in events)
-    assert any(e.figures["generated_groups"] > 2 for e in events)
-
-
 async def test_hostile_nodes_send_but_do_not_count(play: Play, tmp_path: Path) -> None:
     await play(
         experiment([{"name": "a", "hostile": 0.25, "logprob_floor": -3.0}], {"rounds": 12, "local_groups": 4}), tmp_path
@@ -188,13 +181,6 @@ async def test_churn_heterogeneity_and_replay_run_together(play: Play, tmp_path:
     }
     await play(experiment([arm]), tmp_path)
     assert 0 < sum(len(rounds_of(tmp_path, node)) for node in range(4)) < 16
-
-
-async def test_external_only_trains_on_nothing_of_its_own(play: Play, tmp_path: Path) -> None:
-    await play(experiment([{"name": "a", "train_own": False}]), tmp_path)
-    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
-    assert all(e.local_groups == 0 for e in events)
-    assert all(e.reward_local is not None for e in events)
 
 
 async def test_a_token_budget_ends_a_run(play: Play, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
-from sapo_swarm.node.round.turns import encoded, model_turns, turn_length
+from sapo_swarm.node.evaluation.evaluate import sampled
+from sapo_swarm.node.round.turns import encoded, model_turns, turn_length, verdicts
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.node.swarm.outbox import Outbox
 from sapo_swarm.scoring.scorer import Scorer
@@ -180,7 +180,7 @@ async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:
             questions = await scorer.questions([held_out("two_sums", "own", 0)])
             asked = [q for q in questions if isinstance(q, Question)]
             drawn = await sampled(host, scorer, asked, Sampling(0.0, 1.0, 24), 2, 0)
-            (scored,) = await verdicts(host, scorer, asked, drawn, decoded(host, drawn))
+            ((scored, *_),) = await verdicts(host.engine.tokenizer, scorer, asked, drawn)
             turns = [model_turns(host.engine.tokenizer, c) for c in drawn[0]]
     finally:
         await host.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import msgspec
 import psutil
 import pytest
 
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
 from sapo_swarm.coordinator.host import admin_path, start
 from sapo_swarm.coordinator.http.addresses import addresses
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.servers.loopback import is_loopback
 
@@ -74,6 +75,25 @@ async def test_a_host_that_listens_on_its_lan_address_alone_can_make_an_invite_a
             async with session.get("/admin/invites", headers=headers) as response:
                 assert response.status == 403
     await hosted.stop()
+
+
+async def test_an_answer_that_is_no_coordinators_is_told_to_the_host_in_words() -> None:
+    """Of a proxy in between, say, or of another server on the port of a coordinator that is gone."""
+    answers = [b"502 Bad Gateway", b"200 OK"]
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops" % answers.pop(0))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, AdminClient(AdminAccess(key="k", url=url)) as admin:
+        with pytest.raises(Refused, match="answered 502 without a reason"):
+            await admin.invites()
+        with pytest.raises(Refused, match="does not parse"):
+            await admin.invites()
 
 
 async def test_a_host_on_another_loopback_address_can_make_an_invite(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
-from sapo_swarm.protocol.reasons import REASONS, in_words
+from sapo_swarm.protocol.reasons import WORDS, in_words
 from sapo_swarm.protocol.transport import why_not
 
 SWARM = list(recording("swarm", 30, 11))
@@ -41,7 +41,7 @@ def measured(round_: int, score: float, low: float) -> Event:
 
 
 def test_every_reason_to_reject_a_group_has_plain_words() -> None:
-    for reason in (*REASONS, "no_signal", "other"):
+    for reason in WORDS:
         (said,) = in_words({reason: 6}, 8)
         assert said.startswith("6 of 8 ")
         assert said.split()[3] in ("had", "came", "were", "could"), said

@@ -9,7 +9,8 @@ import pytest
 
 from sapo_backends.base import CheckpointCorrupt, LoadRequest
 from sapo_backends.fake import FakeBackend, FakeEngine
-from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, SaveRule
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, checkpoint_due
 from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, has_optimizer, read_state, rounds_of
 from sapo_swarm.node.storage.files import folder_bytes
 from sapo_swarm.node.storage.thinning import dispensable
@@ -42,7 +43,7 @@ def test_what_is_written_is_found_again(tmp_path: Path) -> None:
     state = found[1]
     assert (state.rounds_done, state.solved, state.reason, state.parent) == (7, ("bf",), "pause", "a" * 64)
     assert state.weights == state.digests["fake.safetensors"]
-    assert saved.bytes == checkpoints.written == checkpoints.bytes()
+    assert saved.bytes == checkpoints.written == checkpoints.used()
 
 
 def test_only_the_newest_keeps_its_optimizer_and_every_one_stays_intact(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
     """A budget of four and a half whole checkpoints, of which other files take one; measured inside the engine's save."""
     size = Checkpoints(tmp_path / "one", 1).write(ENGINE, Moment(0, "start")).bytes
     budget = int(4.5 * size)
-    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=budget, elsewhere=lambda: size)
+    checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=budget, counted=lambda folder: folder_bytes(folder) + size)
     most = 0
 
     class Watched(FakeEngine):
@@ -89,7 +90,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
     checkpoints.pinned = 2
     for rounds in range(30):
         checkpoints.write(engine, Moment(rounds, "time"))
-        assert checkpoints.bytes() + size <= budget
+        assert checkpoints.used() <= budget
     assert most <= budget
     assert {2, 29} <= set(rounds_in(checkpoints))
     assert with_optimizer(checkpoints) == [29]
@@ -100,7 +101,7 @@ def test_where_the_budget_is_tight_the_optimizer_goes_before_the_weights(tmp_pat
     checkpoints = Checkpoints(tmp_path / "c", keep=9, budget=int(1.2 * whole))
     for rounds in range(5):
         checkpoints.write(ENGINE, Moment(rounds, "time"))
-        assert checkpoints.bytes() <= 1.2 * whole
+        assert checkpoints.used() <= 1.2 * whole
     assert rounds_in(checkpoints)[-1] == 4
     assert checkpoints.newest_intact()[0] is not None
 
@@ -127,7 +128,7 @@ def test_one_that_would_not_fit_even_without_all_older_ones_deletes_none_of_them
     checkpoints = Checkpoints(tmp_path / "c", keep=9)
     for rounds in range(4):
         write(checkpoints, rounds)
-    checkpoints.elsewhere = lambda: 10**9
+    checkpoints.counted = lambda folder: folder_bytes(folder) + 10**9
     checkpoints.budget = 10**9 + 1000
     with pytest.raises(NoRoom, match="does not fit"):
         write(checkpoints, 4)
@@ -147,14 +148,14 @@ def test_one_that_is_written_again_replaces_the_old_one_only_when_it_is_whole(tm
 
 
 def test_a_checkpoint_is_due_by_time_and_for_large_models_by_their_bytes_a_day() -> None:
-    rule = SaveRule(minutes=2.0)
-    assert not rule.due(10**6, 119.0, 50)
-    assert rule.due(10**6, 120.0, 1)
-    assert not rule.due(10**6, 1e6, 0), "nothing is new"
-    large = 62 * 10**6
-    assert rule.interval_s(large) > 120
-    assert large * DAY_S / rule.interval_s(large) == pytest.approx(BYTES_A_DAY)
-    assert not SaveRule(0.0, rounds=5).due(1000, 1e3, 4)
+    config = RunConfig(checkpoint_minutes=2.0, checkpoint_every=1)
+    assert not checkpoint_due(config, 10**6, 119.0, 50)
+    assert checkpoint_due(config, 10**6, 120.0, 1)
+    assert not checkpoint_due(config, 10**6, 1e6, 0), "nothing is new"
+    large, seconds = BYTES_A_DAY // 20, DAY_S / 20
+    assert not checkpoint_due(config, large, seconds - 1.0, 50)
+    assert checkpoint_due(config, large, seconds, 1)
+    assert not checkpoint_due(RunConfig(checkpoint_minutes=0.0, checkpoint_every=5), 1000, 1e3, 4)
 
 
 def test_a_partial_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:

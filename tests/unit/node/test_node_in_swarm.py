@@ -20,7 +20,7 @@ from sapo_swarm.node.swarm.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
-from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.assemble import assemble
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -52,7 +52,7 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
     pool = [group(str(n), n) for n in range(arrived)]
     batch = assemble(made, pool, 2, 5, np.random.default_rng(1), normalised)
     done = RoundWork(0, local=made, completions=[], stats=NO_UPDATE, trained=batch)
-    finished = record(done, 5, set(), "")[-1]
+    finished = record(done, 5, set())[-1]
     assert isinstance(finished, RoundFinished)
     assert finished.local_groups == trained
     assert finished.nonzero_groups == sum(g.nonzero_advantage for g in batch if not g.external) <= trained
@@ -62,7 +62,7 @@ def test_a_group_of_another_node_on_this_nodes_own_question_stands_beside_it_in_
     mine, theirs = structs.replace(group("", 1), source="own"), group("a" * 26, 1)
     batch = assemble([mine], [theirs], 1, 1, np.random.default_rng(1), normalised)
     done = RoundWork(0, local=[mine], completions=[], stats=NO_UPDATE, trained=batch)
-    told = [event for event in record(done, 1, set(), "") if isinstance(event, GroupRecorded)]
+    told = [event for event in record(done, 1, set()) if isinstance(event, GroupRecorded)]
     assert [(event.group.node, event.trained, event.first_solved) for event in told] == [
         ("", True, True),
         ("a" * 26, True, False),
@@ -113,7 +113,7 @@ def test_what_the_strategy_would_never_draw_is_counted_instead_of_kept(sampling:
 
 
 def test_an_unknown_strategy_is_refused_at_the_start() -> None:
-    with pytest.raises(UnknownStrategy):
+    with pytest.raises(UnknownName):
         Pool("unifrom")
 
 

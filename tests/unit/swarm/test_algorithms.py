@@ -13,7 +13,7 @@ from sapo_backends.reference import sample_term
 from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import ALGORITHMS, algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.registry import UnknownAlgorithm
+from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import as_rewards
 
 CONFIG = RunConfig(max_new_tokens=64, temperature=0.7, epochs=2, minibatches=4)
@@ -70,14 +70,14 @@ def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:
 
 @pytest.mark.parametrize(("typed", "meant"), [("drgrpo", "dr_grpo"), ("GSPO".lower() + "o", "gspo"), ("rlo", "rloo")])
 def test_an_unknown_algorithm_names_the_nearest(typed: str, meant: str) -> None:
-    with pytest.raises(UnknownAlgorithm, match=f"Did you mean '{meant}'"):
+    with pytest.raises(UnknownName, match=f"Did you mean '{meant}'"):
         algorithm(typed)
 
 
 def test_no_algorithm_is_called_sapo() -> None:
     """That name is the batch rule's, and another paper's loss."""
     assert "sapo" not in ALGORITHMS
-    with pytest.raises(UnknownAlgorithm):
+    with pytest.raises(UnknownName):
         algorithm("sapo")
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from sapo_swarm.evaluation import (
     ItemResult,
-    bootstrap_mean,
     compare,
     evaluated,
     held_out_items,
@@ -81,8 +80,8 @@ def test_mcnemar_is_the_exact_binomial_test(gained: int, lost: int, p: float) ->
 
 def test_the_bootstrap_is_repeatable_and_as_wide_as_theory_says() -> None:
     values = np.random.default_rng(0).normal(0.1, 1.0, 400)
-    interval = bootstrap_mean(values)
-    assert interval == bootstrap_mean(values)
+    interval = stratified_bootstrap([values])
+    assert interval == stratified_bootstrap([values])
     half = 1.96 * values.std() / 20
     assert interval.high - interval.low == pytest.approx(2 * half, rel=0.1)
 
@@ -90,7 +89,7 @@ def test_the_bootstrap_is_repeatable_and_as_wide_as_theory_says() -> None:
 def test_stratified_intervals_are_narrower_when_tasks_differ() -> None:
     easy, hard = np.ones(50), -np.ones(50)
     assert stratified_bootstrap([easy, hard]).high == 0.0
-    assert bootstrap_mean(np.concatenate([easy, hard])).high > 0.1
+    assert stratified_bootstrap([np.concatenate([easy, hard])]).high > 0.1
 
 
 def test_bootstrap_intervals_cover_the_truth_about_95_times_in_100() -> None:
@@ -98,7 +97,7 @@ def test_bootstrap_intervals_cover_the_truth_about_95_times_in_100() -> None:
     covered = 0
     for trial in range(200):
         sample = (random.random(100) < 0.3).astype(np.float64)
-        interval = bootstrap_mean(sample, seed=trial, resamples=400)
+        interval = stratified_bootstrap([sample], seed=trial)
         covered += interval.low <= 0.3 <= interval.high
     assert 178 <= covered <= 199
 
@@ -162,10 +161,10 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     bf, arc = task_scores(results)
     assert (bf.task, bf.items, bf.pass_at_1, bf.truncated, bf.well_formed) == ("bf", 2, 0.25, 0.5, 1.0)
     assert (arc.pass_at_1, arc.well_formed) == (1.0, 0.0)
-    event = evaluated(results, 7, 1.0, 2.5, base=results)
+    event = evaluated(results, 7, 2.5, base=results)
     assert (event.round, event.items, event.delta) == (7, 3, 0.0)
     assert event.low <= event.pass_at_1 <= event.high
-    assert evaluated(results, 7, 1.0, 2.5).delta is None
+    assert evaluated(results, 7, 2.5).delta is None
     assert math.isfinite(event.pass_at_1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.reasons import REASONS
+from sapo_swarm.protocol.reasons import WORDS
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.time_quota import (
     FIRST_TRUST,
@@ -23,6 +22,7 @@ from sapo_swarm.protocol.time_quota import (
     TimeQuota,
 )
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
+from sapo_swarm.scoring.scorer import Scored, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
@@ -38,30 +38,16 @@ def prompt_of(ref: TaskRef) -> str:
     return f"What is {ref.seed} + 1?"
 
 
-@dataclass(frozen=True)
-class Scores:
-    rewards: tuple[float, ...]
-    shortcut: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Failed:
-    fault: str
-
-
-@dataclass(frozen=True)
-class TimedOut:
-    costly: bool = True
-
-
 class AddOne:
     """A verifier of one kind of question: the right answer is seed + 1. Seed 13 has no question; "BOOM" kills it."""
 
-    async def questions(self, refs: Sequence[TaskRef], spent: list[float] | None = None) -> list[object]:
+    async def questions(
+        self, refs: Sequence[TaskRef], spent: list[float] | None = None
+    ) -> list[Question | Unanswerable]:
         assert spent is not None
         spent += [float(ref.seed == SLOW) for ref in refs]
         return [
-            (TimedOut() if ref.seed == 14 else None)
+            Unanswerable(ref, "no such question", costly=ref.seed == 14)
             if ref.seed in (13, 14)
             else Question(ref, prompt_of(ref), hashlib.sha256(prompt_of(ref).encode()).hexdigest())
             for ref in refs
@@ -72,13 +58,13 @@ class AddOne:
         groups: Sequence[tuple[TaskRef, Sequence[str]]],
         rule: RewardRule = STRICT,
         spent: list[float] | None = None,
-    ) -> list[object]:
+    ) -> list[Scored | ScoringFailed]:
         assert spent is not None
         spent += [float(any("SLOW" in text for text in texts)) for _, texts in groups]
         return [
-            Failed("texts")
+            ScoringFailed(ref, "it died", "texts")
             if any("BOOM" in text for text in texts)
-            else Scores(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts))
+            else Scored(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts), (True,) * len(texts))
             for ref, texts in groups
         ]
 
@@ -153,7 +139,7 @@ async def test_every_reason_is_counted_under_its_name(receiver: Receiver) -> Non
     for raw_group in cases.values():
         assert await receiver.receive([raw_group], NOW) == []
     assert receiver.rejected == dict.fromkeys(cases, 1)
-    assert set(cases) < set(REASONS)
+    assert cases.keys() < WORDS.keys()
 
 
 async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: Receiver) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.registry import UnknownStrategy
+from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.assemble import assemble, questions_to_sample, sample_self
 from sapo_swarm.sapo.sample_external import STRATEGIES, has_advantage, sample_external
@@ -93,7 +93,7 @@ def test_reward_guided_prefers_half_solved_questions() -> None:
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownStrategy, match="Did you mean 'uniform_nonzero'"):
+    with pytest.raises(UnknownName, match="Did you mean 'uniform_nonzero'"):
         sample_external([], 1, np.random.default_rng(0), "uniform_non_zero")
 
 

@@ -12,9 +12,9 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import decoded, sampled, verdicts
+from sapo_swarm.node.evaluation.evaluate import sampled
 from sapo_swarm.node.round.cut_off import CUT_OFF
-from sapo_swarm.node.round.turns import model_turns, prompt_ids
+from sapo_swarm.node.round.turns import model_turns, prompt_ids, verdicts
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
@@ -96,7 +96,7 @@ async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHos
         completions += await sampled(host, scorer, asked[first : first + at_once], sampling, samples, first)
         show(0.2 + 0.7 * len(completions) / len(asked))
     seconds = time.perf_counter() - began
-    scored = await verdicts(host, scorer, asked, completions, decoded(host, completions))
+    scored = [verdict for verdict, *_ in await verdicts(engine.tokenizer, scorer, asked, completions)]
     rates = [sum(r == 1.0 for r in s.rewards) / samples for s in scored]
     answers = len(rates) * samples
     low, high = wilson(sum(rates), len(rates))

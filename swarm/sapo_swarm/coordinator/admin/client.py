@@ -22,10 +22,9 @@ from sapo_swarm.coordinator.admin.messages import (
     Revoke,
     Waiting,
 )
-from sapo_swarm.protocol.client import CoordinatorError, Refused, Unreachable
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.task_offer import TaskUpload
-from sapo_swarm.protocol.wire import Problem
+from sapo_swarm.protocol.transport import TIMEOUT_S, CoordinatorError, Unreachable, checked, open_session, parsed
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 
@@ -68,14 +67,8 @@ class AdminClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> AdminClient:
-        print_of = self.access.fingerprint
-        pin: aiohttp.Fingerprint | bool = aiohttp.Fingerprint(bytes.fromhex(print_of)) if print_of else True
-        self._session = aiohttp.ClientSession(
-            base_url=self.access.url,
-            connector=aiohttp.TCPConnector(ssl=pin),
-            timeout=aiohttp.ClientTimeout(total=10),
-            headers={"Authorization": f"Bearer {self.access.key}"},
-        )
+        key = {"Authorization": f"Bearer {self.access.key}"}
+        self._session = open_session(self.access.fingerprint, TIMEOUT_S, key, self.access.url)
         return self
 
     async def __aexit__(
@@ -87,7 +80,7 @@ class AdminClient:
     async def new_invite(self, label: str = "", hours: float = 168.0, uses: int = 10) -> list[Invite]:
         """The same new invite at every address of the host."""
         body = NewInvite(label=label, hours=hours, uses=uses)
-        view = msgspec.json.decode(await self._call("POST", "/admin/invites", body), type=InviteView)
+        view = parsed(await self._call("POST", "/admin/invites", body), InviteView)
         access = self.access
         return [
             Invite(address, access.port, access.swarm, access.fingerprint, view.token) for address in access.addresses
@@ -95,24 +88,24 @@ class AdminClient:
 
     async def invites(self) -> list[InviteView]:
         """Every invite of the swarm, oldest first."""
-        return msgspec.json.decode(await self._call("GET", "/admin/invites"), type=list[InviteView])
+        return parsed(await self._call("GET", "/admin/invites"), list[InviteView])
 
     async def revoke(self, hash: str) -> tuple[str, ...]:
         """Revoke an invite: the nodes that are out with it."""
-        return msgspec.json.decode(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), type=Removed).nodes
+        return parsed(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), Removed).nodes
 
     async def ban(self, node: str, reason: str = "banned by the host", with_invite: bool = False) -> tuple[str, ...]:
         """reason "" lifts the ban. with_invite: everybody whom the node's invite let in. The nodes that are out."""
         body = Ban(node=node, reason=reason, with_invite=with_invite)
-        return msgspec.json.decode(await self._call("POST", "/admin/ban", body), type=Removed).nodes
+        return parsed(await self._call("POST", "/admin/ban", body), Removed).nodes
 
     async def waiting(self) -> list[Waiting]:
         """Nodes that wait for the host."""
-        return msgspec.json.decode(await self._call("GET", "/admin/waiting"), type=list[Waiting])
+        return parsed(await self._call("GET", "/admin/waiting"), list[Waiting])
 
     async def approve(self, node: str = "") -> tuple[str, ...]:
         """Let a node in ("": all that wait): the nodes that are in now."""
-        return msgspec.json.decode(await self._call("POST", "/admin/approve", Approve(node=node)), type=Removed).nodes
+        return parsed(await self._call("POST", "/admin/approve", Approve(node=node)), Removed).nodes
 
     async def share(self, task: TaskUpload) -> None:
         """Take a task of the host's own into the swarm, in the place of its earlier version."""
@@ -137,9 +130,6 @@ class AdminClient:
         try:
             async with self._session.request(method, path, data=data) as response:
                 content = await response.read()
-                if response.status == 200:
-                    return content
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"No coordinator answers at {self.access.url}. Is it running?") from error
-        problem = msgspec.json.decode(content, type=Problem)
-        raise Refused(problem.code, problem.detail)
+        return checked(response.status, content)

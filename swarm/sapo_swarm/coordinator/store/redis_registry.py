@@ -142,11 +142,13 @@ class RedisRegistry:
             await wait(self._server.hset(self._key("invite:", hash), "revoked", "1"))
             nodes = sorted(node.decode() for node in await wait(self._server.smembers(self._key("by:", hash))))
             rows = await wait(self._server.hmget(self._key("members"), nodes)) if nodes else []
+            bans = await wait(self._server.hmget(self._key("banned"), nodes)) if nodes else []
         # who was silent for long and came back by another invite stands in the sets of both
-        admitted = [node for node, raw in zip(nodes, rows, strict=True) if raw and read(raw, Member).invite == hash]
-        for node in admitted:
-            await self.ban(node, "invite revoked")
-        return admitted
+        found = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
+        admitted = [member for member in found if member.invite == hash]
+        for member in admitted:
+            await self.ban(member.node, member.banned or "invite revoked")
+        return [member.node for member in admitted]
 
     async def member(self, node: str) -> Member | None:
         """See Store."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import Cancelled, Completion, OutOfMemory, RowSeed, Sampling
+from sapo_backends.base import Cancelled, OutOfMemory, RowSeed, Sampling
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
 from sapo_swarm.events import Evaluated
@@ -21,8 +21,8 @@ from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
 from sapo_swarm.node.round.context import Portion
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.rows import NOTHING, Table, next_call, sample
-from sapo_swarm.node.round.turns import Place, answer_turns, finished, prompt_ids, turn_length, turns_before
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.node.round.turns import Place, answer_turns, prompt_ids, turn_length, turns_before, verdicts
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out_count, new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
@@ -85,20 +85,19 @@ async def answer(
             begun.questions = [q for q in found if isinstance(q, Question)]
         questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
         completions = await sampled(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
-        texts = decoded(host, completions)
-        scored = await verdicts(host, scorer, questions, completions, texts)
+        said = await verdicts(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
             place: to
             for place, to in permutation_partners(refs_asked).items()
             if not library.turns(refs_asked[to]) and not library.rubric(refs_asked[to])  # a judge costs
         }
-        permuted = await scorer.score_local([(questions[to].ref, texts[place]) for place, to in other.items()])
+        permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
         begun.add(
             [
                 item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place))
-                for place, (question, group, verdict) in enumerate(zip(questions, completions, scored, strict=True))
+                for place, (question, group, (verdict, *_)) in enumerate(zip(questions, completions, said, strict=True))
             ]
         )
         if on_progress is not None:
@@ -164,26 +163,6 @@ async def sampled(
             return table
 
 
-def decoded(host: EngineHost, completions: Sequence[Sequence[Completion]]) -> list[list[str]]:
-    """The text of every completion."""
-    return [[host.engine.tokenizer.decode(c.tokens) for c in group] for group in completions]
-
-
-async def verdicts(
-    host: EngineHost,
-    scorer: Scorer,
-    questions: Sequence[Question],
-    completions: Sequence[Sequence[Completion]],
-    texts: Sequence[Sequence[str]],
-) -> list[Scored]:
-    """Strict verdicts on the completions of every question, in order. texts: of the completions. Raises ScorerUnavailable."""
-    single = [(q.ref, group) for q, group in zip(questions, texts, strict=True) if not library.turns(q.ref)]
-    episodes = [(q.ref, group) for q, group in zip(questions, completions, strict=True) if library.turns(q.ref)]
-    judged = iter(await scorer.score_local(single))
-    played = iter(await finished(host.engine.tokenizer, scorer, episodes))
-    return [next(played)[0] if library.turns(q.ref) else next(judged) for q in questions]
-
-
 class Examiner:
     """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
     later ones."""
@@ -242,7 +221,7 @@ class Examiner:
         else:
             await asyncio.to_thread(self._base.add, results)
         self.forget()
-        return evaluated(results, rounds_done, 1.0, begun.seconds, paired, missing, len(refs))
+        return evaluated(results, rounds_done, begun.seconds, paired, missing, len(refs))
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().

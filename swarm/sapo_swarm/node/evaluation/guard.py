@@ -22,7 +22,7 @@ from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Ask, Examiner, Unanswered
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.storage.checkpoints import Checkpoints, read_state, rounds_of
+from sapo_swarm.node.storage.checkpoints import Checkpoints, rounds_of
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
 from sapo_swarm.sapo import tripwire
@@ -32,23 +32,6 @@ T = TypeVar("T")
 AGAIN = "sapo-desktop external on"
 Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One of `steps` equal parts of a closer look, told to `show` as a fraction of the whole."""
-
-    show: Ask
-    step: int
-    steps: int
-
-    def first_half(self, part: float) -> None:
-        """The present weights answer."""
-        self.show((self.step + part / 2) / self.steps)
-
-    def second_half(self, part: float) -> None:
-        """The best checkpoint's weights answer."""
-        self.show((self.step + 0.5 + part / 2) / self.steps)
 
 
 @dataclass
@@ -147,10 +130,11 @@ class Guard:
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
         best = self.watch.best
         assert best is not None
-        path = await self.host.call(self._kept, best.round)
-        if path is None or rounds_of(path) == rounds_done:
+        found = await self.host.call(self.checkpoints.intact, best.round)
+        if found is None or rounds_of(found[0]) == rounds_done:
             await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
             return
+        path, _ = found
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
@@ -201,9 +185,8 @@ class Guard:
             asked = used + len(self.examiner.fresh_questions(factor, used))
             if asked == used:
                 break
-            place = Progress(on_progress, number, len(tripwire.STEPS))
-            after += await self.examiner.fresh(factor, used, rounds_done, place.first_half)
-            before += await self._of_another(path, rounds_done, factor, used, place.second_half)
+            after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
+            before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
             before, after = tripwire.in_common(before, after)
             last = not self.examiner.fresh_questions(1, asked)
             verdict = tripwire.closer_look(before, after, self.tolerance, last)
@@ -228,12 +211,12 @@ class Guard:
             await self.host.call(engine.restore, present / "engine")
 
     async def _roll_back(self, rounds_done: int) -> None:
-        path = await self.host.call(self._kept, self.watch.restored)
-        if path is None:
+        found = await self.host.call(self.checkpoints.intact, self.watch.restored)
+        if found is None:
             raise CheckpointCorrupt(
                 "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
-        await self.host.call(self.host.engine.restore, path / "engine")
+        await self.host.call(self.host.engine.restore, found[0] / "engine")
         await self.host.call(self.save, rounds_done, self.watch.trips)
         self.rollbacks = self.watch.trips
         self._pin()
@@ -242,17 +225,6 @@ class Guard:
         """The checkpoint of the weights as they are now."""
         found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
         return found[0] if found else self.save(rounds_done, self.rollbacks)
-
-    def _kept(self, at_most: int) -> Path | None:
-        """The newest intact checkpoint of so many rounds or fewer."""
-        for path in reversed(self.checkpoints.complete()):
-            if rounds_of(path) <= at_most:
-                try:
-                    read_state(path)
-                except CheckpointCorrupt:
-                    continue
-                return path
-        return None
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
         await self.bus.publish(event)
@@ -270,6 +242,11 @@ class Guard:
         """The checkpoint that goes back into place is kept until it has; then the best one."""
         best = self.watch.best.round if self.watch.best else None
         self.checkpoints.pinned = self.watch.restored if self.rollbacks < self.watch.trips else best
+
+
+def _half(show: Ask, place: int) -> Ask:
+    """Progress of half a step of a closer look (the present weights answer, then the best checkpoint's) as progress of all."""
+    return lambda part: show((place + part) / (2 * len(tripwire.STEPS)))
 
 
 def _percent(rate: float) -> str:

@@ -120,7 +120,7 @@ async def _with_old_logprobs(context: RoundContext, samples: Sequence[TrainSampl
 RoundEvents = list[GroupRecorded | RoundFinished]
 
 
-def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: str) -> RoundEvents:
+def record(work: RoundWork, external_wanted: int, solved: set[str]) -> RoundEvents:
     """The events that the finished round leaves; adds tasks solved for the first time to `solved`."""
     assert work.local is not None
     assert work.stats is not None
@@ -165,7 +165,6 @@ def record(work: RoundWork, external_wanted: int, solved: set[str], checkpoint: 
             ratio_max=finite(stats.ratio_max),
             task_rewards=_by_task(work.local),
             seconds=dict(work.seconds),
-            checkpoint=checkpoint,
             figures=work.figures | {name: float(count) for name, count in counts.items() if count},
             taught=dict(Counter(g.question.ref.dataset for g in external if g.teaches)),
         )

@@ -138,6 +138,32 @@ def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tu
     return (*ids, *end), (*mask, *(True for _ in end))
 
 
+async def verdicts(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[Completion]],
+    rule: RewardRule = STRICT,
+) -> list[tuple[Scored, list[str], list[tuple[Turn, ...]]]]:
+    """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
+    are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
+    both = list(zip(questions, completions, strict=True))
+    episodes = [(q.ref, group) for q, group in both if library.turns(q.ref)]
+    single = [(q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.turns(q.ref)]
+    played = iter(await finished(tokenizer, scorer, episodes, rule))
+    read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
+    found: list[tuple[Scored, list[str], list[tuple[Turn, ...]]]] = []
+    for question in questions:
+        if library.turns(question.ref):
+            scored, turns = next(played)
+            texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
+        else:
+            (_, texts), scored = next(read)
+            turns = [()] * len(texts)
+        found.append((scored, texts, turns))
+    return found
+
+
 async def judged(
     tokenizer: Tokenizer,
     scorer: Scorer,
@@ -146,21 +172,11 @@ async def judged(
     rule: RewardRule,
     label: str,
 ) -> list[tuple[Group, int]]:
-    """Each question as a group of this node, with how many of its rollouts hold an answer: episodes by their environment, the
-    others by their verifier. label: of the model. Raises ScorerUnavailable."""
-    both = list(zip(questions, completions, strict=True))
-    episodes = [(q.ref, group) for q, group in both if library.turns(q.ref)]
-    single = [(q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.turns(q.ref)]
-    played = iter(await finished(tokenizer, scorer, episodes, rule))
-    verdicts = iter(zip(single, await scorer.score_local(single, rule), strict=True))
-    found: list[tuple[Group, int]] = []
-    for question, group in both:
-        if library.turns(question.ref):
-            scored, turns = next(played)
-            texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
-        else:
-            (_, texts), scored = next(verdicts)
-            turns = [()] * len(texts)
+    """Each question as a group of this node, with how many of its rollouts hold an answer. label: of the model. Raises
+    ScorerUnavailable."""
+    found = []
+    said = await verdicts(tokenizer, scorer, questions, completions, rule)
+    for question, group, (scored, texts, turns) in zip(questions, completions, said, strict=True):
         rollouts = tuple(
             Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
             for place, (text, c, reward, episode) in enumerate(zip(texts, group, scored.rewards, turns, strict=True))

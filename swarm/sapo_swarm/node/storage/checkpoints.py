@@ -9,6 +9,7 @@ the update log (update_log).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable
@@ -78,17 +79,16 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one model.
 
-    keep: newest ones that stay. budget: bytes that the model's folder may have, 0 = no limit. elsewhere: bytes that its
-    other files have. pinned: rounds of the checkpoint that stays however old it is, the best one (pinned_one).
+    keep: newest ones that stay. budget: bytes that may be used, 0 = no limit. counted: what is used, from this folder's path.
+    pinned: rounds of the checkpoint that stays however old it is, the best one (pinned_one). written: bytes, by this process.
     """
 
     folder: Path
     keep: int
     budget: int = 0
-    elsewhere: Callable[[], int] = lambda: 0
+    counted: Callable[[Path], int] = folder_bytes
     pinned: int | None = None
     written: int = 0
-    """Bytes written by this process."""
     _sizes: dict[bool, int] = field(default_factory=dict)
     """Bytes of the last checkpoint with and without the optimizer."""
 
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def require_room(self, engine: Engine) -> None:
         """Raises NoRoom when the budget is too small for this model whatever is thinned: two checkpoints of its weights."""
-        if said := over_budget(self._needed(engine, optimizer=False), self.budget):
+        if said := over_budget(self.next_size(engine, optimizer=False), self.budget):
             raise NoRoom(said)
 
     def write(self, engine: Engine, moment: Moment) -> Saved:
@@ -122,8 +122,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        size = folder_bytes(final)
-        self._sizes[optimizer] = size
+        self._sizes[optimizer] = size = folder_bytes(final)
         self.written += size
         self._thin()
         return Saved(final, state, size, has_optimizer(final, state))
@@ -161,15 +160,20 @@ class Checkpoints:
     def _damaged(self) -> list[Path]:
         return sorted(self.folder.glob(f"{_DAMAGED}*"))
 
-    def bytes(self) -> int:
-        """Of all checkpoints."""
-        return folder_bytes(self.folder)
+    def intact(self, at_most: int) -> tuple[Path, CheckpointState] | None:
+        """The newest intact checkpoint of so many rounds or fewer."""
+        for path in reversed(self.complete()):
+            if rounds_of(path) <= at_most:
+                with contextlib.suppress(CheckpointCorrupt):
+                    return path, read_state(path)
+        return None
 
-    def next_size(self, engine: Engine) -> int:
+    def used(self) -> int:
+        """Bytes that count for the budget."""
+        return self.counted(self.folder)
+
+    def next_size(self, engine: Engine, optimizer: bool = True) -> int:
         """Bytes that the next checkpoint will have, as far as is known."""
-        return self._needed(engine, optimizer=True)
-
-    def _needed(self, engine: Engine, optimizer: bool) -> int:
         tensors = 3 if optimizer and engine.optimizer_files else 1
         return self._sizes.get(optimizer, engine.info.trainable * BYTES_A_PARAMETER * tensors + 4096)
 
@@ -177,7 +181,7 @@ class Checkpoints:
         """Thin until a new checkpoint fits; whether it may hold the optimizer's state. Nothing goes for one that would not fit
         even then. The newest one and the best one stay: when all else is gone the newest gives up its optimizer's state first,
         then the new one."""
-        whole, weights = (self._needed(engine, optimizer) for optimizer in (True, False))
+        whole, weights = (self.next_size(engine, optimizer) for optimizer in (True, False))
         spare = self._dispensable()
         moments = [file for path in self.complete() if path not in spare for file in _optimizer_of(path)]
         gain = sum(map(folder_bytes, spare)) + sum(file.stat().st_size for file in moments)
@@ -195,14 +199,14 @@ class Checkpoints:
         raise NoRoom(
             f"A checkpoint of {size_text(weights)} does not fit: "
             f"{size_text(max(0, shutil.disk_usage(self.folder).free - FREE_RESERVE))} of the disk can be used, "
-            f"and the model has {size_text(self.bytes() + self.elsewhere())} of its {size_text(self.budget)} already. "
+            f"and the model has {size_text(self.used())} of its {size_text(self.budget)} already. "
             "Free some disk space or raise disk_budget_gb."
         )
 
     def _room(self) -> int:
         """Bytes that a new checkpoint may have now."""
         free = shutil.disk_usage(self.folder).free - FREE_RESERVE
-        return min(free, self.budget - self.bytes() - self.elsewhere()) if self.budget else free
+        return min(free, self.budget - self.used()) if self.budget else free
 
     def _dispensable(self) -> list[Path]:
         """All but the newest and the best, the one that is missed least first."""
@@ -223,7 +227,7 @@ class Checkpoints:
             for file in _optimizer_of(path):
                 file.unlink(missing_ok=True)
         for path in self._dispensable():
-            if not self.budget or self.bytes() + self.elsewhere() <= self.budget:
+            if not self.budget or self.used() <= self.budget:
                 return
             shutil.rmtree(path, ignore_errors=True)
 

@@ -20,7 +20,7 @@ LEAST_YIELD = 1 / 8
 
 @dataclass(slots=True)
 class Pool:
-    """What the strategy `sampling` could sample. Raises UnknownStrategy.
+    """What the strategy `sampling` could sample. Raises UnknownName.
 
     per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (without an
     advantage, mostly), and which are dropped. usable: part of what was received that came in here, lately.

@@ -5,26 +5,16 @@ from __future__ import annotations
 import aiohttp
 
 from sapo_swarm.protocol.directory.signed_list import MAX_BYTES, Address, BadDirectory
-from sapo_swarm.protocol.transport import Response, why_not
+from sapo_swarm.protocol.transport import open_session, why_not
 
 TIMEOUT_S = 10.0
 
 
 async def fetch(address: Address, timeout_s: float = TIMEOUT_S) -> bytes:
     """The file's bytes, not judged yet. Raises BadDirectory."""
-    pin: aiohttp.Fingerprint | bool = (
-        aiohttp.Fingerprint(bytes.fromhex(address.fingerprint)) if address.fingerprint else True
-    )
     try:
         async with (
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=1, ssl=pin),
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s)),
-                response_class=Response,
-                auto_decompress=False,
-                headers={"User-Agent": "sapo-desktop", "Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-            ) as session,
+            open_session(address.fingerprint, timeout_s) as session,
             session.get(address.url, allow_redirects=False) as response,
         ):
             return await _body(response)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 
+from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.scoring.declared.numbers import MINUS
 from sapo_swarm.tasks.own.spec import Extract
-from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import AnswerFormat
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.,]*|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3})?")
 
 
-def extract(how: Extract, text: str) -> str | None:
-    """The answer, stripped, or None where the completion has none."""
+def extract(how: Extract, text: str, answer_format: AnswerFormat = "tags") -> str | None:
+    """The answer, stripped, or None where the completion has none. answer_format: of the run, where `how` is "tags"."""
     if how == "tags":
-        return extract_answer(text)
+        return written_answer(answer_format, text)
     if how == "whole":
         return text.strip() or None
     if how == "last_line":

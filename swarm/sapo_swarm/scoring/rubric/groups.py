@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared.extract import extract
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.rubric.judge import Judge, JudgeAway
@@ -28,15 +28,10 @@ async def judged_groups(
     table = []
     for ref, question, texts in groups:
         spec = library.find(ref.dataset).spec
-        answers = [_answer(spec.extract, text, rule) if question else "" for text in texts]
-        table.append([(spec.rubric, question, answer) for answer in answers])
+        said = [after_reasoning(cap(text), rule.in_reasoning) if question else "" for text in texts]
+        table.append([(spec.rubric, question, extract(spec.extract, text, rule.answer_format) or "") for text in said])
     cases = [case for row in table for case in row if case[2]]
-    said = dict(zip(cases, await judge.verdicts(cases), strict=True))
+    passed = dict(zip(cases, await judge.verdicts(cases), strict=True))
     return [
-        (tuple(float(said.get(case) is True) for case in row), tuple(bool(case[2]) for case in row)) for row in table
+        (tuple(float(passed.get(case) is True) for case in row), tuple(bool(case[2]) for case in row)) for row in table
     ]
-
-
-def _answer(how: str, text: str, rule: RewardRule) -> str:
-    text = after_reasoning(cap(text), rule.in_reasoning)
-    return (extract(how, text) if how != "tags" else written_answer(rule.answer_format, text)) or ""  # type: ignore[arg-type]

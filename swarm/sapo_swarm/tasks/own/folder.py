@@ -43,7 +43,7 @@ class OwnTask:
     without the held-out rows, which names the task in a swarm that does not have them.
 
     problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
-    reward.py or environment.py, never run here.
+    reward.py or environment.py, never run here. levels: of difficulty, as places of training rows; {} where there are none.
     """
 
     spec: TaskSpec
@@ -55,16 +55,12 @@ class OwnTask:
     fixture: bytes = b""
     code: bytes = b""
     problems: tuple[str, ...] = field(default=(), compare=False)
+    levels: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def code_name(self) -> str:
         """The file that holds the code: reward.py, or environment.py (with the reward function in it, if there is one)."""
         return code_name(self.spec)
-
-    @property
-    def levels(self) -> dict[str, tuple[int, ...]]:
-        """Levels of difficulty, as places of training rows; {} where the task has none. Raises BadTask."""
-        return levels(self.digest, self.spec.difficulty, self.train)
 
     @property
     def generator(self) -> str:
@@ -123,9 +119,8 @@ def make(
         kept.append(tuple(good))
     whole = content_digest(content(spec, kept[0], kept[1], schema, fixture, code))
     lean = content_digest(content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
-    task = OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems))
-    assert isinstance(task.levels, dict)  # raises BadTask where they make no sense
-    return task
+    found = levels(spec.difficulty, kept[0])
+    return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found)
 
 
 def content(

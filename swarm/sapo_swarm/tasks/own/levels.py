@@ -12,31 +12,15 @@ MAX_LEVELS = 8
 """Different values of the column; more of them are cut into QUARTERS where they are numbers."""
 QUARTERS = 4
 PREFIX = "level_"
-CACHED = 64
 
 
-_found: dict[str, dict[str, tuple[int, ...]]] = {}
-"""By a task's digest: looked up for every question."""
-
-
-def levels(digest: str, column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
+def levels(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
     """Name of a level -> places of its rows, the easiest first where the column holds numbers; {} without a column.
-
-    digest: names the version of the task that the rows are of.
 
     Raises BadTask where the column holds more words than there can be levels.
     """
     if not column:
         return {}
-    if digest not in _found:
-        if len(_found) >= CACHED:
-            _found.clear()
-        _found[digest] = sorted_out(column, rows)
-    return _found[digest]
-
-
-def sorted_out(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
-    """What `levels` gives, of rows that are no version of a task yet. Raises BadTask as it does."""
     values = [row[column].strip() for row in rows]
     distinct = sorted(set(values))
     numbers = {value: number for value in distinct if (number := _number(value)) is not None}

@@ -9,7 +9,7 @@ from sapo_desktop.services.tasks.proposal.answers import DIGITS
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.headings import slug
-from sapo_swarm.tasks.own.levels import sorted_out
+from sapo_swarm.tasks.own.levels import levels
 from sapo_swarm.tasks.own.rows import Row, Table
 from sapo_swarm.tasks.own.spec import TaskSpec
 
@@ -125,7 +125,7 @@ def difficulty(spec: TaskSpec, rows: Sequence[Row]) -> tuple[str, str]:
     if without:
         return "", f"No levels of difficulty: column {column} is empty in {without:,} of {len(used):,} rows."
     try:
-        sorted_out(column, used)
+        levels(column, used)
     except BadTask as error:
         return "", f"No levels of difficulty: {error}"
     return column, ""
