@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,7 +79,11 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
             word.enter_context(hosting.announced(home, state))
             if announce:
                 outside = [address for address in addresses(settings.host) if not is_loopback(address)]
-                await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
+                try:
+                    await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
+                except OSError as error:
+                    why = error.strerror or error
+                    print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
 
         await serve(settings, listening=listening)
 
