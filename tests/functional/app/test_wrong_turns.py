@@ -14,6 +14,7 @@ from tests.support.trained_models import random_model
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -115,7 +116,15 @@ def test_a_recording_and_groups_that_are_not_there_are_one_sentence_each(
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     assert cli.run(["replay", "nosuch"]) == 2
-    assert "There is no file 'nosuch'. Give one, or a model's name: sapo-desktop models" in capsys.readouterr().err
+    assert "There is no file 'nosuch'. There is no model yet. Make one" in capsys.readouterr().err
+    model = store.create(Home.find(), "such", RunConfig(model="fake", trainer="fake"))
+    assert cli.run(["replay", "nosuch"]) == 2
+    assert "There is no file 'nosuch'. There is no model 'nosuch'. Did you mean 'such'?" in capsys.readouterr().err
+    (tmp_path / "such").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("such", "Such", model.record.id):
+        assert cli.run(["replay", name]) == 1
+        assert f"There is no journal at {model.folder / 'journal.db'}" in capsys.readouterr().err
     Journal(tmp_path / "journal.db").close()
     assert cli.run(["rollouts", str(tmp_path / "journal.db"), "--task", "foo"]) == 2
     assert "There is no group of the task 'foo'. No groups yet." in capsys.readouterr().err
