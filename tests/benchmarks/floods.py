@@ -203,7 +203,8 @@ def coordinator(folder: Path, log: Path, files: int) -> tuple[subprocess.Popen[b
     command = [
         sys.executable,
         "-m",
-        "sapo_swarm.coordinator",
+        "sapo_desktop",
+        "coordinator",
         "--port",
         str(port),
         "--store",
@@ -213,9 +214,10 @@ def coordinator(folder: Path, log: Path, files: int) -> tuple[subprocess.Popen[b
     def few_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
+    env = {**os.environ, "SAPO_HOME": str(folder)}
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [*command, *flags[:-1]], stdout=subprocess.PIPE, stderr=stderr, cwd=folder, preexec_fn=few_files
+            [*command, *flags[:-1]], stdout=subprocess.PIPE, stderr=stderr, env=env, preexec_fn=few_files
         )
     assert process.stdout is not None
     for line in process.stdout:

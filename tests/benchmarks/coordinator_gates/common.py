@@ -53,6 +53,7 @@ class Server:
     invite: Invite
     port: int
     ready_s: float
+    home: tempfile.TemporaryDirectory[str]
 
     def kill(self) -> None:
         """kill -9."""
@@ -67,6 +68,7 @@ class Server:
         self.process.wait(seconds)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        self.home.cleanup()
 
     @property
     def rss(self) -> int:
@@ -84,11 +86,12 @@ def start_server(store: str, port: int = 0, **settings: object) -> Server:
     port = port or free_port()
     settings = {"invite_uses": 0, **settings}
     flags = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "sapo_swarm.coordinator", "--port", str(port), "--store", store, *flags]
+    command = [sys.executable, "-m", "sapo_desktop", "coordinator", "--port", str(port), "--store", store, *flags]
+    home = tempfile.TemporaryDirectory(prefix="sapo-gate-home-")
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:  # not a pipe: nobody reads it while the coordinator writes
-        cwd = tempfile.gettempdir()  # the admin key of a store without a folder lies where the coordinator was started
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ, cwd=cwd)
+        env = {**os.environ, "SAPO_HOME": home.name}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.search(r"sapo://[^']+", line):
@@ -98,7 +101,7 @@ def start_server(store: str, port: int = 0, **settings: object) -> Server:
             raise RuntimeError(f"The coordinator did not start:\n{log.read()}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
         answer.read()
-    return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started)
+    return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started, home)
 
 
 @contextlib.contextmanager

@@ -193,35 +193,6 @@ def test_what_cannot_be_meant_is_said_in_plain_words(tmp_path: Path, key: str, s
     assert str(refused.value) == said
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (("--round-every-s", "x"), "round_every_s: that is no number. Allowed: number, more than 0."),
-        (
-            ("--share-fraction", "2"),
-            "share_fraction: expected `float` <= 1.0. Allowed: number, more than 0, at most 1.",
-        ),
-        (("--tls", "--tasks", "bf,ca"), "There is no task 'ca'. "),
-        (
-            ("--open", "--approve"),
-            "In a swarm that is open to anyone nobody waits to be let in: give --open or --approve.",
-        ),
-    ],
-)
-def test_what_a_coordinator_cannot_be_told_is_said_in_plain_words(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    typed: tuple[str, ...],
-    said: str,
-) -> None:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["coordinator", *typed]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert "$" not in told
-
-
 def test_a_base_and_a_theme_that_are_not_there_are_not_set_and_a_base_counts_for_new_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

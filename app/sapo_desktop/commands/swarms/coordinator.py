@@ -75,7 +75,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
                     why = error.strerror or error
                     print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
 
-        await serve(settings, listening=listening)
+        await serve(settings, listening)
 
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
