@@ -276,6 +276,6 @@ def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pyt
     pretend(tmp_path / "site", monkeypatch, code)
     command = [sys.executable, "-c", TYPE_VERB, "export", "--format", "gguf", "--to", str(tmp_path / "to" / "out")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, timeout=LONG_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"0 % starting\n")
     assert left_in(tmp_path / "to") == []
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -29,14 +29,13 @@ def written(home: Home, args: argparse.Namespace) -> int:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()
     name, path = recording.find(home, *args.names)
-    told = progress
-    told(0.0, "reading")
+    progress(0.0, "reading")
     events = recording.load_recording(path, KINDS) if path.exists() else []
     found = list(rows(events))
     try:
-        write(args.format, Job(name, found, typed_target(args.output), args.force, told))
+        write(args.format, Job(name, found, typed_target(args.output), args.force, progress))
     finally:
-        told(1.0, "")
+        progress(1.0, f"figures of {name}")
     rounds = sum(row.covers for row in found)
     print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(found):,} rows, to {args.output}")
     if any(row.covers > 1 for row in found):
