@@ -49,13 +49,13 @@ def confirmed(yes: bool, question: str) -> bool:
     return yes or agreed(question)
 
 
-def progress(fraction: float, phrase: str, along: bool = False) -> None:
-    """How far it is, on the error stream: see overwrite. along: a program reads, so each step is a line of its own."""
+def progress(fraction: float, phrase: str) -> None:
+    """How far it is, on the error stream: see overwrite. Where that is no terminal, each step is a line of its own."""
     line = f"{100 * fraction:.0f} % {phrase}"
-    if along:
-        print(line, file=sys.stderr, flush=True)
-    else:
+    if sys.stderr.isatty():
         overwrite(line if fraction < 1 else "")
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def overwrite(text: str) -> None:

@@ -8,19 +8,28 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 LEFT_S = 3600.0
 """So old a half-written file was left by a process that was killed."""
 
 
 def write_whole(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
-    """Write the file beside its name, then rename it. Two processes may write it at once: the last one's content stays.
+    """Write the file, and its folder where there is none. Text is UTF-8. For the rest see opened. Raises OSError."""
+    Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+    with opened(path, private=private, synced=synced) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
-    A symbolic link stays one: what it leads to is written. Text is UTF-8. private: only the owner may read it (0600). synced:
-    it is on the disk before it has its name; not needed for what is made anew at each start. Raises OSError.
+
+@contextlib.contextmanager
+def opened(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[IO[bytes]]:
+    """A file beside that name, which gets the name when the block ends well; otherwise nothing is left of it. Two processes may
+    write it at once: the last one's content stays.
+
+    A symbolic link stays one: what it leads to is written. private: only the owner may read it (0600). synced: it is on the disk
+    before it has its name; not needed for what is made anew at each start. Raises OSError.
     """
     path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
     for old in half_written(path):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > LEFT_S:
@@ -31,7 +40,7 @@ def write_whole(path: Path, content: bytes | str, *, private: bool = False, sync
     )
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             if synced:
                 file.flush()
                 on_disk(file.fileno())

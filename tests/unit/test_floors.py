@@ -38,7 +38,7 @@ def test_the_command_line_loads_nothing_slow_before_a_verb_is_known() -> None:
 
 def test_a_coordinator_starts_without_numpy() -> None:
     """A third of the processor time of its start: members wait for it after a crash."""
-    loaded = modules_after("import sapo_swarm.coordinator.__main__, sapo_desktop.commands.swarms.coordinator")
+    loaded = modules_after("import sapo_swarm.coordinator.host, sapo_desktop.commands.swarms.coordinator")
     assert not loaded & (HEAVY | {"numpy", "textual", "keyring"})
 
 

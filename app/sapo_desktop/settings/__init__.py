@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -65,10 +65,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 _KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Field(NamedTuple):
-    """One setting as people meet it. key: section.name; kind: what may be written, in words, or the choices."""
+    """One setting as people meet it. key: section.name, or the name; kind: what may be written, in words, or the choices."""
 
     key: str
     kind: str
@@ -78,18 +79,23 @@ class Field(NamedTuple):
 
 
 def fields() -> Iterator[Field]:
-    """Every setting of the schema, in order: the source of flags, the settings screen and the docs."""
+    """Every setting, in order: the source of flags, the settings screen and the docs."""
     for section in msgspec.structs.fields(Settings):
-        for field in msgspec.structs.fields(section.type):
-            node: Any = msgspec.inspect.type_info(field.type)
-            text = ""
-            if isinstance(node, msgspec.inspect.Metadata):
-                text, node = (node.extra_json_schema or {}).get("description", ""), node.type
-            choices = tuple(map(str, node.values)) if isinstance(node, msgspec.inspect.LiteralType) else ()
-            plain = type(node).__name__.removesuffix("Type").lower()
-            choices = choices or (("true", "false") if plain == "bool" else ())
-            kind = "|".join(choices) or _KINDS[plain] + _bounds(node)
-            yield Field(f"{section.name}.{field.name}", kind, field.default, text, choices)
+        yield from described(section.type, f"{section.name}.")
+
+
+def described(schema: type[msgspec.Struct], section: str = "") -> Iterator[Field]:
+    """Every field of a schema, in order. section: what stands before their names, "run." for one."""
+    for field in msgspec.structs.fields(schema):
+        node: Any = msgspec.inspect.type_info(field.type)
+        help_text = ""
+        if isinstance(node, msgspec.inspect.Metadata):
+            help_text, node = (node.extra_json_schema or {}).get("description", ""), node.type
+        choices = tuple(map(str, node.values)) if isinstance(node, msgspec.inspect.LiteralType) else ()
+        plain = type(node).__name__.removesuffix("Type").lower()
+        choices = choices or (("true", "false") if plain == "bool" else ())
+        kind = "|".join(choices) or _KINDS[plain] + _bounds(node)
+        yield Field(f"{section}{field.name}", kind, field.default, help_text, choices)
 
 
 def _bounds(node: Any) -> str:
@@ -125,10 +131,15 @@ def convert(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Sett
     """Settings from nested tables. Raises UsageError that names the key, the nearest match or the allowed values."""
     for key in unknown(tables):
         raise UsageError(f"{origin}: {unknown_sentence(key)}")
+    return converted(tables, Settings, fields(), origin, strict)
+
+
+def converted(values: Mapping[str, Any], schema: type[S], fields: Iterable[Field], origin: str, strict: bool) -> S:
+    """The settings of these values; origin: what they were read from. Raises UsageError with the key and what is allowed."""
     try:
-        return msgspec.convert(tables, Settings, strict=strict)
+        return msgspec.convert(values, schema, strict=strict)
     except msgspec.ValidationError as error:
-        raise UsageError(_plain(str(error), origin)) from error
+        raise UsageError(_plain(str(error), fields, origin)) from error
 
 
 def unknown(tables: Mapping[str, Any]) -> list[str]:
@@ -158,16 +169,19 @@ def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parsed(key: str, typed: str) -> Any:
-    """What was typed, lists split at commas; the schema does the rest."""
-    is_list = any(f.key == key and f.kind == "list" for f in fields())
-    return [part.strip() for part in typed.split(",") if part.strip()] if is_list else typed
+def parsed(typed: Mapping[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
+    """What was typed for some keys, lists split at commas; the schema does the rest."""
+    lists = {field.key for field in fields if field.kind == "list"}
+    return {
+        key: [part.strip() for part in value.split(",") if part.strip()] if key in lists else value
+        for key, value in typed.items()
+    }
 
 
 def edited(config: RunConfig, key: str, typed: str) -> RunConfig:
     """The config with one setting of a run (key: run.name) as it was typed. Raises UsageError."""
-    name = key.partition(".")[2]
-    return convert({"run": {**msgspec.to_builtins(config), name: parsed(key, typed)}}, key, strict=False).run
+    changed = parsed({key.partition(".")[2]: typed}, described(RunConfig))
+    return convert({"run": {**msgspec.to_builtins(config), **changed}}, key, strict=False).run
 
 
 def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
@@ -177,7 +191,7 @@ def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] =
     """
     tables = read(path)
     section, _, name = key.partition(".")
-    _table(tables, section, path)[name] = parsed(key, typed)
+    _table(tables, section, path)[name] = parsed({key: typed}, fields())[key]
     settings = convert(known_part(tables), key, strict=False)
     check(settings)
     tables[section][name] = msgspec.to_builtins(getattr(getattr(settings, section), name))
@@ -213,11 +227,14 @@ _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "boo
 """What msgspec expected where something was typed that cannot become it -> how a person says so."""
 
 
-def _plain(message: str, origin: str) -> str:
-    """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind."""
-    text, _, where = message.partition(" - at `$")
-    key, text = where.rstrip("`").lstrip("."), text.rstrip(".")
-    text = next((plain for kind, plain in _NO_SUCH.items() if text == f"Expected `{kind}`, got `str`"), text)
-    allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields() if f.key == key), "")
+def _plain(message: str, fields: Iterable[Field], origin: str) -> str:
+    """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind; without a place it is a sentence of
+    the schema's own."""
+    said, at, where = message.partition(" - at `$")
+    if not at:
+        return message
+    key, said = where.rstrip("`").lstrip("."), said.rstrip(".")
+    said = next((plain for kind, plain in _NO_SUCH.items() if said == f"Expected `{kind}`, got `str`"), said)
+    allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields if f.key == key), "")
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
-    return f"{start}{text[0].lower()}{text[1:]}.{allowed}"
+    return f"{start}{said[0].lower()}{said[1:]}.{allowed}"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.settings import Settings
+from sapo_desktop.settings import Field, Settings, described, parsed, text
 from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
 from sapo_swarm.registry import nearest
 
 ASK_FOR_ROOM = ("model", "tasks", "task_tokens", "thinking")
 """Settings that may need more new tokens: see with_room."""
 Look = Callable[[RunConfig], None]
-_METAVARS: dict[type, str] = {int: "N", float: "X", tuple: "A,B"}
+_METAVARS = {"whole number": "N", "number": "X", "list": "A,B"}
 
 
 def _nowhere(_config: RunConfig) -> None:
@@ -29,31 +29,32 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
     group = parser.add_argument_group(
         "the run (what is not given: as the model has it, a new one from the settings file)"
     )
-    for field in settings.fields():
-        section, _, name = field.key.partition(".")
-        if section != "run" or (only and name not in only):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        text = f"{field.help} (default: {settings.text(field.default)})".replace("%", "%%")
+    chosen = [field for field in described(RunConfig) if not only or field.key in only]
+    add_flags(group, chosen)
+    for old, now in RENAMED.items():  # scripts that have the earlier flag still run
+        if not only or now in only:
+            flag = f"--{old.replace('_', '-')}"
+            group.add_argument(flag, dest=now, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def add_flags(parser: argparse._ActionsContainer, fields: Iterable[Field]) -> None:
+    """A flag for each, which sets nothing when it is not typed."""
+    for field in fields:
+        flag, default = f"--{field.key.replace('_', '-')}", text(field.default)
+        said = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
         if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=said)
         else:
-            metavar = _METAVARS.get(type(field.default), "TEXT")
+            metavar = _METAVARS.get(field.kind.partition(",")[0], "TEXT")
             metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
-            group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
-        for old in (old for old, now in RENAMED.items() if now == name):  # scripts that have the earlier flag still run
-            group.add_argument(
-                f"--{old.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
+            parser.add_argument(flag, default=argparse.SUPPRESS, help=said, metavar=metavar)
 
 
 def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, made: bool = False) -> RunConfig:
     """The run's settings with the typed flags over them. look: see with_room. made: they are those of a model, which keeps its
     limit of new tokens unless something changes that asks for room. Raises UsageError, UnknownTask, BadTask."""
-    typed = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    for name in ("tasks", "task_tokens"):
-        if name in typed:
-            typed[name] = [t.strip() for t in typed[name].split(",") if t.strip()]
+    given = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
+    typed = parsed(given, described(RunConfig))
     if "model" in typed:
         typed["model"] = absolute(typed["model"])
     run = {**msgspec.to_builtins(base.run), **typed}

@@ -143,26 +143,20 @@ def _runner(coordinator: Coordinator, admin_key: str, listing: Listing | None) -
     )
 
 
-async def serve(
-    settings: CoordinatorSettings,
-    announce: bool = True,
-    listening: Callable[[Hosted], Awaitable[None]] | None = None,
-) -> None:
+async def serve(settings: CoordinatorSettings, listening: Callable[[Hosted], Awaitable[None]]) -> None:
     """Host until SIGINT, SIGTERM or the host's stop. Prints the invite and every address. listening: called once,
     when it is up."""
     log_to_stderr()
     gc.set_threshold(*COLLECTED_AFTER)
     hosted = await start(settings)
-    if announce:
-        print(describe(hosted), flush=True)
+    print(describe(hosted), flush=True)
     ending = hosted.coordinator.ending
     loop = asyncio.get_running_loop()
     for name in ("SIGINT", "SIGTERM"):
         with contextlib.suppress(NotImplementedError, AttributeError):  # Windows: Ctrl-C raises instead
             loop.add_signal_handler(getattr(signal, name), ending.set)
     try:
-        if listening is not None:
-            await listening(hosted)
+        await listening(hosted)
         await ending.wait()
     finally:
         await hosted.stop()

@@ -55,6 +55,7 @@ class Server:
     invite: Invite
     port: int
     ready_s: float
+    home: tempfile.TemporaryDirectory[str]
 
     def kill(self) -> None:
         """kill -9."""
@@ -69,6 +70,7 @@ class Server:
         self.process.wait(seconds)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        self.home.cleanup()
 
     @property
     def rss(self) -> int:
@@ -88,13 +90,12 @@ def start_server(store: str, port: int = 0, log: Path | None = None, files: int 
     settings = {"invite_uses": 0, **settings}
     flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in settings.items()]
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
-    command = [sys.executable, "-m", "sapo_swarm.coordinator", "--port", str(port), "--store", store, *flags]
+    command = [sys.executable, "-m", "sapo_desktop", "coordinator", "--port", str(port), "--store", store, *flags]
+    home = tempfile.TemporaryDirectory(prefix="sapo-gate-home-")
     started = time.perf_counter()
     with log.open("w+") if log else tempfile.TemporaryFile("w+") as told:  # no pipe: nobody reads it meanwhile
-        cwd = tempfile.gettempdir()  # the admin key of a store without a folder lies where the coordinator was started
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=told, text=True, env=os.environ, cwd=cwd, preexec_fn=limit
-        )
+        env = {**os.environ, "SAPO_HOME": home.name}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True, env=env, preexec_fn=limit)
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.search(r"sapo://[^']+", line):
@@ -104,7 +105,7 @@ def start_server(store: str, port: int = 0, log: Path | None = None, files: int 
             raise RuntimeError(f"The coordinator did not start:\n{told.read()}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
         answer.read()
-    return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started)
+    return Server(process, parse_invite(found.group(0)), port, time.perf_counter() - started, home)
 
 
 @contextlib.contextmanager

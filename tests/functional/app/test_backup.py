@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -226,9 +227,7 @@ def test_a_full_disk_costs_nothing(
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(
-        f"sapo_desktop.services.personal_data.{'backup' if place == 'backup' else 'archive'}.os.fsync", full
-    )
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AppError, match="No space left"):
         backup.backup(old, tmp_path / "again.tar") if place == "backup" else brought(new, saved.path)
     assert content(tmp_path) == before

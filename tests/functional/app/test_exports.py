@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +19,6 @@ pytest.importorskip("transformers", reason="the torch engine is not installed")
 
 from tests.support.trained_models import random_model, trained
 
-from sapo_backends.base import Cancelled, CancelToken
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.exports import (
     ExportFailed,
@@ -121,36 +119,31 @@ def test_fewer_bits_are_written_and_their_agreement_is_stated(starter: Source, t
     assert guess.fits
 
 
-def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises_on_the_callers_thread(
-    starter: Source, tmp_path: Path
-) -> None:
-    """A dialog may call it from a worker thread and pass on what it is told. Half exports to another place stay."""
+def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises(starter: Source, tmp_path: Path) -> None:
+    """Half exports to another place stay."""
     for name in ("out", ".out.999999999.partial", ".other.999999999.partial", ".out.txt"):
         (tmp_path / name).mkdir()
-    told: list[tuple[float, str, int]] = []
-    plan = Plan("hf", tmp_path / "out", verify=False)
-    export(starter, plan, lambda fraction, phrase: told.append((fraction, phrase, threading.get_ident())))
-    fractions = [fraction for fraction, _, _ in told]
+    told: list[tuple[float, str]] = []
+    export(starter, Plan("hf", tmp_path / "out", verify=False), lambda *step: told.append(step))
+    fractions = [fraction for fraction, _ in told]
     assert fractions == sorted(fractions)
-    assert {thread for *_, thread in told} == {threading.get_ident()}
-    assert any("weights" in phrase for _, phrase, _ in told)
+    assert any("weights" in phrase for _, phrase in told)
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert left_in(tmp_path) == [".other.999999999.partial", ".out.txt", "out"]
 
 
 @pytest.mark.parametrize("phrase", ["starting", "writing Q8_0 weights", "llama-cpp-python answers"])
-def test_a_cancel_leaves_nothing_and_no_process(starter: Source, tmp_path: Path, phrase: str) -> None:
+def test_an_interrupt_leaves_nothing_and_no_process(starter: Source, tmp_path: Path, phrase: str) -> None:
     """Before, while the weights are written, and while they are read again."""
     pytest.importorskip("llama_cpp")
-    cancel = CancelToken()
 
     def stop(_: float, doing: str) -> None:
         if doing.startswith(phrase):
-            cancel.cancel()
+            raise KeyboardInterrupt
 
     children = set(psutil.Process().children(recursive=True))
-    with pytest.raises(Cancelled):
-        export(starter, Plan("gguf", tmp_path / "out", "q8_0"), stop, cancel)
+    with pytest.raises(KeyboardInterrupt):
+        export(starter, Plan("gguf", tmp_path / "out", "q8_0"), stop)
     assert left_in(tmp_path) == []
     assert set(psutil.Process().children(recursive=True)) <= children
 
@@ -283,6 +276,6 @@ def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pyt
     pretend(tmp_path / "site", monkeypatch, code)
     command = [sys.executable, "-c", TYPE_VERB, "export", "--format", "gguf", "--to", str(tmp_path / "to" / "out")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, timeout=LONG_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"0 % starting\n")
     assert left_in(tmp_path / "to") == []
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

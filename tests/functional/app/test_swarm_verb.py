@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -69,3 +70,22 @@ def test_an_import_names_the_command_that_hosts_the_swarm_as_it_was(
     file.write_bytes(asyncio.run(exported(tmp_path, is_open)))
     assert cli.run(["swarm", "import", str(file)]) == 0
     assert f"Host it with: sapo-desktop coordinator {flags}" in capsys.readouterr().out
+
+
+def test_an_export_for_which_the_disk_had_no_room_is_made_under_the_same_name_once_there_is_some(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.swarm", str(tmp_path / "new.swarm")
+    old.write_bytes(asyncio.run(exported(tmp_path, False)))
+    assert cli.run(["swarm", "import", str(old)]) == 0
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        assert cli.run(["swarm", "export", new]) == 1
+    assert not list(tmp_path.glob("*new.swarm*"))
+    assert cli.run(["swarm", "export", new]) == 0
+    assert cli.run(["swarm", "export", new]) == 2
+    assert "exists already: choose another name." in capsys.readouterr().err

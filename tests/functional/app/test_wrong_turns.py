@@ -14,9 +14,23 @@ from tests.support.trained_models import random_model
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.protocol.client import NodeClient
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.invite import parse_invite
 
 LONG_S = 240
+NO_MULTICAST = """
+class AsyncServiceInfo:
+    def __init__(self, *_about, **_rest):
+        pass
+
+class AsyncZeroconf:
+    def __init__(self):
+        raise OSError(19, "No such device")
+"""
+"""zeroconf where the network has no multicast."""
 
 
 def kept_device(home: Path) -> str:
@@ -65,13 +79,29 @@ async def test_a_taken_port_a_port_that_is_none_and_an_invite_with_another_lette
         taken = await asyncio.to_thread(sapo, tmp_path / "other", "coordinator", "--port", str(port))
     assert taken.stderr == f"sapo-desktop: Port {port} is taken. Name another: --port {(port + 1) % 65536}\n"
     none = await asyncio.to_thread(sapo, tmp_path / "other", "coordinator", "--port", "99999")
-    assert (none.returncode, none.stderr) == (2, "sapo-desktop: --port is 0 to 65535.\n")
+    assert none.returncode == 2
+    assert none.stderr.endswith("Allowed: whole number, 0 to 65535.\n")
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         mistyped = invite.strip()[:-1] + ("b" if invite.strip()[-1] == "a" else "a")
         node = ("node", "--trainer", "fake", "--model", "fake", "--rounds", "1", "--join", f"{mistyped}.")
         refused = await asyncio.to_thread(sapo, tmp_path / "node", *node, timeout=LONG_S)
     assert refused.returncode == 2
     assert "The invite is for another swarm or mistyped; copy the whole line." in refused.stderr
+
+
+async def test_a_swarm_opens_where_the_local_network_cannot_be_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zeroconf").mkdir()
+    (tmp_path / "zeroconf" / "__init__.py").touch()
+    (tmp_path / "zeroconf" / "asyncio.py").write_text(NO_MULTICAST)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with coordinator(tmp_path / "host", "--port", "0", "--announce") as (invite, process):
+        assert process.stderr is not None
+        said = await asyncio.to_thread(process.stderr.readline)
+        assert said == "sapo-desktop: The local network could not be told of the swarm (No such device).\n"
+        async with NodeClient(parse_invite(invite), Identity.generate()) as client:
+            assert (await client.info()).nodes == 0
 
 
 def test_a_folder_is_no_file_of_rows(tmp_path: Path) -> None:
@@ -86,7 +116,15 @@ def test_a_recording_and_groups_that_are_not_there_are_one_sentence_each(
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     assert cli.run(["replay", "nosuch"]) == 2
-    assert "There is no file 'nosuch'. Give one, or a model's name: sapo-desktop models" in capsys.readouterr().err
+    assert "There is no file 'nosuch'. There is no model yet. Make one" in capsys.readouterr().err
+    model = store.create(Home.find(), "such", RunConfig(model="fake", trainer="fake"))
+    assert cli.run(["replay", "nosuch"]) == 2
+    assert "There is no file 'nosuch'. There is no model 'nosuch'. Did you mean 'such'?" in capsys.readouterr().err
+    (tmp_path / "such").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("such", "Such", model.record.id):
+        assert cli.run(["replay", name]) == 1
+        assert f"There is no journal at {model.folder / 'journal.db'}" in capsys.readouterr().err
     Journal(tmp_path / "journal.db").close()
     assert cli.run(["rollouts", str(tmp_path / "journal.db"), "--task", "foo"]) == 2
     assert "There is no group of the task 'foo'. No groups yet." in capsys.readouterr().err

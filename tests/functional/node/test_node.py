@@ -185,7 +185,7 @@ def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Pat
     done = sapo(tmp_path, "node", *FAKE, "--local-groups", "2", "--rounds", "25", "--keep-groups", "3")
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path)
-    events = load_recording(run)
+    events = load_recording(run / "journal.db")
     assert [e.round for e in events if isinstance(e, RoundFinished)] == list(range(25))
     kept = {e.round for e in events if isinstance(e, GroupRecorded) and not e.first_solved}
     assert kept == {0, 10, 20, 22, 23, 24}

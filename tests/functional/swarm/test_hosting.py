@@ -16,9 +16,10 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.local_redis import MISSING, LocalRedis, NoRedis
+from tests.support.node_process import environment
 from tests.support.simulated_nodes import sim_group
 
-from sapo_swarm.coordinator.__main__ import main
+from sapo_desktop import cli
 from sapo_swarm.coordinator.admin.client import AdminClient, read_access
 from sapo_swarm.coordinator.admin.transfer import import_swarm
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
@@ -62,8 +63,10 @@ async def test_a_swarm_keeps_its_name_when_it_is_hosted_again_without_one(
 
 async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_path: Path) -> None:
     """One line to paste; SIGTERM ends it with exit code 0 and what was acknowledged is kept."""
-    command = ["-m", "sapo_swarm.coordinator", "--port", "0", "--store", f"sqlite:{tmp_path}/s.sqlite", "--tls"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    command = ["-m", "sapo_desktop", "coordinator", "--port", "0", "--store", f"sqlite:{tmp_path}/s.sqlite", "--tls"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, env=environment(tmp_path)
+    )
     assert process.stdout is not None
     text = ""
     while "Status page" not in text:
@@ -88,9 +91,12 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--port", "high"], "int"),
-        (["--nonsense", "1"], "--nonsense"),
-        (["--share-fraction", "2"], "share_fraction"),
+        (["--port", "high"], "port: that is no whole number. Allowed: whole number, 0 to 65535."),
+        (["--round-every-s", "x"], "round_every_s: that is no number. Allowed: number, more than 0."),
+        (
+            ["--share-fraction", "2"],
+            "share_fraction: expected `float` <= 1.0. Allowed: number, more than 0, at most 1.",
+        ),
         (["--name", "n" * 41], "length <= 40"),
         (["--tasks", "bf,basic_aritmetic"], "There is no task 'basic_aritmetic'. Did you mean 'basic_arithmetic'?"),
         (["--tasks", "No Name"], "There is no task 'No Name'."),
@@ -100,16 +106,21 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         (["--public", "https://swarm.example.org"], "name or number, without https:// and port"),
         (["--public", "[2001:db8::1]"], "name or number, without https:// and port"),
     ],
-    ids=["type", "flag", "range", "name", "task", "no name", "preset", "open", "port", "scheme", "brackets"],
+    ids=["type", "number", "range", "name", "task", "no name", "preset", "open", "port", "scheme", "brackets"],
 )
 def test_wrong_flags_are_usage_errors(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 2, and a sentence; a swarm that no node could be in is not hosted."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["--store", f"sqlite:{tmp_path}/s.sqlite", *arguments])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert cli.run(["coordinator", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "$" not in told
 
 
 async def test_a_swarm_that_was_given_a_long_name_once_lets_nodes_in(
@@ -122,9 +133,12 @@ async def test_a_swarm_that_was_given_a_long_name_once_lets_nodes_in(
         assert (await client.join()).name == "    " + 36 * "n"
 
 
-def test_a_store_that_does_not_open_is_an_error_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_does_not_open_is_an_error_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 1."""
-    assert main(["--store", "mysql://x"]) == 1
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    assert cli.run(["coordinator", "--store", "mysql://x"]) == 1
     assert "is no store" in capsys.readouterr().err
 
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import sys
 import time
-from functools import partial
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--table", action="store_true", help="the table, and the result as one JSON object in the last line"
     )
-    parser.add_argument("--progress", action="store_true", help="tell the progress in lines on the error stream")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -66,10 +64,9 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     began = time.perf_counter()
-    told = partial(progress, along=args.progress)
     judge = judging.judge_of(home, [chosen.config for chosen in both])
     try:
-        found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, told, judge))
+        found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, progress, judge))
     except JudgeAway as error:
         raise AppError(str(error)) from error
     if not args.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from sapo_backends.errors import size_text
@@ -23,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.add_argument("--quant", choices=QUANTS, default="f16", help="bits of a GGUF file (default: f16)")
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the model's folder)")
-    parser.add_argument("--progress", action="store_true", help="tell the progress in lines on the error stream")
     parser.add_argument(
         "--no-verify", action="store_true", help="do not load the result again with the library that it is for"
     )
@@ -51,7 +49,6 @@ def main(args: argparse.Namespace) -> int:
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:
         umask.as_in_the_shell()
-    told = partial(progress, along=args.progress)
-    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), told)
+    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), progress)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
     return 0

@@ -9,12 +9,10 @@ from pathlib import Path
 from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
+from sapo_desktop.services.models import recording
 from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
 from sapo_desktop.services.models.figures.rows import KINDS
-from sapo_desktop.services.models.recording import load_recording
-from sapo_desktop.services.models.shelf import store
 from sapo_desktop.streams import progress
-from sapo_swarm.node.storage.journal import read_only
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,21 +28,14 @@ def written(home: Home, args: argparse.Namespace) -> int:
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()
-    path = Path(*args.names)
-    told = progress
-    told(0.0, "reading")
-    is_file = path.suffix in (".db", ".jsonl") and path.is_file()
-    if args.names and (is_file or (path / "journal.db").is_file()):
-        name, events = path.stem if path.is_file() else path.name, load_recording(path)
-    else:
-        model = store.find(home, *args.names)
-        journal = model.folder / "journal.db"
-        name, events = model.name, read_only(journal, KINDS) if journal.exists() else []
+    name, path = recording.find(home, *args.names)
+    progress(0.0, "reading")
+    events = recording.load_recording(path, KINDS) if path.exists() else []
     found = list(rows(events))
     try:
-        write(args.format, Job(name, found, typed_target(args.output), args.force, told))
+        write(args.format, Job(name, found, typed_target(args.output), args.force, progress))
     finally:
-        told(1.0, "")
+        progress(1.0, f"figures of {name}")
     rounds = sum(row.covers for row in found)
     print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(found):,} rows, to {args.output}")
     if any(row.covers > 1 for row in found):

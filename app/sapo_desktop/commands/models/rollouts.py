@@ -38,9 +38,10 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code. Raises UsageError, AppError, JournalError."""
     from sapo_desktop.dashboard.history.groups import export
     from sapo_desktop.dashboard.history.groups.sources import JournalGroups
+    from sapo_desktop.services.models import recording
 
     home = Home.find()
-    source, folder = JournalGroups(_journal(home, args.model)), home.cache / "rollouts"
+    source, folder = JournalGroups(recording.find(home, args.model)[1]), home.cache / "rollouts"
     wanted = GroupFilter(
         args.task,
         args.source,
@@ -70,14 +71,6 @@ def main(args: argparse.Namespace) -> int:
     finally:
         index.close()
     return 0
-
-
-def _journal(home: Home, name: str) -> Path:
-    """A file stays what it is; else a model's. Raises UsageError."""
-    from sapo_desktop.services.models.shelf import store
-
-    path = Path(name)
-    return path if name and path.is_file() else store.find(home, name).folder / "journal.db"
 
 
 def _told(steps: int) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from pathlib import Path
 
 from sapo_desktop import settings
 from sapo_desktop.commands.nodes.dashboard import in_lines, require_terminal, run_verb, say
-from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 
 SPEED = 20.0
@@ -17,7 +15,7 @@ SPEED = 20.0
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """The verb's own arguments."""
     if verb == "replay":
-        parser.add_argument("file", type=Path, help="a model, a journal.db, or the output of node --json")
+        parser.add_argument("file", help="a model, a journal.db, or the output of node --json")
     parser.add_argument(
         "--speed",
         type=_speed,
@@ -45,18 +43,6 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _journal(path: Path) -> Path:
-    """A file stays what it is; a name that is no file is a model's. Raises UsageError."""
-    from sapo_desktop.services.models.shelf import store
-
-    if path.exists():
-        return path
-    folders = {model.name: model.folder for model in store.all_models(Home.find())}
-    if str(path) not in folders:
-        raise UsageError(f"There is no file {str(path)!r}. Give one, or a model's name: sapo-desktop models")
-    return folders[str(path)]
-
-
 def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError for a recording that cannot be read or a place that is none."""
     from sapo_desktop.dashboard.messages import Caption
@@ -69,9 +55,8 @@ def main(args: argparse.Namespace) -> int:
         captions = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
         speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
     else:
-        events = recording.load_recording(
-            _journal(args.file)
-        )  # before the screen is taken: a bad file is one plain line
+        _, path = recording.find(Home.find(), args.file)
+        events = recording.load_recording(path)  # before the screen is taken: a bad file is one plain line
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None
     feed = ReplayFeed(events, speed, start, captions)

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import sys
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, lan
+from sapo_desktop.settings import converted, described, flags, parsed
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
@@ -26,18 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.add_argument(
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
-    for field in msgspec.structs.fields(CoordinatorSettings):
-        node = msgspec.inspect.type_info(field.type)
-        text = str((getattr(node, "extra_json_schema", None) or {}).get("description", ""))
-        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-        shown = "the app's data folder" if field.name == "store" else "all" if field.name == "tasks" else default
-        flag = f"--{field.name.replace('_', '-')}"
-        help_text = (f"{text} (default: {shown})" if shown != "" else text).replace("%", "%%")
-        if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text)
-        else:
-            metavar = field.name.upper()
-            parser.add_argument(flag, default=argparse.SUPPRESS, help=help_text, metavar=metavar)
+    told = {"store": "the app's data folder", "tasks": "all"}
+    fields = described(CoordinatorSettings)
+    flags.add_flags(parser, (field._replace(default=told.get(field.key, field.default)) for field in fields))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -78,24 +69,20 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
             word.enter_context(hosting.announced(home, state))
             if announce:
                 outside = [address for address in addresses(settings.host) if not is_loopback(address)]
-                await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
+                try:
+                    await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
+                except OSError as error:
+                    why = error.strerror or error
+                    print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
 
-        await serve(settings, listening=listening)
+        await serve(settings, listening)
 
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
     """The typed flags over the defaults. Raises UsageError."""
-    typed = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
-    for name in ("tasks", "presets"):
-        if name in typed:
-            typed[name] = [part.strip() for part in typed[name].split(",") if part.strip()]
-    if "store" not in typed:
-        typed["store"] = f"sqlite:{home.data / 'swarm.sqlite'}"
-    if not typed["store"].startswith("sqlite:"):
-        typed.setdefault("folder", str(home.data))
-    try:
-        return msgspec.convert(typed, CoordinatorSettings, strict=False)
-    except msgspec.ValidationError as error:
-        if str(error).endswith("`$.port`"):
-            raise UsageError(f"--port is 0 to {HIGHEST_PORT}.") from error
-        raise UsageError(str(error)) from error
+    given = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
+    given.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
+    if not given["store"].startswith("sqlite:"):
+        given.setdefault("folder", str(home.data))
+    fields = list(described(CoordinatorSettings))
+    return converted(parsed(given, fields), CoordinatorSettings, fields, "command line", strict=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
@@ -16,6 +15,7 @@ from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.whole_file import write_whole
 
 LEADING = 20
 """Nodes that status names, those with most groups first."""
@@ -46,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "import":
         return asyncio.run(_import(home, args.file, args.store))
     if args.action == "export":
+        if args.file.exists():
+            raise UsageError(f"{args.file} exists already: choose another name.")
         return asyncio.run(_export(home, args.file))
     if args.action in {"waiting", "approve"}:
         return asyncio.run(_members(hosting.need(home), args.action, str(args.file or "")))
@@ -103,11 +105,7 @@ async def _export(home: Home, path: Path) -> int:
             data = await export_swarm(store)
         finally:
             await store.close()
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists already: choose another name.") from error
+    write_whole(path, data, private=True)
     print(
         f"The swarm is in {path} ({len(data):,} bytes). Whoever has the file can host the swarm: keep it as a password."
     )

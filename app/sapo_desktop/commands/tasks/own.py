@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -233,7 +232,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
     config = looking.config_for(task, args.model, home)
 
     def show(label: str, fraction: float) -> None:
-        progress(fraction, label, along=not sys.stderr.isatty())
+        progress(fraction, label)
 
     table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:

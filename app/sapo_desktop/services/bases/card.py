@@ -112,23 +112,14 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
     machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
     found = _facts(config, ask)
-    size, budget = found.size, int(config.disk_budget_gb * 1e9)
-    plan = memory_plan.plan(config, size=size, fallback=bool(found.card.slow)) if size else None
+    plan = memory_plan.plan(config, size=found.size, fallback=bool(found.slow)) if found.size else None
     if took := speed.rounds(home, config):
-        return replace(
-            found.card, plan=plan, seconds=median(took), measured=True, rounds=len(took), size=size, budget=budget
-        )
-    seconds, measured = _seconds(home, config, size, measure)
-    return replace(found.card, plan=plan, seconds=seconds, measured=measured, size=size, budget=budget)
+        return replace(found, plan=plan, seconds=median(took), measured=True, rounds=len(took))
+    seconds, measured = _seconds(home, config, found.size, measure)
+    return replace(found, plan=plan, seconds=seconds, measured=measured)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    card: Card
-    size: ModelSize | None
-
-
-def _facts(config: RunConfig, ask: bool) -> _Facts:
+def _facts(config: RunConfig, ask: bool) -> Card:
     """What is known of the model itself. Raises ModelNotFound."""
     model = config.model
     request, base = load_request.request(config), named(model)
@@ -144,6 +135,7 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
         None,
         None,
         False,
+        budget=int(config.disk_budget_gb * 1e9),
         new_tokens=config.max_new_tokens,
     )
     try:
@@ -168,27 +160,23 @@ def _facts(config: RunConfig, ask: bool) -> _Facts:
     )
     weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     stated = licence.name_of(model, folder)
-    return _Facts(
-        replace(
-            empty,
-            source=source,
-            license=empty.license if stated == licence.UNKNOWN else stated,
-            parameters=size.parameters,
-            bytes=weight,
-            slow=_slow(folder),
-        ),
-        size,
+    return replace(
+        empty,
+        source=source,
+        license=empty.license if stated == licence.UNKNOWN else stated,
+        parameters=size.parameters,
+        bytes=weight,
+        slow=_slow(folder),
+        size=size,
     )
 
 
-def _of_list(config: RunConfig, base: Base, empty: Card) -> _Facts:
-    return _Facts(
-        replace(empty, source="list", parameters=base.parameters, bytes=base.bytes, download=base.bytes),
-        base.size(config),
-    )
+def _of_list(config: RunConfig, base: Base, empty: Card) -> Card:
+    size = base.size(config)
+    return replace(empty, source="list", parameters=base.parameters, bytes=base.bytes, download=base.bytes, size=size)
 
 
-def _of_hub(config: RunConfig, empty: Card) -> _Facts:
+def _of_hub(config: RunConfig, empty: Card) -> Card:
     from sapo_backends.checkpoints.hub import download
 
     found = download.look(config.model)
@@ -198,17 +186,15 @@ def _of_hub(config: RunConfig, empty: Card) -> _Facts:
     stored = _BYTES.get(str(settings.get("dtype") or settings.get("torch_dtype")), 2)
     parameters = found.parameters or weights // stored
     size, _ = model_size(folder, load_request.request(config), parameters)
-    return _Facts(
-        replace(
-            empty,
-            license=found.license or empty.license,
-            gated=found.gated,
-            parameters=parameters,
-            bytes=found.size,
-            download=download.missing(found),
-            slow=_slow(folder),
-        ),
-        size,
+    return replace(
+        empty,
+        license=found.license or empty.license,
+        gated=found.gated,
+        parameters=parameters,
+        bytes=found.size,
+        download=download.missing(found),
+        slow=_slow(folder),
+        size=size,
     )
 
 

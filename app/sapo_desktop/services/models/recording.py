@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 
 from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import Home
+from sapo_desktop.services.models.shelf import store
 from sapo_swarm.events import Event, decode
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.types import UNREADABLE
@@ -35,12 +38,31 @@ def tour() -> tuple[list[Event], tuple[TourCaption, ...]]:
     return load_recording(folder / "swarm.jsonl"), captions
 
 
-def load_recording(path: Path) -> list[Event]:
-    """The events of a file, oldest first. Raises UsageError with the line that is wrong, JournalError."""
-    if path.is_dir():
-        path = path / "journal.db"
+def find(home: Home, text: str = "") -> tuple[str, Path]:
+    """Name and file of what is meant: a recording, or a model's journal, which need not exist; "" is the model used last.
+
+    A file without an ending, or a folder without a journal, may have a model's name by chance: the model is meant then.
+    Raises UsageError that names the nearest model, AppError where it cannot be read.
+    """
+    path = Path(text)
+    if text and (path / "journal.db").is_file():
+        return path.name, path / "journal.db"
+    if path.suffix and path.is_file():
+        return path.stem, path
+    try:
+        model = store.find(home, text)
+    except UsageError as error:
+        if path.is_file():
+            return path.name, path
+        raise UsageError(f"There is no file {text[:60]!r}. {error}" if text else str(error)) from error
+    return model.name, model.folder / "journal.db"
+
+
+def load_recording(path: Path, kinds: Sequence[str] = ()) -> list[Event]:
+    """The events of a file, oldest first. kinds: only those are needed. Raises UsageError with the line that is wrong,
+    JournalError."""
     if path.suffix == ".db":
-        return read_only(path)
+        return read_only(path, kinds)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:

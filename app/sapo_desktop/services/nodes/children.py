@@ -19,7 +19,7 @@ NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? 
 _GRACE_S = 5.0
 """Seconds in which a process that was interrupted may tidy up."""
 PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
-"""A line of a verb with --progress."""
+"""A line of a verb that tells its progress."""
 
 
 @asynccontextmanager

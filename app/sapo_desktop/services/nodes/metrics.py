@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from socket import socket
 from typing import TYPE_CHECKING
 
-from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.errors import UsageError
 
 if TYPE_CHECKING:
     from sapo_swarm.node.control.server import Controlled
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[socket | None]:
-    """A loopback socket, or None where there are to be no metrics. typed: by --metrics, None = not. port: of the settings.
-
-    A typed port that cannot be used raises AppError; one of the settings is a sentence, and the node works without metrics.
-    Raises UsageError.
-    """
+    """A loopback socket, or None where there are to be no metrics, or the port cannot be used: the error stream says so then.
+    typed: by --metrics, None = not. port: of the settings. say: where it is. Raises UsageError."""
     if typed is not None and not 0 <= typed < 1 << 16:
         raise UsageError("--metrics is a port, a number from 0 (any that is free) to 65535.")
     if typed is None and not port:
@@ -32,10 +30,12 @@ def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[
     try:
         bound = listen(wanted)
     except OSError as error:
-        sentence = f"Port {wanted} cannot be used for metrics ({error.strerror or error})."
-        if typed is not None:
-            raise AppError(f"{sentence} Name another, or 0 for any that is free.") from error
-        say(f"{sentence} The node works without them. Another port: sapo-desktop config set node.metrics_port PORT")
+        why = error.strerror or error
+        print(
+            f"sapo-desktop: Port {wanted} cannot be used for metrics ({why}). The node works without them. "
+            "Another port: --metrics PORT",
+            file=sys.stderr,
+        )
         yield None
         return
     with contextlib.closing(bound):

@@ -69,7 +69,7 @@ async def evaluate(context: Context, name: str = "", items: int = 25) -> str:
             so_far.append(done)
             await context.report_progress(done, 200, phrase)
 
-    return await _verb("eval", "--json", "--progress", f"--items={items}", *_named(name), told=told)
+    return await _verb("eval", "--json", f"--items={items}", *_named(name), told=told)
 
 
 async def chat(question: str, name: str = "") -> str:

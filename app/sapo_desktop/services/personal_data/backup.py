@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.errors import size_text
 from sapo_desktop import __version__
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import base_folder
+from sapo_desktop.services.models.shelf import base_folder, keeping
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import FORMAT, Entry, Manifest
-from sapo_swarm.node.storage.files import free_bytes
-from sapo_swarm.whole_file import on_disk
+from sapo_swarm.whole_file import opened
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,6 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
     if path.exists():
         raise UsageError(f"{path} exists already: choose another name.")
     home.runtime.mkdir(0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     try:
         with NodeLock(home.lock), tempfile.TemporaryDirectory() as scratch:
             sources = contents.files(home, keys)
@@ -53,19 +49,13 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
             if not sources:
                 raise AppError("There is nothing of yours here to save.")
             manifest = _manifest(sources)
-            _require_room(path.parent, manifest.size + 2048 * len(sources))
-            partial.unlink(missing_ok=True)
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            keeping.require_room(path.parent, manifest.size + 2048 * len(sources), "The archive needs")
+            with opened(path, private=True) as out:
                 archive.write(out, manifest, sources)
-                out.flush()
-                on_disk(out.fileno())
-            partial.replace(path)
     except OSError as error:
         raise AppError(
             f"The archive could not be made ({error.strerror or error}). {path} was not written, and nothing was changed."
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return Saved(path, manifest, path.stat().st_size, tuple(_besides(home, keys)))
 
 
@@ -74,12 +64,6 @@ def _manifest(sources: dict[str, Path]) -> Manifest:
         raise AppError(f"An archive holds {archive.MAX_FILES:,} files at most, here are {len(sources):,}.")
     entries = (Entry(name, path.stat().st_size, archive.digest(path)) for name, path in sources.items())
     return Manifest(FORMAT, time.time(), __version__, tuple(entries))
-
-
-def _require_room(folder: Path, needed: int) -> None:
-    free = free_bytes(folder)
-    if free < needed:
-        raise AppError(f"The archive needs {size_text(needed)} in {folder} and {size_text(free)} are free.")
 
 
 def _besides(home: Home, keys: bool) -> list[str]:

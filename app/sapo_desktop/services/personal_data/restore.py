@@ -7,7 +7,6 @@ restoring once more goes on.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -26,12 +24,11 @@ from sapo_desktop.services.models.shelf import base_folder, keeping, names, stor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import Manifest
-from sapo_swarm.node.storage.files import free_bytes
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import on_disk
+from sapo_swarm.whole_file import opened
 
 STAGING = ".restore-"
 _SPARE = 100 * 2**20
@@ -77,11 +74,7 @@ def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) 
 def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
     try:
         with archive.opened(path, home) as (manifest, tar):
-            free = free_bytes(home.data)
-            if manifest.size + _SPARE > free:
-                raise AppError(
-                    f"The archive holds {size_text(manifest.size)} and {size_text(free)} are free. Nothing was restored."
-                )
+            keeping.require_room(home.data, manifest.size + _SPARE, "To restore it needs")
             archive.unpack(tar, manifest, staging)
             return manifest
     except OSError as error:
@@ -180,14 +173,6 @@ def _put(source: Path, target: Path) -> None:
     except OSError:  # the settings' folder may be on another disk
         if not source.is_file():
             raise
-        partial = target.with_name(f".{target.name}.partial")
-        partial.unlink(missing_ok=True)
-        with (
-            source.open("rb") as old,
-            os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new,
-        ):
+        with source.open("rb") as old, opened(target, private=True) as new:
             shutil.copyfileobj(old, new)
-            new.flush()
-            on_disk(new.fileno())
-        partial.replace(target)
         source.unlink()

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sapo_desktop.errors import AppError
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
@@ -50,7 +51,7 @@ class Desk:
         self.session = self.session or secrets.randbits(31)
 
     async def question(self) -> Question:
-        """A fresh question of the tasks in turn. Raises LookupError when none of them regenerates."""
+        """A fresh question of the tasks in turn. Raises AppError when none of them regenerates."""
         for _ in range(64 * len(self.tasks)):
             task = self.tasks[self.asked % len(self.tasks)]
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
@@ -58,7 +59,7 @@ class Desk:
             (found,) = await self.scorer.questions([TaskRef(task, preset_of(task, self.preset), seed)])
             if isinstance(found, Question) and found.prompt_sha256 not in self.excluded:
                 return found
-        raise LookupError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
+        raise AppError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
 
     async def reward(self, question: Question, text: str) -> float:
         """Strict 0/1, by this machine's own verifier. Raises ScoringFailed."""

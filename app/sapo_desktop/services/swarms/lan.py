@@ -22,7 +22,10 @@ MOST = 8
 
 @asynccontextmanager
 async def announced(name: str, port: int, addresses: Sequence[str]) -> AsyncIterator[None]:
-    """Tell the local network of a coordinator for as long as the context lasts. Raises UsageError without zeroconf."""
+    """Tell the local network of a coordinator for as long as the context lasts.
+
+    Raises UsageError without zeroconf, OSError where there is no multicast.
+    """
     try:
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
     except ImportError as error:

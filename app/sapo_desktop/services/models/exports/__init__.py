@@ -1,7 +1,6 @@
 """A trained model in the formats that other programs load, checked by those programs.
 
-Nothing here imports a numerical library or Textual: the work is done by child processes, so `export` may be called from
-a worker thread of a dashboard, and a cancel takes effect at once.
+Nothing here imports a numerical library or Textual: the work is done by child processes.
 """
 
 from sapo_desktop.services.models.exports.card import Record

@@ -1,26 +1,22 @@
-"""The parent's side of a child process: start it, pass its progress on, end it when asked."""
+"""The parent's side of a child process: start it, pass its progress on, end it whatever happens."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 import msgspec
 
-from sapo_backends.base import CancelToken, Progress
+from sapo_backends.base import Progress
 from sapo_desktop.errors import AppError, EngineMissing, UsageError
 from sapo_desktop.services.models.exports.formats import ExportFailed
 from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Written
 
-POLL_S = 0.1
-"""How soon a cancel is noticed."""
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -28,23 +24,16 @@ class Crashed(ExportFailed):
     """The child process ended without an answer."""
 
 
-def run(job: Job, progress: Progress, cancel: CancelToken) -> Written | Answered | Missing | Failed:
-    """The child's last reply. Raises Cancelled (the child is gone then), Crashed."""
+def run(job: Job, progress: Progress) -> Written | Answered | Missing | Failed:
+    """The child's last reply; an interrupt or an error of progress ends the child. Raises Crashed."""
     with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
-        replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        reader = threading.Thread(target=_pass_on, args=(process, replies), daemon=True)
-        reader.start()
-        while True:
-            cancel.raise_if_cancelled()
-            try:
-                reply = replies.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            if reply is None:
-                raise Crashed(_last_words(process.wait(), errors))
-            if not isinstance(reply, Progressed):
-                return reply
-            progress(reply.fraction, reply.phrase)
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for reply in replies(lines):
+                if not isinstance(reply, Progressed):
+                    return reply
+                progress(reply.fraction, reply.phrase)
+        raise Crashed(_last_words(process.wait(), errors))
 
 
 @contextlib.contextmanager
@@ -67,15 +56,12 @@ def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _pass_on(process: subprocess.Popen[bytes], replies: queue.SimpleQueue[Reply | None]) -> None:
-    """Every reply of the child, None at its end. What a library prints between them, or a kill cuts off, is none."""
-    assert process.stdout is not None
+def replies(lines: Iterable[bytes]) -> Iterator[Reply]:
+    """Every reply of the child. What a library prints between them, or a kill cuts off, is none."""
     decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
-    with process.stdout:
-        for line in process.stdout:
-            with contextlib.suppress(msgspec.DecodeError):
-                replies.put(decoder.decode(line))
-    replies.put(None)
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decoder.decode(line)
 
 
 def _last_words(code: int, errors: IO[bytes]) -> str:

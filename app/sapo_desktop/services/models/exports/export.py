@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sapo_backends.base import CancelToken, Progress
+from sapo_backends.base import Progress
 from sapo_backends.common import precisions
 from sapo_desktop.services.models.exports import child, room
 from sapo_desktop.services.models.exports.card import card
@@ -23,16 +23,14 @@ WRITING = 0.7
 """Part of the whole that is done when the files are written, if they are read again afterwards."""
 
 
-def export(source: Source, plan: Plan, progress: Progress | None = None, cancel: CancelToken | None = None) -> Exported:
+def export(source: Source, plan: Plan, progress: Progress | None = None) -> Exported:
     """Write the model into plan.target, which appears only when it is complete and was read again.
 
-    May be called from any thread; progress is called from it. cancel takes effect within a fraction of a second, and
-    neither it nor an error leaves anything behind.
-    Raises UsageError, ExportFailed, EngineMissing, ModelNotFound, Cancelled.
+    Neither an interrupt nor an error leaves anything behind. Raises UsageError, ExportFailed, EngineMissing, ModelNotFound.
     """
     room.check(source, plan)
     with room.beside(plan.target) as folder:
-        making = _Making(source, plan, folder, progress, cancel or CancelToken())
+        making = _Making(source, plan, folder, progress)
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
         config = source.config
@@ -46,7 +44,6 @@ def export(source: Source, plan: Plan, progress: Progress | None = None, cancel:
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(card(record, plan.format, usage(record, plan), checked), encoding="utf-8")
         size = _settle(folder)
-        making.cancel.raise_if_cancelled()
     return Exported(folder=plan.target, size=size, agreement=agreement, unchecked=unchecked)
 
 
@@ -66,7 +63,6 @@ class _Making:
     plan: Plan
     folder: Path
     progress: Progress | None
-    cancel: CancelToken
 
     @property
     def _file(self) -> str:
@@ -80,10 +76,10 @@ class _Making:
                 self.progress(start + (end - start) * fraction, phrase)
 
         report(0.0, "starting")
-        return child.run(job, report, self.cancel)
+        return child.run(job, report)
 
     def write(self) -> Written:
-        """The files, without card. Raises ExportFailed, EngineMissing, UsageError, Cancelled."""
+        """The files, without card. Raises ExportFailed, EngineMissing, UsageError."""
         checkpoint, verify = self.source.checkpoint, self.plan.verify
         job = Write(
             config=self.source.config,
@@ -104,7 +100,7 @@ class _Making:
         return reply
 
     def _answers(self, written: Written) -> Answered | Missing:
-        """What the library answers. Raises ExportFailed when it does not load the files, Cancelled."""
+        """What the library answers. Raises ExportFailed when it does not load the files."""
         library = FORMATS[self.plan.format].library
         path = self.folder / self._file if self.plan.format == "gguf" else self.folder
         chats = [answer.chat for answer in written.answers]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
 from sapo_desktop.services.models.figures.formats import Job
 from sapo_desktop.services.models.figures.rows import Row
+from sapo_swarm.whole_file import opened
 
 FIRST = ("kind", "round", "covers", "time", "questions")
 """What every row has, before its figures."""
@@ -21,13 +22,10 @@ def whole_file(job: Job) -> Iterator[IO[str]]:
         raise job.taken("is a folder")
     if job.target.exists() and not job.force:
         raise job.taken("exists")
-    beside = job.target.with_name(f".{job.target.name}.part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(beside, job.target)
-    finally:
-        beside.unlink(missing_ok=True)
+    with opened(job.target) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        yield text
+        text.detach()
 
 
 def flat(row: Row) -> dict[str, object]:

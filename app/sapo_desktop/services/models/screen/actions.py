@@ -155,7 +155,7 @@ class HomeModels:
         """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
-        arguments = ["compare", *pair, "--items", str(items), "--progress", "--table"]
+        arguments = ["compare", *pair, "--items", str(items), "--table"]
         async for told in _work(arguments):
             if not told.result:
                 yield told
@@ -187,7 +187,7 @@ class HomeModels:
     async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told, None]:
         """Write it. Closing it stops the work, and leaves nothing half written."""
         model = await self._find(id)
-        async for told in _work(["export", model.name, *choice.arguments, "--progress"]):
+        async for told in _work(["export", model.name, *choice.arguments]):
             yield told
 
 

@@ -53,7 +53,7 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())
     try:
-        _require_room(home.models, folder_bytes(model.folder) - folder_bytes(model.folder / "exports"))
+        require_room(home.models, folder_bytes(model.folder) - folder_bytes(model.folder / "exports"))
         shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
         copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
         store.write(partial, record)
@@ -86,10 +86,11 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
         new.commit()
 
 
-def _require_room(folder: Path, needed: int) -> None:
+def require_room(folder: Path, needed: int, what: str = "That needs") -> None:
+    """Raises AppError where fewer bytes are free on the disk of that folder. what: the beginning of its sentence."""
     free = free_bytes(folder)
     if free < needed:
-        raise AppError(f"That needs {size_text(needed)} and {size_text(free)} are free. Free some space first.")
+        raise AppError(f"{what} {size_text(needed)} and {size_text(free)} are free. Free some space first.")
 
 
 def delete(model: Model) -> int:
