@@ -1,12 +1,11 @@
-"""Every key of the dashboard, made from the bindings in the code: what a key does is what its action's docstring says."""
+"""Every key of the dashboard, made from the bindings in the code, by place."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.palette import bindings, does
+from sapo_desktop.dashboard.look.keys import PALETTE, rows
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
@@ -67,42 +66,11 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("leaving", QuitDialog),
     ("snooze", SnoozeDialog),
 )
-_SHOWN = {
-    "plus": "+",
-    "minus": "-",
-    "slash": "/",
-    "comma": ",",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "escape": "Esc",
-    "enter": "Enter",
-    "f1": "F1",
-    "f2": "F2",
-    "f3": "F3",
-    "f4": "F4",
-}
-
-
-def shown(key: str) -> str:
-    """A key as people know it."""
-    if key in _SHOWN or ("_" not in key and len(key) > 1):
-        return _SHOWN.get(key, key)
-    return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
-
-
-def rows(owner: type) -> list[tuple[str, str]]:
-    """(keys, what they do); keys of one action stand together."""
-    found: dict[str, list[str]] = {}
-    for binding in bindings(owner):
-        keys = [shown(key) for key in binding.key.split(",")]
-        found.setdefault(does(owner, binding), []).extend(keys)
-    return [(" ".join(keys), text) for text, keys in found.items()]
 
 
 def lines() -> Iterator[str]:
     """The table, line by line."""
     yield "| where | key | what it does |\n|---|---|---|"
     for place, owner in PLACES:
-        for keys, text in rows(owner):
-            yield f"| {place} | {keys.replace('|', chr(92) + '|')} | {text} |"
-    yield "| everywhere | ctrl+p | every action by name |"
+        yield from (f"| {place} | {keys} | {text} |" for keys, text in rows(owner))
+    yield f"| everywhere | {' | '.join(PALETTE)} |"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sapo_desktop import key_table, settings
 from sapo_desktop.cli import VERBS
+from sapo_desktop.dashboard.look.keys import LISTS
 from sapo_desktop.dashboard.screens.help import WORDS
 from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES
@@ -23,7 +24,7 @@ def lines() -> Iterator[str]:
     yield from (f"| `{verb}` | {text} |" for verb, (_, text) in VERBS.items())
     yield f"\nExit codes: {', '.join(CODES)}.\n"
     yield "## Keys of the dashboard\n"
-    yield "Made from the bindings. In lists the arrows move and Enter opens; a click on a key in the last line presses it.\n"
+    yield f"Made from the bindings. {LISTS} A click on a key in the last line presses it.\n"
     yield from key_table.lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
     yield "## Words\n"

@@ -13,6 +13,7 @@ from textual.theme import ThemeProvider
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
+from sapo_desktop.dashboard.look.keys import rows
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.palette import Palette
@@ -100,14 +101,14 @@ class DashboardActions(DashboardHost):
         self.command("finish", "Finishing this round, then pausing")
 
     def action_run_anyway(self) -> None:
-        """Override the automatic rules for an hour, or end that."""
+        """Override the automatic rules for an hour, not those of memory and disk; again: end that."""
         if self.state.anyway_until > time.time():
             self.command("obey", "The automatic rules count again")
             return
         self.command("run_anyway", "Running for an hour; memory and disk still count", for_s=3600)
 
     def action_snooze(self) -> None:
-        """Ask for how long, then pause for that time."""
+        """Pause for 15, 60 or 240 minutes."""
         from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 
         if not self.feed.controls:
@@ -135,15 +136,15 @@ class DashboardActions(DashboardHost):
             self.push_screen(FirstRunScreen(self.info()), answered)
 
     def action_help(self) -> None:
-        """Show keys and words, those of this place first; F1 also while a text is typed, and closes them again."""
+        """Show or close this help; F1 while a text is typed, too."""
         from sapo_desktop.dashboard.screens.help import HelpScreen
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
             return
-        recording = ["recording"] if self.player is not None and self.player.steers else []
-        here = (getattr(self.screen, "HELP", ""), *recording)
-        self.push_screen(HelpScreen(self.feed.describe(), here, self.glyphs))
+        places = (self.screen, self.screen.focused)
+        here = [row for place in places if place is not None for row in rows(type(place))]
+        self.push_screen(HelpScreen(self.feed.describe(), here, rows(type(self)), self.glyphs))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""
@@ -164,7 +165,7 @@ class DashboardActions(DashboardHost):
             self.push_screen(SettingsScreen(self.settings_actions))
 
     def action_make_task(self) -> None:
-        """A task from a file of the person's, then a model that is trained on it."""
+        """Make a task of my own from a file, and train a model on it."""
         from sapo_desktop.dashboard.screens.tasks.wizard import open_wizard
 
         open_wizard(self)
@@ -184,7 +185,8 @@ class DashboardActions(DashboardHost):
         self.switch_mode(names[(names.index(self.current_mode) + 1) % len(names)])
 
     def action_leave(self) -> None:
-        """Ask what becomes of the node; a recording, a node that is gone and the first questions leave nothing to ask."""
+        """Quit: stop the node, or keep it working in the background. A recording, a node that is gone and the first questions
+        leave nothing to ask."""
         from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 
         if not self.begun and any(isinstance(screen, FirstRunScreen) for screen in self.screen_stack):

@@ -15,6 +15,7 @@ from textual.widgets import OptionList
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
+from sapo_desktop.dashboard.look.keys import bindings, does, shown
 from sapo_desktop.dashboard.screens.base import Closing
 
 _SCREENS = (
@@ -48,27 +49,6 @@ class Palette(CommandPalette, Closing[None]):
     def run_worker(self, *work: Any, **options: Any) -> Worker[Any]:
         """A search that finds the palette closed again ends nothing but itself."""
         return super().run_worker(*work, **(options | {"exit_on_error": False}))
-
-
-def bindings(owner: type) -> Iterator[Binding]:
-    """The bindings of a screen or of the app, those of its own bases too, and none of Textual's; nothing twice."""
-    seen: set[str] = set()
-    for base in owner.__mro__:
-        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
-            binding = found if isinstance(found, Binding) else Binding(*found)
-            keys = set(binding.key.split(","))
-            if not keys <= seen:
-                seen |= keys
-                yield binding
-
-
-def does(owner: type, binding: Binding) -> str:
-    """What a key does, in a sentence without its full stop."""
-    name = binding.action.partition("(")[0]
-    method = getattr(owner, f"action_{name}", None)
-    ours = method is not None and str(method.__module__).startswith("sapo_desktop")
-    text = " ".join((method.__doc__ or "").split()) if ours else ""
-    return (text or binding.description).partition(". ")[0].rstrip(".")
 
 
 def commands(app: DashboardHost) -> Iterator[SystemCommand]:
@@ -121,7 +101,7 @@ def _told(owner: type) -> Iterator[Binding]:
 
 
 def _help(owner: type, binding: Binding) -> str:
-    return f"{does(owner, binding)} ({binding.key.partition(',')[0].replace('_', ' ')})"
+    return f"{does(owner, binding)} ({shown(binding.key.partition(',')[0])})"
 
 
 async def _on_screen(app: DashboardHost, mode: str, action: str) -> None:

@@ -20,17 +20,19 @@ import numpy as np
 from sapo_lab.conditions import PLANTED
 from sapo_swarm.protocol.wire import MAX_GROUPS as UPLOAD_GROUPS
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, Upload, encode
+from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.tasks.prompts import extract_answer
-from sapo_swarm.types import Group
+from sapo_swarm.types import AnswerFormat, Group
 
 _ID, _KEY = "a" * 26, bytes(32)
 """Placeholders of the real lengths: the lab signs nothing, but counts what signing costs."""
 MAX_COMPLETIONS = 16
 
 
-def distinct(groups: Sequence[Group]) -> float:
-    """0 without groups."""
-    shares = [len({extract_answer(r.text) for r in g.rollouts}) / len(g.rollouts) for g in groups]
+def distinct(groups: Sequence[Group], answer_format: AnswerFormat) -> float:
+    """0 without groups. Completions without an answer have one in common."""
+    answers = [{written_answer(answer_format, r.text) or extract_answer(r.text) for r in g.rollouts} for g in groups]
+    shares = [len(found) / len(g.rollouts) for found, g in zip(answers, groups, strict=True)]
     return float(np.mean(shares)) if shares else 0.0
 
 

@@ -198,7 +198,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     node.tokens += finished.tokens_generated
     figures |= work.figures | {
         "generated_groups": float(len(work.local)),
-        "distinct": figures_of_round.distinct(work.local),
+        "distinct": figures_of_round.distinct(work.local, context.config.answer_format),
         "planted": figures_of_round.planted(work.local),
         "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }

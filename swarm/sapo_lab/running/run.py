@@ -123,6 +123,7 @@ async def run_arm(
     if (folder / "done.json").exists() and _same(folder, settings):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=Done)
     _same(folder, settings)
+    scorer.answer_format = arm.run.answer_format
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []

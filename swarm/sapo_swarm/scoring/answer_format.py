@@ -14,6 +14,7 @@ from sapo_swarm.types import AnswerFormat
 OPENING, CLOSING, BOX, THOUGHT = "<answer>", "</answer>", "\\boxed{", "</think>"
 _OBJECT = re.compile(r'\{\s*"answer"\s*:')
 """Where a JSON answer begins: its quotes cannot stand inside a JSON string."""
+_MARKED: tuple[AnswerFormat, ...] = ("tags", "boxed", "json")
 TAIL = 8
 """Characters that may follow an answer: spaces and line breaks, which some models end every answer with, and what closes the
 formula or sentence around a box."""
@@ -37,6 +38,15 @@ def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
         return _json(text)
     whole = text.rstrip()
     return whole.splitlines()[-1].strip() if whole and _ends(text[len(whole) :]) else None
+
+
+def likely_answer(text: str) -> str:
+    """The answer of a text that may have any format: what ends it in one that marks answers, else what stands in tags, else its
+    last line that is not empty; "" where there is none."""
+    after = after_reasoning(text) or text
+    marked = filter(None, (written_answer(form, after) for form in _MARKED))
+    lines = (line.strip() for line in reversed(after.splitlines()) if line.strip())
+    return next(marked, None) or extract_answer(after) or next(lines, "")
 
 
 def before_answer(answer_format: AnswerFormat, text: str) -> str:

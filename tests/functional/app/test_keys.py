@@ -12,12 +12,13 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.look.keys import bindings, does, rows
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
-from sapo_desktop.key_table import PLACES, bindings, does, rows
+from sapo_desktop.key_table import PLACES
 from sapo_desktop.paths import Home
 
 OPENED = {

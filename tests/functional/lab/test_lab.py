@@ -74,6 +74,15 @@ async def test_a_node_of_the_lab_takes_steps_as_large_as_a_node_of_the_app(score
     await lab.close()
 
 
+async def test_answers_are_judged_in_the_format_of_the_arm(play: Play, tmp_path: Path) -> None:
+    """The engine writes tags."""
+    arms = [{"name": "a", "answer_format": "boxed"}]
+    await play(experiment(arms), tmp_path)
+    events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
+    assert {event.reward_local for event in events} == {0.0}
+    assert any(event.figures["distinct"] > 0.25 for event in events), "tags are told apart all the same"
+
+
 async def test_rewards_of_local_and_external_groups_are_never_mixed(play: Play, tmp_path: Path) -> None:
     await play(experiment([{"name": "a"}]), tmp_path)
     for event in (e for node in range(4) for e in rounds_of(tmp_path, node).values()):

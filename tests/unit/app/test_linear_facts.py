@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+import msgspec
 import pytest
 from tests.support.scripted_feed import SILO, SWARM
 
 from sapo_desktop.dashboard.history.clock import Clock
 from sapo_desktop.dashboard.history.series import Series
+from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_desktop.linear import facts
 from sapo_desktop.linear.trend import trend
 from sapo_swarm.events import Event, FirstSuccess
+from sapo_swarm.types import Finish, Rollout
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
 """Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
@@ -55,6 +59,30 @@ def test_the_facts_of_the_screens_are_told() -> None:
     assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm(state, 0.0)) == len(
         state.swarm.peers
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "reward", "told"),
+    [
+        ("I add. <answer>42</answer>", "stop", 1.0, "42"),
+        ("I add 40 and 2.\n\\boxed{42}", "stop", 1.0, "42"),
+        ('I add 40 and 2. {"answer": 42}', "stop", 1.0, "42"),
+        ("I add 40 and 2.\n42\n", "stop", 1.0, "42"),
+        ("I add.\n42", "length", 1.0, "42"),
+        ("<think>40 and 2</think>\n42", "stop", 0.0, "42"),
+        ("I add 40 and", "length", 0.0, "cut at the limit"),
+        (" \n", "stop", 0.0, "no answer"),
+    ],
+)
+def test_the_answer_of_a_group_is_shown_in_whatever_format_it_is(
+    text: str, finish: Finish, reward: float, told: str
+) -> None:
+    newest = state_of(SILO).groups.last
+    assert newest is not None
+    rollouts = (Rollout(text, finish, reward), Rollout("<answer>7</answer>", "stop", 0.0))
+    event = msgspec.structs.replace(newest, group=msgspec.structs.replace(newest.group, rollouts=rollouts))
+    assert facts.group_sentence(event).endswith(f"best answer {told}")
+    assert group_line(event, 120, UNICODE).plain.rstrip().endswith(f" {told}")
 
 
 def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:

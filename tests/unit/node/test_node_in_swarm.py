@@ -23,7 +23,9 @@ from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.advantage import normalised
 from sapo_swarm.sapo.assemble import assemble
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
+from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
+
+REF = TaskRef("basic_arithmetic", "starter", 1)
 
 
 def group(node: str, seed: int, rewards: tuple[float, ...] = (1.0, 0.0)) -> Group:
@@ -179,16 +181,27 @@ def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "text"), [("7", "<answer>7</answer>"), (" so <answer>7</answer> ", "so <answer>7</answer>")]
+    ("answer_format", "typed", "text"),
+    [
+        ("tags", "7", "<answer>7</answer>"),
+        ("tags", " so <answer>7</answer> ", "so <answer>7</answer>"),
+        ("boxed", "7", "\\boxed{7}"),
+        ("json", "7", '{"answer": "7"}'),
+        ("last_line", "7", "7"),
+    ],
 )
-def test_a_bare_line_of_a_person_is_the_answer(typed: str, text: str) -> None:
-    assert answering.attempt(typed) == text
+def test_a_bare_line_of_a_person_is_the_answer(answer_format: AnswerFormat, typed: str, text: str) -> None:
+    assert answering.attempt(typed, REF, answer_format) == text
+
+
+def test_an_answer_to_an_own_task_that_is_read_elsewhere_stays_as_it_is_typed() -> None:
+    assert answering.attempt(" 7 ", TaskRef("mine", "own", 1, generator="task-0123")) == "7"
 
 
 @pytest.mark.parametrize("typed", ["", "  ", "x" * 9000])
 def test_an_attempt_that_cannot_travel_says_why(typed: str) -> None:
     with pytest.raises(ValueError, match="attempt"):
-        answering.attempt(typed)
+        answering.attempt(typed, REF)
 
 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=60), st.integers(1, 40))

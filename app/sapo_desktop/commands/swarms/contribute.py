@@ -67,7 +67,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
     membership.require_shared(config)
     invite = membership.parse(invite_text.read(args.join)) if args.join else membership.load(home.invite)
     who = await asyncio.to_thread(membership.identity, home)
-    async with NodeClient(invite, who.identity) as client, Scorer() as scorer:
+    async with NodeClient(invite, who.identity) as client, Scorer(answer_format=config.answer_format) as scorer:
         try:
             info = await client.join(chosen.person.name, "person")
         except CoordinatorError as error:
@@ -102,7 +102,7 @@ async def _attempts(desk: Desk, question: Question) -> list[str]:
             print(f"A group needs at least {MIN_ATTEMPTS} attempts; another one may also be wrong.")
             continue
         try:
-            text = attempt(typed)
+            text = attempt(typed, question.ref, desk.scorer.answer_format)
             reward = await desk.reward(question, text)
         except (ValueError, ScoringFailed) as error:
             print(f"  {safe_text(str(error), 200, lines=False)}")

@@ -93,8 +93,6 @@ class BaseScreen(Closing[None]):
         (32, "-tall"),
     ]
     AUTO_FOCUS: ClassVar[str | None] = ""
-    HELP: ClassVar[str] = ""
-    """Which keys the help shows first."""
     _caption = ""
 
     @property

@@ -18,7 +18,6 @@ _STEP, _FINE = 0.25, 0.02
 class ChartKeys(Screen[None]):
     """The keys of a screen with charts: they, and the mouse, look at the same part of all of them."""
 
-    HELP: ClassVar[str] = "charts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "freeze", "freeze", show=False),
         Binding("s", "smooth", "smooth", show=False),
@@ -57,7 +56,7 @@ class ChartKeys(Screen[None]):
         self._each(lambda chart: chart.toggle_frozen())
 
     def action_smooth(self) -> None:
-        """The next width of the moving mean."""
+        """Mean of 20, 50, 1 or 5 rounds."""
         self._each(lambda chart: chart.next_smoothing())
 
     def action_band(self) -> None:
@@ -65,23 +64,24 @@ class ChartKeys(Screen[None]):
         self._each(lambda chart: chart.toggle_band())
 
     def action_time(self) -> None:
-        """The axis in time, or in rounds."""
+        """The axis in time (gaps where nothing ran), or in rounds."""
         self._each(lambda chart: chart.toggle_time())
 
     def action_cross(self) -> None:
-        """One crosshair over all charts, or none."""
+        """One crosshair over all charts, or none; the mouse brings its own."""
         axis = self._axis if self._cross is None else None
         place = axis.last if axis is not None else None
         self._each(lambda chart: chart.point(place))
 
     def action_zoom(self, steps: int) -> None:
-        """Half of the window, twice of it, or all. steps: 1, -1, 0; about the crosshair, where there is one."""
+        """Half of the window, twice of it, or all; the wheel of the mouse, too. steps: 1, -1, 0; about the crosshair, where there
+        is one."""
         axis, cross = self._axis, self._cross
         share = None if cross is None or axis is None else min(max(axis.share(cross), 0.0), 1.0)
         self._each(lambda chart: chart.zoom(steps, share))
 
     def action_pan(self, steps: int) -> None:
-        """A quarter of the window earlier or later."""
+        """A quarter of the window earlier or later; dragging, too."""
         self._each(lambda chart: chart.pan(steps * _STEP))
 
     def action_sideways(self, steps: int) -> None:

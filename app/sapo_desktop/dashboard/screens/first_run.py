@@ -34,15 +34,14 @@ _SETTLED_S = 0.3
 class FirstRunScreen(Dialog[FirstRunAnswers]):
     """Modal, so that what is typed here never reaches the dashboard's keys."""
 
-    HELP: ClassVar[str] = "forms"
     AUTO_FOCUS: ClassVar[str | None] = "#mode"
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "accept", "start"),
         Binding("escape", "leave", "leave", priority=True),
         Binding("q", "leave", "leave", show=False),
-        Binding("down", "app.focus_next", "next", show=False, priority=True),
-        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
+        Binding("down", "app.focus_next", "next field", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous field", show=False, priority=True),
     ]
 
     def __init__(self, info: FirstRunInfo) -> None:

@@ -1,82 +1,18 @@
-"""Help: keys, those of the place first, and the words the screens use."""
+"""Help: keys, those of the place first, and the words that the screens use."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from textual.content import Content
 
 from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
+from sapo_desktop.dashboard.look.keys import LISTS, PALETTE, Rows
 from sapo_desktop.dashboard.look.show import hang, plain
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
-Keys = tuple[tuple[str, str], ...]
-EVERYWHERE: Keys = (
-    ("1 to 5", "Dashboard, Swarm, Rollouts, My models, Log"),
-    ("space", "pause or resume, within a second"),
-    ("F", "finish the round, then pause"),
-    ("z", "snooze: pause for 15, 60 or 240 minutes"),
-    ("r", "run anyway for an hour (not without memory or disk); again: ends that"),
-    ("m", "make a task of my own from a file, and train a model on it"),
-    ("F2  d", "settings; doctor: what works on this machine"),
-    ("? F1", "this help; F1 while a text is typed, too"),
-    ("ctrl+p", "palette: every command by name, themes too"),
-    ("q ctrl+q", "quit: stop the node, or keep it working in the background"),
-)
-PLACES: dict[str, Keys] = {
-    "charts": (
-        ("e", "expand one chart, then the other, then the held-out results of every task over time, then back"),
-        ("+  -  =", "half of the window, twice of it, all (the wheel of the mouse too)"),
-        ("<  >", "earlier, later; the arrow keys too, and dragging"),
-        ("T", "the axis in time (gaps where nothing ran), or in rounds"),
-        ("X", "one crosshair over all of them: the arrow keys move it, the mouse brings its own"),
-        ("b", "smallest and largest values beside the mean"),
-        ("s", "mean of 20, 50, 1 or 5 rounds"),
-        ("f", "freeze them; training goes on"),
-    ),
-    "swarm": (
-        ("j  h  l", "join, host, leave a swarm"),
-        ("f  s", "find a swarm in a directory; stay in an open one after its trial"),
-        ("a", "where you host with approval: let in the node that waits longest"),
-        ("t", "tasks of the host's own: look at them, then accept or not"),
-        ("x", "take external groups again after the held-out tripwire stopped them"),
-        ("w", "the Aha trail of every task, in full"),
-    ),
-    "rollouts": (
-        ("↑ ↓", "another group; beyond the page the next page"),
-        ("Tab", "read on: the arrows scroll the question and its attempts; again: back to the list"),
-        ("t o w u v", "only one task, source, reward, trained on or not, first solved"),
-        ("x a c e", "compare two attempts, a right answer, copy, export what fits"),
-        ("/", "search; Esc takes search and filters away"),
-    ),
-    "models": (
-        ("c  n  v", "train this one, make a new one, compare two"),
-        ("t  e", "talk to it beside its base, export it"),
-        ("r d f x", "rename, duplicate, free space, delete"),
-    ),
-    "chat": (
-        ("Enter", "ask both"),
-        ("F3  F4", "the trained model's last answer was good, or bad; m makes a task of such answers"),
-        ("Esc", "close; a node that waited goes on"),
-    ),
-    "log": (("/", "search; Esc takes the search away"),),
-    "settings": (
-        ("Enter  d", "change it; back to the default"),
-        ("a", "apply: the node finishes its round and starts with what stands here"),
-        ("/  v", "search; the simple ones alone, or all"),
-        ("w", "the questions of the first start once more"),
-    ),
-    "forms": (
-        ("↑ ↓", "another field"),
-        ("← →", "another answer, where ◂ ▸ stand beside it"),
-        ("Enter  Esc", "go on; back, and nothing is kept"),
-    ),
-    "recording": (
-        ("[ ] ^", "back, forth, to the beginning"),
-        (", .", "slower, faster; space holds it"),
-    ),
-}
-"""Keys that count in one place. A screen says in HELP which of them are its own: they come first."""
 WORDS = (
     ("task", "a kind of question, with a program that judges the answers: the verifier"),
     ("reward", "what the verifier gave for an attempt: 1 for right, 0 for wrong, between them for partly right"),
@@ -148,44 +84,32 @@ WORDS = (
     ("SAPO", "Swarm sAmpling Policy Optimization, arXiv 2509.08721. Not the Soft Adaptive one of the same name"),
 )
 _MARKS = ("right", "partial", "wrong", "cut", "star", "mark", "interval")
-_ARROWS = {"↑": "up", "↓": "down", "←": "left", "→": "right"}
-"""Arrow keys where there are no arrows: < and > are other keys."""
-_KEY, _WORD = 11, 15
-"""Columns of a key and of a word."""
+_COLUMN = 16
+"""Columns of keys and of words."""
 
 
 class HelpScreen(TextDialog):
-    """The keys of the place that it was opened from, those that count everywhere, words, the other keys."""
+    """The keys of the place that it was opened from, those of every screen, words."""
 
     TITLE = "Help"
 
-    def __init__(self, watching: str, here: tuple[str, ...] = (), glyphs: Glyphs = UNICODE) -> None:
-        """watching: what is being watched. here: the places whose keys count now."""
+    def __init__(self, watching: str, here: Rows, everywhere: Rows, glyphs: Glyphs = UNICODE) -> None:
+        """watching: what is being watched. here, everywhere: keys of the place, and of every screen."""
         super().__init__()
-        self.watching, self.here = watching, here
-        marks = {getattr(UNICODE, name): getattr(glyphs, name) for name in _MARKS}
-        self._marks = str.maketrans(marks | (_ARROWS if glyphs.ascii else {}))
+        self.watching, self.here, self.everywhere = watching, here, [*everywhere, PALETTE]
+        self._marks = str.maketrans({getattr(UNICODE, name): getattr(glyphs, name) for name in _MARKS})
 
     def text(self, width: int) -> Content:
         """See TextDialog.text."""
-        here = tuple(key for place in self.here for key in PLACES.get(place, ()))
-        rows = self._keys("Keys here", here, width) if here else []
-        rows += [*self._keys("Keys of every screen", EVERYWHERE, width), Content.styled("Words", "bold")]
-        rows += [
-            Content.assemble((word.ljust(_WORD), "$chart-local"), hang(self._shown(meaning), width, _WORD))
-            for word, meaning in WORDS
-        ]
-        rows.append(Content(""))
-        for place, keys in PLACES.items():
-            rows += self._keys(f"Keys: {place}", keys, width) if place not in self.here else []
+        rows = self._table("Keys here", self.here, "bold $accent", width) if self.here else []
+        rows += self._table("Keys of every screen", self.everywhere, "bold $accent", width)
+        rows += [Content.styled(hang(LISTS, width, 0), "$muted"), Content("")]
+        rows += self._table("Words", WORDS, "$chart-local", width)
         rows.append(Content.styled(hang(f"Watching {plain(self.watching, 300)}", width, 0), "$muted"))
         return Content("\n").join(rows)
 
-    def _keys(self, title: str, keys: Keys, width: int) -> list[Content]:
-        told = [(self._shown(key).ljust(_KEY), self._shown(text)) for key, text in keys]
-        rows = [Content.assemble((key, "bold $accent"), hang(text, width, _KEY)) for key, text in told]
-        return [Content.styled(title, "bold"), *rows, Content("")]
-
-    def _shown(self, text: str) -> str:
-        """With the marks that the screens show here."""
-        return text.translate(self._marks)
+    def _table(self, title: str, rows: Iterable[tuple[str, str]], style: str, width: int) -> list[Content]:
+        """Meanings with the marks that the screens show here. What is longer than its column pushes them to the right."""
+        told = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
+        lines = [Content.assemble((name, style), hang(text, width, len(name))) for name, text in told]
+        return [Content.styled(title, "bold"), *lines, Content("")]

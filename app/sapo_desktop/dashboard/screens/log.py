@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import ClassVar
 
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -24,7 +23,6 @@ _SHOWN = 400
 class LogScreen(Searching, BaseScreen):
     """Screen 5: dated lines, searchable."""
 
-    HELP: ClassVar[str] = "log"
     SEARCHED = "#lines"
     _drawn: object = None
 

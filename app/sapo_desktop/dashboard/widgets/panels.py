@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
 from sapo_swarm.node.clock import age
 from sapo_swarm.node.round.cut_off import CUT_OFF
-from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.scoring.answer_format import likely_answer
 
 MUTED = "$muted"
 _WORDS: dict[PhaseName, str] = {"checkpoint": "save"}
@@ -238,12 +238,12 @@ def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
 
 
 def best_answer(event: GroupRecorded) -> str:
-    """The answer of the rollout with the highest reward, on one line."""
+    """The answer of the rollout with the highest reward, on one line. No event names the format of its answers: a run, an own
+    task and another node may each have their own."""
     rollouts = event.group.rollouts
     if not rollouts:
         return ""
     best = max(rollouts, key=lambda rollout: rollout.reward)
-    answer = extract_answer(best.text)
-    if answer is None:
-        return "no answer tag" if best.finish == "stop" else "cut at the limit"
-    return plain(answer, 120)
+    if best.finish == "length" and not best.reward:
+        return "cut at the limit"
+    return plain(likely_answer(best.text), 120) or "no answer"

@@ -10,10 +10,12 @@ from sapo_desktop.errors import AppError
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
+from sapo_swarm.scoring.answer_format import written_answer
+from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import preset_of, train_seed
-from sapo_swarm.tasks.prompts import extract_answer
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Question, TaskRef
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
 MIN_ATTEMPTS, MAX_ATTEMPTS = 2, 16
 """Of the protocol: a group of one has no advantage."""
@@ -21,13 +23,14 @@ MODEL = "person"
 """What stands in the place of a model's name."""
 
 
-def attempt(typed: str) -> str:
-    """What a person typed as a completion: a bare line becomes the answer. Raises ValueError with a sentence."""
+def attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> str:
+    """What a person typed as a completion: a bare line becomes the answer, in the format in which one to such a question is
+    judged. Raises ValueError with a sentence."""
     text = typed.strip()
     if not text:
         raise ValueError("An attempt needs some text.")
-    if extract_answer(text) is None:
-        text = f"<answer>{text}</answer>"
+    if not library.answers_elsewhere(ref) and written_answer(answer_format, text) is None:
+        text = enclose("tags", text, answer_format)
     if len(text.encode()) > MAX_COMPLETION_BYTES:
         raise ValueError(f"An attempt may have {MAX_COMPLETION_BYTES} bytes.")
     return text

@@ -41,7 +41,6 @@ class ChatScreen(BaseScreen):
         Binding("f4", "rate(False)", "bad", show=False, priority=True),
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#question"
-    HELP: ClassVar[str] = "chat"
 
     def __init__(self, id: str, name: str) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class ChatScreen(BaseScreen):
         self._answering, self._complete = False, True
 
     def action_rate(self, good: bool) -> None:
-        """A thumb up or down on the trained model's last answer."""
+        """The trained model's last answer was good, or bad; m makes a task of such answers."""
         if self._ratable:
             self.run_worker(self._rate(good), name="rate", group="rate", exit_on_error=True)
 

@@ -60,10 +60,9 @@ class _Form(Dialog[str | None]):
 class NewModelDialog(_Form):
     """A name, a base, a difficulty. Everything else comes from the settings for new models."""
 
-    HELP: ClassVar[str] = "forms"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "app.focus_next", "next", show=False, priority=True),
-        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
+        Binding("down", "app.focus_next", "next field", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous field", show=False, priority=True),
     ]
 
     def __init__(self, info: NewModelInfo, make: Callable[[NewModel], Awaitable[str]]) -> None:

@@ -32,7 +32,6 @@ MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free s
 class ModelKeys(BaseScreen):
     """The keys, and reading the disk. Subclasses say which model is meant and draw what was read."""
 
-    HELP: ClassVar[str] = "models"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "proceed", "continue", show=False),
         Binding("n", "new", "new", show=False),
@@ -144,7 +143,7 @@ class ModelKeys(BaseScreen):
             self.do(self.actions.proceed(one.model.record.id), f"{busy} {one.model.name}")
 
     def action_new(self) -> None:
-        """Ask for a name and a base, then make it."""
+        """Make a new model: ask for its name and base."""
         self.run_worker(self._new(), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _new(self) -> None:
@@ -156,7 +155,7 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
 
     def action_rename(self) -> None:
-        """Ask for the new name."""
+        """Rename it."""
         if (one := self.chosen) is not None:
             name, id = one.model.name, one.model.record.id
             detail = "The weights, the history and the folder stay where they are."
@@ -164,7 +163,7 @@ class ModelKeys(BaseScreen):
             self.app.push_screen(dialog, self._done)
 
     def action_duplicate(self) -> None:
-        """Ask for the name of the copy."""
+        """Duplicate it under another name."""
         if (one := self.chosen) is not None:
             name, id = one.model.name, one.model.record.id
             detail = f"Another model with the same weights and history; it takes about {memory(one.size, '0 MB')}."
@@ -174,7 +173,7 @@ class ModelKeys(BaseScreen):
             self.app.push_screen(dialog, self._done)
 
     def action_delete(self) -> None:
-        """Ask, then delete it."""
+        """Delete it, after a yes."""
         if (one := self.chosen) is None:
             return
         name, id = one.model.name, one.model.record.id
@@ -188,7 +187,7 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
 
     def action_free(self) -> None:
-        """Say what may go, ask, then remove it."""
+        """Free space on the disk: say what may go, ask, then remove it."""
         if (one := self.chosen) is not None:
             self.run_worker(self._free(one), group="dialog", exclusive=True, exit_on_error=True)
 
@@ -212,7 +211,7 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(PickDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_compare(self) -> None:
-        """Ask with which one, then measure both."""
+        """Compare it with another one: measure both."""
         if (one := self.chosen) is None:
             return
         from sapo_desktop.dashboard.screens.models.compare import CompareScreen
@@ -229,14 +228,14 @@ class ModelKeys(BaseScreen):
         self.app.push_screen(PickDialog(f"Compare {one.model.name} with", answers), chosen)
 
     def action_chat(self) -> None:
-        """Open a chat with base and trained model."""
+        """Talk to it beside its base."""
         if (one := self.chosen) is not None:
             from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 
             self.app.push_screen(ChatScreen(one.model.record.id, one.model.name))
 
     def action_export(self) -> None:
-        """Ask for the format, then write it."""
+        """Export it for other programs: ask for the format."""
         if (one := self.chosen) is None:
             return
         from sapo_desktop.dashboard.screens.models.work import ExportScreen

@@ -26,7 +26,6 @@ T = TypeVar("T")
 class GroupKeys(BaseScreen):
     """Mixed into the screen, which lists the groups."""
 
-    HELP: ClassVar[str] = "rollouts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_task", "task", show=False),
         Binding("o", "next_source", "source", show=False),

@@ -49,7 +49,6 @@ def _distance(key: str, wanted: str) -> int:
 class SettingsScreen(Searching, Dialog[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
-    HELP: ClassVar[str] = "settings"
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
     SEARCHED = "#rows"
     BINDINGS: ClassVar[list[BindingType]] = [

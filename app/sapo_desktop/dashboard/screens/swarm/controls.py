@@ -29,7 +29,6 @@ LOOK_S = 3.0
 class SwarmControls(BaseScreen):
     """Mixed into the swarm screen. Without actions (a recording) there are no such keys."""
 
-    HELP: ClassVar[str] = "swarm"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "join", "join", show=False),
         Binding("f", "find", "find", show=False),
@@ -65,7 +64,7 @@ class SwarmControls(BaseScreen):
         self.dashboard.redraw()
 
     def action_let_in(self) -> None:
-        """The node that the key's label names takes part; the next one comes up."""
+        """Where you host with approval: let in the node that waits longest."""
         if self.actions is None or not self.guests:
             return
         guest, self.guests = self.guests[0], self.guests[1:]
@@ -89,7 +88,7 @@ class SwarmControls(BaseScreen):
         return [*guest, *again, *stay, *find, member, ("h", "host", "screen.host"), *tasks]
 
     def action_find(self) -> None:
-        """Look for a swarm in the directories; one that is chosen there is joined for trial."""
+        """Find a swarm in a directory; one that is chosen there is joined for trial."""
         actions = self.actions
         if actions is None:
             return
@@ -103,12 +102,12 @@ class SwarmControls(BaseScreen):
         self.app.push_screen(FindDialog(actions), chosen)
 
     def action_stay(self) -> None:
-        """End the trial with a yes."""
+        """Stay in an open swarm after its trial."""
         if self.actions is not None and not self.dashboard.state.silo and self.dashboard.state.trial.name:
             self._do(self.actions.stay(), "Finishing the round, then staying with normal settings")
 
     def action_join(self) -> None:
-        """Ask for an invite, then join."""
+        """Join a swarm with an invite."""
         actions = self.actions
         if actions is None:
             return
@@ -156,7 +155,7 @@ class SwarmControls(BaseScreen):
                 await self._finish(self.actions.accept(task))
 
     def action_leave_swarm(self) -> None:
-        """Ask, then leave."""
+        """Leave the swarm, after a yes."""
         actions = self.actions
         if actions is None or self.dashboard.state.silo:
             return
@@ -173,7 +172,7 @@ class SwarmControls(BaseScreen):
             self.dashboard.command("external_on", "External groups are taken again")
 
     def action_host(self) -> None:
-        """Ask for whom, then host and show the invite."""
+        """Host a swarm: ask for whom, then show the invite."""
         actions = self.actions
         if actions is None:
             return

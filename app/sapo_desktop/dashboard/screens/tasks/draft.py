@@ -50,14 +50,13 @@ EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 class DraftScreen(Dialog[Made | None]):
     """Every answer is proposed; each change looks at the file again."""
 
-    HELP: ClassVar[str] = "forms"
     AUTO_FOCUS: ClassVar[str | None] = "#name"
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel", show=False),
         Binding("enter", "accept", "go on", show=False),
-        Binding("down", "app.focus_next", "next", show=False, priority=True),
-        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
+        Binding("down", "app.focus_next", "next field", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous field", show=False, priority=True),
         Binding("pagedown", "page(1)", "down", show=False, priority=True),
         Binding("pageup", "page(-1)", "up", show=False, priority=True),
     ]
