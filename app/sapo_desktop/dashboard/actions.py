@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
 from textual.app import ScreenStackError
@@ -14,11 +14,14 @@ from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.keys import rows
-from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.tasks.wizard.interface import Made
+
+Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
+"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
 
 
 class DashboardActions(DashboardHost):
@@ -26,17 +29,16 @@ class DashboardActions(DashboardHost):
 
     info: Callable[[], FirstRunInfo]
     """What the first questions offer."""
+    start: Start | None
+    """None: there is nothing to start over a recording."""
     begun: bool
     """The feed is being followed (not so while the first questions are asked)."""
 
-    @property
-    @abstractmethod
-    def can_start(self) -> bool:
-        """Whether a node that is gone can be started from here."""
-
-    @abstractmethod
     async def start_node(self, answers: FirstRunAnswers | None) -> None:
         """Start or find the node, with the answers of the first run if these were asked."""
+        result = self.start(answers) if self.start is not None else None
+        if inspect.isawaitable(result):
+            await result
 
     async def on_event(self, event: Event) -> None:
         """A key that comes while the app closes finds no screen any more. It is for nobody, and must not take the place of the
@@ -63,16 +65,12 @@ class DashboardActions(DashboardHost):
         else:
             self.say(said)
 
-    def say(self, text: str, error: bool = False) -> None:
-        """A toast, as plain text."""
-        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
-
     def action_toggle_pause(self) -> None:
         """Pause or resume the node, or start it where it is gone; hold a recording, or let it go on."""
         if self.player is not None and self.player.steers:
             self.player.hold()
             self.redraw()
-        elif self.state.gone and self.can_start:
+        elif self.state.gone and self.start is not None:
             coming = any(worker.name == "start" for worker in self.workers)
             self.say("The node is starting" if coming else "Starting the node")
             if not coming:
@@ -130,7 +128,7 @@ class DashboardActions(DashboardHost):
                 self.say("The answers are the settings of new models now. Starting the node, if none runs")
                 self.work(partial(self.start_node, answers), "start")
 
-        if not self.can_start:
+        if self.start is None:
             self.say("There is nothing to start over a recording")
         else:
             self.push_screen(FirstRunScreen(self.info()), answered)
@@ -166,9 +164,22 @@ class DashboardActions(DashboardHost):
 
     def action_make_task(self) -> None:
         """Make a task of my own from a file, and train a model on it."""
-        from sapo_desktop.dashboard.screens.tasks.wizard import open_wizard
+        from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 
-        open_wizard(self)
+        if (actions := self.task_actions) is None:
+            self.say("There are no tasks to be made over a recording")
+            return
+
+        async def train(made: Made) -> None:
+            self.say(f"Starting a model on {made.task}")
+            if await self.told(actions.train(made.task, made.base)):
+                self.switch_mode("dashboard")
+
+        def done(made: Made | None) -> None:
+            if made is not None:
+                self.work(partial(train, made), "train-on")
+
+        self.push_screen(PlacesScreen(actions), done)
 
     def action_doctor(self) -> None:
         """Show what works on this machine."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,13 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from sapo_desktop.dashboard import terminal
-from sapo_desktop.dashboard.actions import DashboardActions
+from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
 from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
-from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.palette import OWNERS, commands, made
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import known
@@ -44,39 +43,6 @@ _BATCH_S = 0.02
 _MANY, _QUIET_S = 20, 0.03
 """Events in a slice that are no news but a history; seconds after its last slice until it is drawn."""
 
-Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
-"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
-
-
-def _dashboard() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-
-    return DashboardScreen()
-
-
-def _swarm() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
-
-    return SwarmScreen()
-
-
-def _rollouts() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-
-    return RolloutsScreen()
-
-
-def _models() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-
-    return ModelsScreen()
-
-
-def _log() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.log import LogScreen
-
-    return LogScreen()
-
 
 class SapoDashboard(DashboardActions):
     """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
@@ -88,10 +54,7 @@ class SapoDashboard(DashboardActions):
     TITLE = "sapo-desktop"
     ENABLE_COMMAND_PALETTE = True
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
-        "dashboard": _dashboard,
-        "swarm": _swarm,
-        "rollouts": _rollouts,
-        "log": _log,
+        mode: partial(made, mode) for mode in OWNERS if mode != "models"
     }
     DEFAULT_MODE = "dashboard"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -151,7 +114,7 @@ class SapoDashboard(DashboardActions):
         super().__init__(driver_class=terminal.stoppable(self.get_driver_class()))
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
         if model_actions is not None:
-            self.add_mode("models", _models)
+            self.add_mode("models", partial(made, "models"))
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
@@ -164,16 +127,6 @@ class SapoDashboard(DashboardActions):
         now = {f"-theme-{theme}": True, "-dark-mode": dark, "-light-mode": not dark}
         self.update_classes(dict.fromkeys(old, False) | now, update=False)
         self.stylesheet.set_variables(self.get_css_variables())
-
-    @property
-    def player(self) -> ReplayFeed | None:
-        """How the recording is steered; None over a node."""
-        return self.feed if isinstance(self.feed, ReplayFeed) else None
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The screens that there are, in order."""
-        return tuple(self._modes)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Key 4 does nothing where there are no models to be had: over a recording. Only a recording is sought in."""
@@ -251,17 +204,6 @@ class SapoDashboard(DashboardActions):
                 await asyncio.sleep(0)
                 breath, taken = time.monotonic(), 0
 
-    @property
-    def can_start(self) -> bool:
-        """Not so over a recording."""
-        return self.start is not None
-
-    async def start_node(self, answers: FirstRunAnswers | None) -> None:
-        """Start or find the node."""
-        result = self.start(answers) if self.start is not None else None
-        if inspect.isawaitable(result):
-            await result
-
     # Drawing
 
     def redraw(self) -> None:
@@ -295,6 +237,4 @@ class SapoDashboard(DashboardActions):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
         """What the palette offers."""
-        from sapo_desktop.dashboard.palette import commands
-
         return commands(self)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
 from sapo_desktop.dashboard.messages import Link, QuitChoice
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.linear.questions import Questions
 from sapo_desktop.linear.session import Session
 from sapo_desktop.linear.typed import TypedLines
@@ -55,7 +56,7 @@ class LiveFeed(ScriptedFeed):
 class Person:
     """Types into a session and hears what it says."""
 
-    def __init__(self, feed: LiveFeed) -> None:
+    def __init__(self, feed: LiveFeed | ReplayFeed) -> None:
         out, self._typing = os.pipe()
         self.heard: list[str] = []
         self.verbs: list[list[str]] = []
@@ -75,6 +76,7 @@ class Person:
     async def _verb(self, arguments: list[str]) -> int:
         self.verbs.append(arguments)
         if self.during:
+            assert isinstance(self.feed, LiveFeed)
             self.feed.tell(LogLine(time=self.feed.now() + 1, level="info", text=self.during))
             await self.feed.quiet.wait()
         self.hear(f"{arguments[0]} is done")
@@ -215,9 +217,29 @@ async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_ques
         assert "a line with one space starts the node again" in await person.hears("The node is gone")
         person.type(" ")
         await person.hears("Starting the node")
+        feed.tell(Link(False, "Another one comes", feed.opened, starting=True))
+        await person.hears("Another one comes")
+        person.type(" ")
+        await person.hears("The node is starting")
         assert person.starts == 2
+        assert feed.commands == []
+        feed.tell(Link(False, "The node is gone once more", feed.opened, ended=True))
+        await person.hears("once more")
         person.type("q")
         assert await session == "stop"
+
+
+async def test_the_end_of_a_recording_is_told_once() -> None:
+    nearly = SILO[-1].time - 0.03 * (SILO[-1].time - SILO[0].time)
+    person = Person(ReplayFeed(SILO, start=nearly, clock=lambda: 0.0))
+    session = asyncio.create_task(person.session.run())
+    await person.hears("Machine:")
+    assert not any("at its end" in line for line in person.heard)
+    person.type("]")
+    await person.hears("The recording is at its end")
+    person.type("1", "q")
+    assert await session is None
+    assert sum("at its end" in line for line in person.heard) == 1
 
 
 async def test_who_hangs_up_leaves_the_node_working() -> None:

@@ -131,6 +131,14 @@ def test_a_node_that_pauses_has_no_speed_and_no_end_in_sight(state: State) -> No
         assert (speed in text.plain) == (state == "running")
 
 
+def test_a_figure_that_cannot_be_read_any_more_has_a_gap_at_the_end_of_its_history() -> None:
+    unread = msgspec.structs.replace(BUSY, cpu_percent=None)
+    lines = panels.machine(fold([run(), BUSY, BUSY, unread, unread]), 9.0, 60, 8, UNICODE).plain.splitlines()
+    endings = {line.split()[0]: [char in UNICODE.bars for char in line[-4:]] for line in lines}
+    assert endings["memory"] == [True, True, True, True]
+    assert endings["cpu"] == [True, True, False, False]
+
+
 def test_the_log_says_once_when_a_node_was_gone_and_that_nothing_finished_is_lost() -> None:
     gone = Link(False, "The node is gone", 2.0, ended=True)
     log = apply(apply(fold([run()]), gone), gone).log

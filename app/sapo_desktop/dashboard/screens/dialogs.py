@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
@@ -12,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.screens.base import Closing
 from sapo_desktop.dashboard.widgets.listing import Listing
@@ -33,29 +35,29 @@ class Dialog(ModalScreen[T], Closing[T], Generic[T]):
         """Close without an answer."""
         self.dismiss(None)
 
+    def complain(self, text: str, style: str = "$warning") -> None:
+        """Say it in the line that a dialog has for it, #complaint."""
+        self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), style))
+
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):
-    """A question with a few answers; Esc or q gives None."""
+    """A question with a few answers, the last of them Cancel; that, Esc and q give None."""
 
-    QUESTION: ClassVar[str] = ""
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
-    def __init__(self, answers: list[tuple[str, str, T | None]]) -> None:
-        """answers: (what it is called, what it brings, value)."""
+    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
+        """answers: (what it is called, what it brings, value). careful: Cancel is the first, under the cursor, because something
+        would be lost for ever."""
         super().__init__()
-        self.answers = answers
-
-    @property
-    def question(self) -> str:
-        """What is asked, on top."""
-        return self.QUESTION
+        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
+        self._question, self._answers = question, [cancel, *answers] if careful else [*answers, cancel]
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog"):
-            yield Static(Content.styled(self.question, "bold"), markup=False)
-            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
+            yield Static(Content.styled(plain(self._question, 300), "bold"), markup=False)
+            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
 
     def _prompt(self, name: str, detail: str) -> Content:
         return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
@@ -63,29 +65,25 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Answer with the chosen row."""
         event.stop()
-        self.dismiss(self.answers[event.option_index][2])
+        self.dismiss(self._answers[event.option_index][2])
 
 
 class QuitDialog(ChoiceDialog[QuitChoice]):
     """What becomes of the node when the dashboard closes."""
 
-    QUESTION = "Leave the dashboard?"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "pick('stop')", "stop", show=False),
         Binding("b", "pick('background')", "background", show=False),
     ]
 
     def __init__(self) -> None:
+        stop, on = "Stop the node (s)", "Keep working in the background (b)"
         super().__init__(
+            "Leave the dashboard?",
             [
-                ("Stop the node (s)", "it saves and exits; the next start goes on from there", "stop"),
-                (
-                    "Keep working in the background (b)",
-                    "closes only this window; sapo-desktop opens it again",
-                    "background",
-                ),
-                ("Cancel (Esc)", "", None),
-            ]
+                (stop, "it saves and exits; the next start goes on from there", "stop"),
+                (on, "closes only this window; sapo-desktop opens it again", "background"),
+            ],
         )
 
     def action_pick(self, choice: QuitChoice) -> None:
@@ -96,7 +94,6 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
 class SnoozeDialog(ChoiceDialog[int]):
     """Minutes, or None."""
 
-    QUESTION = "Pause for how long?"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "pick(15)", "15", show=False),
         Binding("2", "pick(60)", "60", show=False),
@@ -104,9 +101,8 @@ class SnoozeDialog(ChoiceDialog[int]):
     ]
 
     def __init__(self) -> None:
-        super().__init__(
-            [("15 minutes (1)", "", 15), ("1 hour (2)", "", 60), ("4 hours (3)", "", 240), ("Cancel (Esc)", "", None)]
-        )
+        lengths = [("15 minutes (1)", "", 15), ("1 hour (2)", "", 60), ("4 hours (3)", "", 240)]
+        super().__init__("Pause for how long?", lengths)
 
     def action_pick(self, minutes: int) -> None:
         """Pause for 15, 60 or 240 minutes."""
@@ -132,5 +128,9 @@ class TextDialog(Dialog[None]):
 
     def on_resize(self) -> None:
         """Wrap anew."""
+        self.draw()
+
+    def draw(self) -> None:
+        """Show the text as it is now."""
         width = self.query_one(VerticalScroll).scrollable_content_region.width
         self.query_one("#running-text", Static).update(self.text(max(width, 30)))

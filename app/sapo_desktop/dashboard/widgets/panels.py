@@ -153,7 +153,7 @@ def machine(state: DashboardState, now: float, width: int, height: int, glyphs: 
 
 def _tile(label: str, value: str, history: str, width: int) -> Content:
     room = max(width - 20, 0)
-    tail = history.strip()[-room:].rjust(room) if history and room else ""
+    tail = history[-room:].rjust(room) if history and room else ""
     return Content.assemble(
         (label.ljust(9), MUTED), (value.rjust(9), "bold"), "  " if tail else "", (tail, "$chart-local")
     )

@@ -1,9 +1,9 @@
-"""Screen 4's questions: a new model, a name, are you sure, which other one, which format."""
+"""Screen 4's forms: a new model, a name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -13,21 +13,16 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.screen.interface import NewModel, NewModelInfo
-
-T = TypeVar("T")
 
 
 class _Form(Dialog[str | None]):
     """Fields, and a button that tries: what is refused says why and stays. Gives the sentence of what was done."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
-        Binding("enter", "accept", "go", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "accept", "go", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
@@ -40,7 +35,7 @@ class _Form(Dialog[str | None]):
 
     def action_accept(self) -> None:
         """Do it, or say why it is refused."""
-        self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))
+        self.complain("One moment …", "$muted")
         self._try()
 
     @work(name="form", group="form", exclusive=True)
@@ -48,13 +43,9 @@ class _Form(Dialog[str | None]):
         try:
             said = await self.attempt()
         except known() as error:
-            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
+            self.complain(str(error))
         else:
             self.dismiss(said)
-
-    def action_cancel(self) -> None:
-        """Close without doing anything."""
-        self.dismiss(None)
 
 
 class NewModelDialog(_Form):
@@ -114,18 +105,3 @@ class NameDialog(_Form):
     def attempt(self) -> Awaitable[str]:
         """See the class."""
         return self._act(self.query_one("#name", Input).value.strip())
-
-
-class PickDialog(ChoiceDialog[T], Generic[T]):
-    """One of several, each with what it brings; for yes and no too."""
-
-    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
-        """careful: the cursor starts on Cancel, because something would be lost for ever."""
-        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
-        super().__init__([cancel, *answers] if careful else [*answers, cancel])
-        self._question = question
-
-    @property
-    def question(self) -> str:
-        """What is asked, in bold above the answers."""
-        return plain(self._question, 300)

@@ -11,7 +11,8 @@ from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import memory
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.errors import known
@@ -110,10 +111,7 @@ class ModelKeys(BaseScreen):
         self.app.run_worker(self._finish(work), name="model", exit_on_error=True)
 
     async def _finish(self, work: Awaitable[str]) -> None:
-        try:
-            self.dashboard.say(await work)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        await self.dashboard.told(work)
         if self.is_running:
             self.look()
 
@@ -147,12 +145,8 @@ class ModelKeys(BaseScreen):
         self.run_worker(self._new(), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _new(self) -> None:
-        try:
-            offer = await self.actions.offer()
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
-            return
-        self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
+        if (offer := await self.dashboard.outcome(self.actions.offer())) is not None:
+            self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
 
     def action_rename(self) -> None:
         """Rename it."""
@@ -184,7 +178,7 @@ class ModelKeys(BaseScreen):
             if yes:
                 self.do(self.actions.delete(id), f"Deleting {name}")
 
-        self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
+        self.app.push_screen(ChoiceDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
 
     def action_free(self) -> None:
         """Free space on the disk: say what may go, ask, then remove it."""
@@ -193,11 +187,9 @@ class ModelKeys(BaseScreen):
 
     async def _free(self, one: Overview) -> None:
         id = one.model.record.id
-        try:
-            count, size = await self.actions.spare(id)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (spare := await self.dashboard.outcome(self.actions.spare(id))) is None:
             return
+        count, size = spare
         if not count:
             self.dashboard.say(f"{one.model.name} has its newest and its best checkpoint only: nothing to free")
             return
@@ -208,7 +200,7 @@ class ModelKeys(BaseScreen):
 
         what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
         detail = f"frees {memory(size, '0 MB')}; the newest and the best one stay"
-        self.app.push_screen(PickDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_compare(self) -> None:
         """Compare it with another one: measure both."""
@@ -225,7 +217,7 @@ class ModelKeys(BaseScreen):
                 second = next((other for other in others if other.model.record.id == id), None)
                 self.app.push_screen(CompareScreen(one, second, COMPARED_ITEMS))
 
-        self.app.push_screen(PickDialog(f"Compare {one.model.name} with", answers), chosen)
+        self.app.push_screen(ChoiceDialog(f"Compare {one.model.name} with", answers), chosen)
 
     def action_chat(self) -> None:
         """Talk to it beside its base."""
@@ -247,4 +239,4 @@ class ModelKeys(BaseScreen):
             if choice is not None:
                 self.app.push_screen(ExportScreen(name, choice, self.actions.export(id, choice)), lambda _: self.look())
 
-        self.app.push_screen(PickDialog(f"Export {name} as", answers), chosen)
+        self.app.push_screen(ChoiceDialog(f"Export {name} as", answers), chosen)

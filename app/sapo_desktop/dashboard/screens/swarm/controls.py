@@ -10,13 +10,13 @@ from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostChoice, HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import FOR_WHOM, RUNNING, HostChoice, HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.errors import known
 from sapo_desktop.services.swarms.interface import Guest
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class SwarmControls(BaseScreen):
         self.run_worker(self._joined(self.actions.join(invite, listed)), exit_on_error=True)
 
     async def _joined(self, joining: Awaitable[str]) -> None:
-        if await self._finish(joining):
+        if await self.dashboard.told(joining):
             await self._look_at_tasks()
 
     def action_trail(self) -> None:
@@ -140,10 +140,7 @@ class SwarmControls(BaseScreen):
     async def _look_at_tasks(self, nothing: str = "") -> None:
         """Ask about each task that the person did not accept yet. nothing: said where there is none."""
         assert self.actions is not None
-        try:
-            waiting = await self.actions.offered()
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (waiting := await self.dashboard.outcome(self.actions.offered())) is None:
             return
         if not waiting and nothing:
             self.dashboard.say(nothing)
@@ -152,7 +149,7 @@ class SwarmControls(BaseScreen):
                 self.dashboard.say(task.dropped, error=True)
             elif await self.app.push_screen_wait(TaskDialog(task)):
                 self.dashboard.say("Finishing the round, then training on it too")
-                await self._finish(self.actions.accept(task))
+                await self.dashboard.told(self.actions.accept(task))
 
     def action_leave_swarm(self) -> None:
         """Leave the swarm, after a yes."""
@@ -164,7 +161,8 @@ class SwarmControls(BaseScreen):
             if yes:
                 self._do(actions.leave(), "Finishing the round, then leaving")
 
-        self.app.push_screen(LeaveDialog(), chosen)
+        detail = "after its round the node trains alone, without the invite"
+        self.app.push_screen(ChoiceDialog("Leave the swarm?", [("Leave", detail, True)]), chosen)
 
     def action_take_external(self) -> None:
         """Take external groups again after the held-out tripwire stopped them."""
@@ -183,14 +181,12 @@ class SwarmControls(BaseScreen):
             elif choice is not None:
                 self.run_worker(self._host(choice != "here", choice == "approve"), exit_on_error=True)
 
-        self.app.push_screen(HostDialog(actions.hosting()), chosen)
+        answers = RUNNING if actions.hosting() else FOR_WHOM
+        self.app.push_screen(ChoiceDialog("A swarm on this machine", answers), chosen)
 
     async def _host(self, everybody: bool, approve: bool) -> None:
         assert self.actions is not None
-        try:
-            hosted = await self.actions.host(everybody, approve)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (hosted := await self.dashboard.outcome(self.actions.host(everybody, approve))) is None:
             return
 
         def closed(take_part: bool | None) -> None:
@@ -201,16 +197,7 @@ class SwarmControls(BaseScreen):
 
     def _do(self, work: Awaitable[str], meanwhile: str) -> None:
         self.dashboard.say(meanwhile)
-        self.run_worker(self._finish(work), exit_on_error=True)
-
-    async def _finish(self, work: Awaitable[str]) -> bool:
-        """Say what came of it; whether it went well."""
-        try:
-            self.dashboard.say(await work)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
-            return False
-        return True
+        self.run_worker(self.dashboard.told(work), exit_on_error=True)
 
 
 def name_of(guest: Guest) -> str:

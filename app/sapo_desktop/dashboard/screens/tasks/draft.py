@@ -16,8 +16,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
@@ -53,7 +52,6 @@ class DraftScreen(Dialog[Made | None]):
     AUTO_FOCUS: ClassVar[str | None] = "#name"
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
         Binding("enter", "accept", "go on", show=False),
         Binding("down", "app.focus_next", "next field", show=False, priority=True),
         Binding("up", "app.focus_previous", "previous field", show=False, priority=True),
@@ -148,7 +146,7 @@ class DraftScreen(Dialog[Made | None]):
                 asked = Answers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             if first:
                 self._unreadable()
             return
@@ -189,9 +187,6 @@ class DraftScreen(Dialog[Made | None]):
             field.display = False
         self.query_one(KeyBar).put([("F1", "help", "app.help"), ("Esc", "another file", "screen.cancel")])
 
-    def _complain(self, text: str) -> None:
-        self.query_one("#complaint", Static).update(Content.styled(plain(text, 600), "$warning"))
-
     def action_page(self, pages: int) -> None:
         """Scroll by a page: what is below the fields takes no focus."""
         box = self.query_one(VerticalScroll)
@@ -219,7 +214,7 @@ class DraftScreen(Dialog[Made | None]):
                 return
             name = await self._actions.keep(answers, again)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             self.query_one(VerticalScroll).scroll_home(animate=False)
             return
         screen = MeasuringScreen(self._actions, name, answers)
@@ -230,18 +225,13 @@ class DraftScreen(Dialog[Made | None]):
             if yes:
                 self._store(True)
 
-        answers: list[tuple[str, str, bool | None]] = [
-            ("Replace it", "it is kept in replaced/tasks of the data folder; models trained on it stay", True)
-        ]
-        self.app.push_screen(PickDialog(f"There is a task {name} already", answers, careful=True), chosen)
+        detail = "it is kept in replaced/tasks of the data folder; models trained on it stay"
+        question = f"There is a task {name} already"
+        self.app.push_screen(ChoiceDialog(question, [("Replace it", detail, True)], careful=True), chosen)
 
     def _done(self, made: Made | None) -> None:
         if made is not None:
             self.dismiss(made)
-
-    def action_cancel(self) -> None:
-        """Back to the files; nothing is stored."""
-        self.dismiss(None)
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> Content:
