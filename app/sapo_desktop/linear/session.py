@@ -74,7 +74,6 @@ class Session:
             done, _ = await asyncio.wait({following, obeying}, return_when=asyncio.FIRST_COMPLETED)
             if following in done:
                 following.result()
-                self._say("The recording is at its end")
             return await obeying
         finally:
             for task in (following, obeying):
@@ -106,6 +105,8 @@ class Session:
             self._live = self._live or (isinstance(event, EPHEMERAL) and event.time >= self._begun)
             before, self._state = self._state, apply(self._state, event)
             self._hear(before, event)
+            if isinstance(self._feed, ReplayFeed) and self._feed.upto() == len(self._feed.recording):
+                self._tell("The recording is at its end")
 
     def _hear(self, before: DashboardState, event: Event | Link) -> None:
         state = self._state

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
 from sapo_desktop.dashboard.messages import Link, QuitChoice
+from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.linear.questions import Questions
 from sapo_desktop.linear.session import Session
 from sapo_desktop.linear.typed import TypedLines
@@ -55,7 +56,7 @@ class LiveFeed(ScriptedFeed):
 class Person:
     """Types into a session and hears what it says."""
 
-    def __init__(self, feed: LiveFeed) -> None:
+    def __init__(self, feed: LiveFeed | ReplayFeed) -> None:
         out, self._typing = os.pipe()
         self.heard: list[str] = []
         self.verbs: list[list[str]] = []
@@ -218,6 +219,18 @@ async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_ques
         assert person.starts == 2
         person.type("q")
         assert await session == "stop"
+
+
+async def test_the_end_of_a_recording_is_told_once() -> None:
+    person = Person(ReplayFeed(SILO, start=place_in(SILO, "97%"), clock=lambda: 0.0))
+    session = asyncio.create_task(person.session.run())
+    await person.hears("Machine:")
+    assert not any("at its end" in line for line in person.heard)
+    person.type("]")
+    await person.hears("The recording is at its end")
+    person.type("1", "q")
+    assert await session is None
+    assert sum("at its end" in line for line in person.heard) == 1
 
 
 async def test_who_hangs_up_leaves_the_node_working() -> None:
