@@ -227,6 +227,8 @@ class Session:
         elif self._state.gone and self._start is not None:
             self._say("Starting the node")
             await self._start()
+        elif self._state.absent:
+            self._say("The node is starting")
         elif self._state.resumable:
             await self._command("resume", "Going on")
         else:

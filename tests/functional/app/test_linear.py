@@ -212,6 +212,11 @@ async def test_leaving_asks_what_becomes_of_the_node(answer: str, left: str) -> 
 
 async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_question() -> None:
     async with sitting(SILO) as (person, feed, session):
+        feed.tell(Link(False, "Another one comes", feed.opened, starting=True))
+        await person.hears("Another one comes")
+        person.type(" ")
+        await person.hears("The node is starting")
+        assert feed.commands == []
         feed.tell(Link(False, "The node is gone", feed.opened, ended=True))
         assert "a line with one space starts the node again" in await person.hears("The node is gone")
         person.type(" ")
