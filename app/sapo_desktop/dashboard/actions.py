@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
 from textual.app import ScreenStackError
@@ -19,23 +19,25 @@ from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
+Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
+"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
+
 
 class DashboardActions(DashboardHost):
     """The application's actions; app.py shows the state and follows the feed."""
 
     info: Callable[[], FirstRunInfo]
     """What the first questions offer."""
+    start: Start | None
+    """None: there is nothing to start over a recording."""
     begun: bool
     """The feed is being followed (not so while the first questions are asked)."""
 
-    @property
-    @abstractmethod
-    def can_start(self) -> bool:
-        """Whether a node that is gone can be started from here."""
-
-    @abstractmethod
     async def start_node(self, answers: FirstRunAnswers | None) -> None:
         """Start or find the node, with the answers of the first run if these were asked."""
+        result = self.start(answers) if self.start is not None else None
+        if inspect.isawaitable(result):
+            await result
 
     async def on_event(self, event: Event) -> None:
         """A key that comes while the app closes finds no screen any more. It is for nobody, and must not take the place of the
@@ -71,7 +73,7 @@ class DashboardActions(DashboardHost):
         if self.player is not None and self.player.steers:
             self.player.hold()
             self.redraw()
-        elif self.state.gone and self.can_start:
+        elif self.state.gone and self.start is not None:
             coming = any(worker.name == "start" for worker in self.workers)
             self.say("The node is starting" if coming else "Starting the node")
             if not coming:
@@ -129,7 +131,7 @@ class DashboardActions(DashboardHost):
                 self.say("The answers are the settings of new models now. Starting the node, if none runs")
                 self.work(partial(self.start_node, answers), "start")
 
-        if not self.can_start:
+        if self.start is None:
             self.say("There is nothing to start over a recording")
         else:
             self.push_screen(FirstRunScreen(self.info()), answered)

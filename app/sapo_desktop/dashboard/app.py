@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,12 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from sapo_desktop.dashboard import terminal
-from sapo_desktop.dashboard.actions import DashboardActions
+from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
 from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
-from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import known
@@ -43,9 +41,6 @@ _BATCH_S = 0.02
 """A long history is read in slices of this length, so that keys are answered meanwhile."""
 _MANY, _QUIET_S = 20, 0.03
 """Events in a slice that are no news but a history; seconds after its last slice until it is drawn."""
-
-Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
-"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
 
 
 def _dashboard() -> Screen[None]:
@@ -165,16 +160,6 @@ class SapoDashboard(DashboardActions):
         self.update_classes(dict.fromkeys(old, False) | now, update=False)
         self.stylesheet.set_variables(self.get_css_variables())
 
-    @property
-    def player(self) -> ReplayFeed | None:
-        """How the recording is steered; None over a node."""
-        return self.feed if isinstance(self.feed, ReplayFeed) else None
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The screens that there are, in order."""
-        return tuple(self._modes)
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Key 4 does nothing where there are no models to be had: over a recording. Only a recording is sought in."""
         if action in ("seek", "speed"):
@@ -250,17 +235,6 @@ class SapoDashboard(DashboardActions):
                     soon = asyncio.get_running_loop().call_later(_QUIET_S, self.redraw)
                 await asyncio.sleep(0)
                 breath, taken = time.monotonic(), 0
-
-    @property
-    def can_start(self) -> bool:
-        """Not so over a recording."""
-        return self.start is not None
-
-    async def start_node(self, answers: FirstRunAnswers | None) -> None:
-        """Start or find the node."""
-        result = self.start(answers) if self.start is not None else None
-        if inspect.isawaitable(result):
-            await result
 
     # Drawing
 

@@ -11,11 +11,11 @@ from textual.app import App
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.messages import Feed, QuitChoice
+from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.services.machine.finding import Finding
 
 if TYPE_CHECKING:  # a first frame waits for none of these
-    from sapo_desktop.dashboard.replay import ReplayFeed
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.swarms.actions import HomeActions
@@ -39,14 +39,14 @@ class DashboardHost(App[QuitChoice]):
     examine: Examine | None
 
     @property
-    @abstractmethod
     def modes(self) -> tuple[str, ...]:
         """The screens that there are, in order."""
+        return tuple(self._modes)
 
     @property
-    @abstractmethod
     def player(self) -> ReplayFeed | None:
         """How the recording is steered; None over a node."""
+        return self.feed if isinstance(self.feed, ReplayFeed) else None
 
     @abstractmethod
     def redraw(self) -> None:

@@ -39,15 +39,10 @@ Level = Literal["info", "warning", "error"]
 _MAX_GROUPS = 256
 """What screen 1 looks back on; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
-_MAX_SESSIONS = 400
 
 
 def _groups() -> Trail[GroupRecorded]:
     return Trail(_MAX_GROUPS)
-
-
-def _sessions() -> Trail[RunStarted]:
-    return Trail(_MAX_SESSIONS)
 
 
 def _log() -> Trail[LogLine]:
@@ -81,8 +76,6 @@ class DashboardState(msgspec.Struct, frozen=True):
     """The newest evaluation."""
     base: Evaluated | None = None
     """The first evaluation of the untrained model."""
-    sessions: Trail[RunStarted] = field(default_factory=_sessions)
-    """Every time that training of this model was begun or gone on with; `changed` says what was different."""
     groups: Trail[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
@@ -198,7 +191,6 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
         return replace(
             state,
             run=event,
-            sessions=state.sessions.append(event),
             trial=state.trial.after(event),
             phase=None,
             phases=(),
@@ -209,7 +201,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             log=state.log.append(line),
         )
     fresh = DashboardState(run=event, link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
-    fresh = replace(fresh, sessions=fresh.sessions.append(event), trial=fresh.trial.after(event))
+    fresh = replace(fresh, trial=fresh.trial.after(event))
     return replace(fresh, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
 
 
