@@ -24,6 +24,7 @@ from sapo_desktop.dashboard.look.ascii import AsciiFilter
 from sapo_desktop.dashboard.look.glyphs import choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
 from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
+from sapo_desktop.dashboard.palette import OWNERS, commands, made
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.errors import known
@@ -43,36 +44,6 @@ _MANY, _QUIET_S = 20, 0.03
 """Events in a slice that are no news but a history; seconds after its last slice until it is drawn."""
 
 
-def _dashboard() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-
-    return DashboardScreen()
-
-
-def _swarm() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
-
-    return SwarmScreen()
-
-
-def _rollouts() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-
-    return RolloutsScreen()
-
-
-def _models() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-
-    return ModelsScreen()
-
-
-def _log() -> Screen[None]:
-    from sapo_desktop.dashboard.screens.log import LogScreen
-
-    return LogScreen()
-
-
 class SapoDashboard(DashboardActions):
     """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
 
@@ -83,10 +54,7 @@ class SapoDashboard(DashboardActions):
     TITLE = "sapo-desktop"
     ENABLE_COMMAND_PALETTE = True
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
-        "dashboard": _dashboard,
-        "swarm": _swarm,
-        "rollouts": _rollouts,
-        "log": _log,
+        mode: partial(made, mode) for mode in OWNERS if mode != "models"
     }
     DEFAULT_MODE = "dashboard"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -146,7 +114,7 @@ class SapoDashboard(DashboardActions):
         super().__init__(driver_class=terminal.stoppable(self.get_driver_class()))
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
         if model_actions is not None:
-            self.add_mode("models", _models)
+            self.add_mode("models", partial(made, "models"))
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
@@ -269,6 +237,4 @@ class SapoDashboard(DashboardActions):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
         """What the palette offers."""
-        from sapo_desktop.dashboard.palette import commands
-
         return commands(self)

@@ -24,7 +24,7 @@ _SCREENS = (
     ("models", "My models", "What they gained; train, compare, chat, export, delete (4)"),
     ("log", "Log", "Dated lines, searchable (5)"),
 )
-_OWNERS = {
+OWNERS = {
     "dashboard": "dashboard:DashboardScreen",
     "swarm": "swarm.screen:SwarmScreen",
     "rollouts": "rollouts.screen:RolloutsScreen",
@@ -110,8 +110,13 @@ def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
             yield SystemCommand(f"{title}: {binding.description}", _help(owner, binding), go, discover=False)
 
 
+def made(mode: str) -> Screen[None]:
+    """The screen of a mode, imported when it is first opened."""
+    return _owner(mode)()
+
+
 def _owner(mode: str) -> type[Screen[None]]:
-    module, _, name = _OWNERS[mode].partition(":")
+    module, _, name = OWNERS[mode].partition(":")
     found: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
     return found
 
