@@ -8,35 +8,19 @@ from textual.content import Content
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import after, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
+from sapo_swarm.events import State
 from sapo_swarm.node.clock import age
 
-_STYLES = {
-    "running": "$success",
-    "failed": "$error",
-    "paused": "$warning",
-    "pausing": "$warning",
-    "stopped": "$warning",
-    "finishing": "$warning",
-    "starting": "$primary",
+_LOOKS: dict[State, tuple[str, str]] = {
+    "running": ("$success", "▶"),
+    "failed": ("$error", "✗"),
+    "paused": ("$warning", "‖"),
+    "pausing": ("$warning", "‖"),
+    "stopped": ("$warning", "■"),
+    "finishing": ("$warning", "▶"),
+    "starting": ("$primary", "…"),
 }
-_WORDS = {
-    "running": "Training",
-    "failed": "Failed",
-    "paused": "Paused",
-    "pausing": "Pausing",
-    "stopped": "Stopped",
-    "finishing": "Finishing",
-    "starting": "Starting",
-}
-_MARKS = {
-    "running": "▶",
-    "failed": "✗",
-    "paused": "‖",
-    "pausing": "‖",
-    "stopped": "■",
-    "finishing": "▶",
-    "starting": "…",
-}
+"""Style and mark of every state."""
 _DOING = {
     "open": "Opening the model",
     "questions": "Sampling questions",
@@ -54,24 +38,22 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
     link = state.link
     if state.gone and link is not None:
         said = state.state in ("stopped", "failed")
-        style, sentence, since = (
-            (state.state, state.sentence, state.since) if said else ("failed", link.sentence, state.newest)
-        )
-        return _STYLES[style], f"{sentence} · space starts the node again", now - since
+        sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest)
+        return _LOOKS[state.state if said else "failed"][0], f"{sentence} · space starts the node again", now - since
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
     besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
     if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
         doing = state.phase.detail or _DOING["open"]
-        return _STYLES["starting"], f"{besides}{doing}", now - state.since
+        return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
         phase = state.phase
         where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
         doing = phase.detail or _DOING[phase.phase]
-        return _STYLES["running"], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
+        return _LOOKS["running"][0], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _STYLES["running"], f"{besides}Round {state.round.round + 1} done", now - state.round_time
-    return _STYLES[state.state], state.sentence or _WORDS[state.state], now - state.since if state.since else 0.0
+        return _LOOKS["running"][0], f"{besides}Round {state.round.round + 1} done", now - state.round_time
+    return _LOOKS[state.state][0], state.sentence, now - state.since if state.since else 0.0
 
 
 def identity(state: DashboardState) -> str:
@@ -88,14 +70,14 @@ def identity(state: DashboardState) -> str:
 def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs, badge: str = "") -> Content:
     """One line. The sentence matters more than the identity, which is cut first. badge: of a recording, before all else."""
     style, sentence, seconds = status(state, now)
-    if style == _STYLES["running"] and not state.silo and state.swarm is not None and not state.swarm.connected:
+    if style == _LOOKS["running"][0] and not state.silo and state.swarm is not None and not state.swarm.connected:
         why = plain(state.swarm.held, 100) or "the coordinator is away"
         style, sentence = "$warning", f"alone: {why} · {sentence}"
-    elif style == _STYLES["running"] and state.trial.asks and not state.silo:
+    elif style == _LOOKS["running"][0] and state.trial.asks and not state.silo:
         sentence = f"trial done: stay? 2 · {sentence}"
     lost = state.link is not None and not state.link.connected and not state.gone
     killed = state.link is not None and state.link.ended
-    mark = "!" if lost or killed else _MARKS[state.state]
+    mark = "!" if lost or killed else _LOOKS[state.state][1]
     if glyphs.ascii:
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain(sentence, 200)}"
