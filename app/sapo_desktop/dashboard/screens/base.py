@@ -35,6 +35,11 @@ class Closing(Screen[T], Generic[T]):
 
     _late: tuple[T | None] | None = None
 
+    @property
+    def dashboard(self) -> DashboardHost:
+        """The application, typed."""
+        return self.app  # type: ignore[return-value]
+
     def dismiss(self, result: T | None = None) -> AwaitComplete:
         """Close, with what is answered; under another screen as soon as that is gone."""
         if self.is_active:
@@ -96,11 +101,6 @@ class BaseScreen(Closing[None]):
     HELP: ClassVar[str] = ""
     """Which keys the help shows first."""
     _caption = ""
-
-    @property
-    def dashboard(self) -> DashboardHost:
-        """The application, typed."""
-        return self.app  # type: ignore[return-value]
 
     @property
     def glyphs(self) -> Glyphs:

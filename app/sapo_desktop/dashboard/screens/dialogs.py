@@ -12,6 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.screens.base import Closing
 from sapo_desktop.dashboard.widgets.listing import Listing
@@ -32,6 +33,10 @@ class Dialog(ModalScreen[T], Closing[T], Generic[T]):
     def action_cancel(self) -> None:
         """Close without an answer."""
         self.dismiss(None)
+
+    def complain(self, text: str, style: str = "$warning") -> None:
+        """Say it in the line that a dialog has for it, #complaint."""
+        self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), style))
 
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):

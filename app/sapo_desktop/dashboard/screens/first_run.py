@@ -13,7 +13,6 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
@@ -78,8 +77,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             yield Static("", id="complaint", markup=False)
 
     def _modes(self) -> tuple[tuple[str, str], ...]:
-        host: DashboardHost = self.app  # type: ignore[assignment]
-        return (*MODES, FIND) if host.swarm_actions is not None else MODES
+        return (*MODES, FIND) if self.dashboard.swarm_actions is not None else MODES
 
     def _welcome(self) -> Content:
         return Content.assemble(
@@ -98,7 +96,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def answers_changed(self) -> None:
         """Show the invite only for a swarm, and measure the speed of what is chosen."""
-        self.query_one("#complaint", Static).update("")
+        self.complain("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
         wanted, typed = (self._value("hardware"), self._value("model")), self._value("model") == OTHER
         self.query_one("#typed", Input).display = typed
@@ -160,18 +158,18 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         """Let a swarm be chosen from the directories; Esc there leads back to the questions."""
         from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 
-        host: DashboardHost = self.app  # type: ignore[assignment]
-        assert host.swarm_actions is not None  # without them the answer is not on offer
+        actions = self.dashboard.swarm_actions
+        assert actions is not None  # without them the answer is not on offer
 
         def chosen(line: str | None) -> None:
             if line:
                 self.listed = line
                 self._take(line)
 
-        self.app.push_screen(FindDialog(host.swarm_actions), chosen)
+        self.app.push_screen(FindDialog(actions), chosen)
 
     def _complain(self, text: str, where: str) -> None:
-        self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), "$warning"))
+        self.complain(text)
         self.query_one(where).focus()
 
     async def _check(self, invite: str) -> None:
@@ -191,7 +189,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     async def _asked(self, whom: str, check: Check | None, typed: str) -> str:
         if check is None or not typed:
             return ""
-        self.query_one("#complaint", Static).update(Content.styled(f"asking the {whom} …", "$muted"))
+        self.complain(f"asking the {whom} …", "$muted")
         return await check(typed)
 
     def _close(self, model: str) -> None:
@@ -216,14 +214,14 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         """Ask for the file; Esc there leads back to the questions."""
         from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 
-        host: DashboardHost = self.app  # type: ignore[assignment]
-        assert host.task_actions is not None  # without them the answer is not on offer
+        actions = self.dashboard.task_actions
+        assert actions is not None  # without them the answer is not on offer
 
         def made(found: Made | None) -> None:
             if found is not None:
                 self.dismiss(replace(answers, model=found.base, task=found.task))
 
-        self.app.push_screen(PlacesScreen(host.task_actions, answers.model), made)
+        self.app.push_screen(PlacesScreen(actions, answers.model), made)
 
     def _wrong_with(self, invite: str) -> str:
         """What keeps a node from joining with this line; "" when nothing does."""

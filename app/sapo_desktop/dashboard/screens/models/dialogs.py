@@ -24,10 +24,7 @@ T = TypeVar("T")
 class _Form(Dialog[str | None]):
     """Fields, and a button that tries: what is refused says why and stays. Gives the sentence of what was done."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
-        Binding("enter", "accept", "go", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "accept", "go", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
@@ -40,7 +37,7 @@ class _Form(Dialog[str | None]):
 
     def action_accept(self) -> None:
         """Do it, or say why it is refused."""
-        self.query_one("#complaint", Static).update(Content.styled("One moment …", "$muted"))
+        self.complain("One moment …", "$muted")
         self._try()
 
     @work(name="form", group="form", exclusive=True)
@@ -48,13 +45,9 @@ class _Form(Dialog[str | None]):
         try:
             said = await self.attempt()
         except known() as error:
-            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
+            self.complain(str(error))
         else:
             self.dismiss(said)
-
-    def action_cancel(self) -> None:
-        """Close without doing anything."""
-        self.dismiss(None)
 
 
 class NewModelDialog(_Form):

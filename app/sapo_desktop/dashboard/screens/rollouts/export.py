@@ -47,4 +47,4 @@ class ExportDialog(Dialog[Path | None]):
             said = f"There is something at {path} already: write another name." if typed else "Write a name."
         except UsageError as error:
             said = str(error)
-        self.query_one("#complaint", Static).update(Content.styled(plain(said, 300), "$warning"))
+        self.complain(said)

@@ -70,6 +70,6 @@ class SettingEditor(Dialog[str | None]):
         try:
             await self.actions.change(self.row.key, value, self.row.owner)
         except known() as error:
-            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 400), "$warning"))
+            self.complain(str(error))
         else:
             self.dismiss(value)

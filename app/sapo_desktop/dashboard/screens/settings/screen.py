@@ -11,7 +11,6 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
 from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog
@@ -227,8 +226,7 @@ class SettingsScreen(Searching, Dialog[None]):
     def action_questions(self) -> None:
         """The questions of the first start once more."""
         self.dismiss()
-        host: DashboardHost = self.app  # type: ignore[assignment]
-        host.answer_again()
+        self.dashboard.answer_again()
 
     def action_back(self) -> None:
         """Close the search, then the settings."""

@@ -54,7 +54,7 @@ class JoinDialog(Dialog[str | None]):
         found = await self._nearby()
         if found and not self.query_one("#invite", Input).value:
             text = f"On this network: {plain(', '.join(found), 120)}. You still need an invite: ask that host."
-            self.query_one("#complaint", Static).update(Content.styled(text, "$muted"))
+            self.complain(text, "$muted")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Join with an invite that parses; else say what is wrong with it."""
@@ -64,7 +64,7 @@ class JoinDialog(Dialog[str | None]):
         try:
             parse_invite(event.value)
         except BadInvite as error:
-            self.query_one("#complaint", Static).update(Content.styled(plain(str(error), 200), "$warning"))
+            self.complain(str(error))
             return
         self.dismiss(event.value.strip())
 

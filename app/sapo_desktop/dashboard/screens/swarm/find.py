@@ -56,7 +56,7 @@ class FindDialog(Dialog[str | None]):
 
     def on_mount(self) -> None:
         """Look in the directories, and who announces itself nearby."""
-        self._complain("")
+        self.complain("")
         self._ask(False)
         self.action_renew(False)
         self.run_worker(self._nearby(), exit_on_error=False)
@@ -69,7 +69,7 @@ class FindDialog(Dialog[str | None]):
         try:
             found = await self._actions.directories(fresh)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             return
         self.rows = tuple(one for directory in found for one in directory.swarms)
         rows = self.query_one("#rows", OptionList)
@@ -87,7 +87,7 @@ class FindDialog(Dialog[str | None]):
     async def _nearby(self) -> None:
         found = await self._actions.nearby()
         if found and not self.query_one("#complaint", Static).display:
-            self._complain(
+            self.complain(
                 f"On this network: {plain(', '.join(found), 90)}. For those ask their host for an invite.", "$muted"
             )
 
@@ -112,15 +112,15 @@ class FindDialog(Dialog[str | None]):
         event.stop()
         one = self.rows[event.option_index]
         if one.join:
-            self._complain("Asking whether it still takes nodes …", "$muted")
+            self.complain("Asking whether it still takes nodes …", "$muted")
             self.run_worker(self._choose(one), group="choose", exclusive=True, exit_on_error=True)
         else:
-            self._complain(f"{one.name}: {one.why}")
+            self.complain(f"{one.name}: {one.why}")
 
     async def _choose(self, one: Listed) -> None:
         """Close with it, or say why it cannot be joined: a list may be days old."""
         if wrong := await self._actions.wrong_with(one.join):
-            self._complain(wrong)
+            self.complain(wrong)
         else:
             self.dismiss(one.join)
 
@@ -153,18 +153,18 @@ class FindDialog(Dialog[str | None]):
         try:
             await self._actions.add_directory(event.value)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             return
         event.input.value = ""
-        self._complain("")
+        self.complain("")
         self._ask(False)
         self.query_one("#rows", OptionList).focus()
         self.action_renew(False)
 
-    def _complain(self, text: str, style: str = "$warning") -> None:
-        complaint = self.query_one("#complaint", Static)
-        complaint.display = bool(text)
-        complaint.update(Content.styled(plain(text, 300), style))
+    def complain(self, text: str, style: str = "$warning") -> None:
+        """Say it; without a text the line is not there."""
+        self.query_one("#complaint").display = bool(text)
+        super().complain(text, style)
 
 
 def _row(one: Listed) -> Content:

@@ -54,7 +54,6 @@ class DraftScreen(Dialog[Made | None]):
     AUTO_FOCUS: ClassVar[str | None] = "#name"
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
         Binding("enter", "accept", "go on", show=False),
         Binding("down", "app.focus_next", "next", show=False, priority=True),
         Binding("up", "app.focus_previous", "previous", show=False, priority=True),
@@ -149,7 +148,7 @@ class DraftScreen(Dialog[Made | None]):
                 asked = Answers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             if first:
                 self._unreadable()
             return
@@ -190,9 +189,6 @@ class DraftScreen(Dialog[Made | None]):
             field.display = False
         self.query_one(KeyBar).put([("F1", "help", "app.help"), ("Esc", "another file", "screen.cancel")])
 
-    def _complain(self, text: str) -> None:
-        self.query_one("#complaint", Static).update(Content.styled(plain(text, 600), "$warning"))
-
     def action_page(self, pages: int) -> None:
         """Scroll by a page: what is below the fields takes no focus."""
         box = self.query_one(VerticalScroll)
@@ -220,7 +216,7 @@ class DraftScreen(Dialog[Made | None]):
                 return
             name = await self._actions.keep(answers, again)
         except known() as error:
-            self._complain(str(error))
+            self.complain(str(error))
             self.query_one(VerticalScroll).scroll_home(animate=False)
             return
         screen = MeasuringScreen(self._actions, name, answers)
@@ -239,10 +235,6 @@ class DraftScreen(Dialog[Made | None]):
     def _done(self, made: Made | None) -> None:
         if made is not None:
             self.dismiss(made)
-
-    def action_cancel(self) -> None:
-        """Back to the files; nothing is stored."""
-        self.dismiss(None)
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> Content:

@@ -31,7 +31,6 @@ class MeasuringScreen(Dialog[Made | None]):
 
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "stop", show=False),
         Binding("enter", "train", "train", show=False, priority=True),
         Binding("down,pagedown", "scroll(1)", "down", show=False),
         Binding("up,pageup", "scroll(-1)", "up", show=False),

@@ -41,7 +41,6 @@ class PlacesScreen(Dialog[Made | None]):
     AUTO_FOCUS: ClassVar[str | None] = "#path"
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel", show=False),
         Binding("enter", "open", "open", show=False),
         Binding("down", "move(1)", "down", show=False, priority=True),
         Binding("up", "move(-1)", "up", show=False, priority=True),
@@ -88,15 +87,14 @@ class PlacesScreen(Dialog[Made | None]):
         await self._read(typed)
 
     async def _read(self, typed: str) -> None:
-        complaint = self.query_one("#complaint", Static)
         try:
             self._places = await self._actions.places(typed)
         except known() as error:
             self._places = ()
-            complaint.update(Content.styled(plain(str(error), 300), "$warning"))
+            self.complain(str(error))
         else:
             none = "No table begins so here." if not any(not place.folder for place in self._places) else ""
-            complaint.update(Content.styled(none, "$muted"))
+            self.complain(none, "$muted")
         listing = self.query_one("#places", OptionList)
         names = [plain(place.name, 200) for place in self._places]
         column = max((cell_len(name) for name in names if cell_len(name) <= 36), default=0)
@@ -146,7 +144,3 @@ class PlacesScreen(Dialog[Made | None]):
     def _done(self, made: Made | None) -> None:
         if made is not None:
             self.dismiss(made)
-
-    def action_cancel(self) -> None:
-        """Close; nothing is stored."""
-        self.dismiss(None)
