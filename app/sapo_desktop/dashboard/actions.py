@@ -13,11 +13,11 @@ from textual.theme import ThemeProvider
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.tasks.wizard.interface import Made
 
 Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
 """Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
@@ -63,10 +63,6 @@ class DashboardActions(DashboardHost):
             self.say(str(error), error=True)
         else:
             self.say(said)
-
-    def say(self, text: str, error: bool = False) -> None:
-        """A toast, as plain text."""
-        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
 
     def action_toggle_pause(self) -> None:
         """Pause or resume the node, or start it where it is gone; hold a recording, or let it go on."""
@@ -167,9 +163,22 @@ class DashboardActions(DashboardHost):
 
     def action_make_task(self) -> None:
         """A task from a file of the person's, then a model that is trained on it."""
-        from sapo_desktop.dashboard.screens.tasks.wizard import open_wizard
+        from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 
-        open_wizard(self)
+        if (actions := self.task_actions) is None:
+            self.say("There are no tasks to be made over a recording")
+            return
+
+        async def train(made: Made) -> None:
+            self.say(f"Starting a model on {made.task}")
+            if await self.told(actions.train(made.task, made.base)):
+                self.switch_mode("dashboard")
+
+        def done(made: Made | None) -> None:
+            if made is not None:
+                self.work(partial(train, made), "train-on")
+
+        self.push_screen(PlacesScreen(actions), done)
 
     def action_doctor(self) -> None:
         """Show what works on this machine."""

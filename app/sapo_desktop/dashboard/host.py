@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from textual.app import App
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import Feed, QuitChoice
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.errors import known
 from sapo_desktop.services.machine.finding import Finding
 
 if TYPE_CHECKING:  # a first frame waits for none of these
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # a first frame waits for none of these
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
+T = TypeVar("T")
 Examine = Callable[[], AsyncIterator[Finding]]
 """Findings one by one; raises known(). They are made outside this process: looking at engines is heavy."""
 
@@ -60,6 +63,21 @@ class DashboardHost(App[QuitChoice]):
     def answer_again(self) -> None:
         """The first questions once more."""
 
-    @abstractmethod
     def say(self, text: str, error: bool = False) -> None:
         """A toast, as plain text."""
+        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
+
+    async def outcome(self, work: Awaitable[T]) -> T | None:
+        """What came of it; None where it was refused, which is said."""
+        try:
+            return await work
+        except known() as error:
+            self.say(str(error), error=True)
+            return None
+
+    async def told(self, work: Awaitable[str]) -> bool:
+        """Say what came of it, or why it was refused; whether it went well."""
+        said = await self.outcome(work)
+        if said is not None:
+            self.say(said)
+        return said is not None

@@ -125,10 +125,7 @@ class ChatScreen(BaseScreen):
         actions = self.dashboard.task_actions
         assert actions is not None
         question, answers = self._said[-1]
-        try:
-            self.dashboard.say(await actions.rate(self._called, question, answers[1].text, good))
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        await self.dashboard.told(actions.rate(self._called, question, answers[1].text, good))
 
     def _draw(self) -> None:
         for place in (0, 1):

@@ -111,10 +111,7 @@ class ModelKeys(BaseScreen):
         self.app.run_worker(self._finish(work), name="model", exit_on_error=True)
 
     async def _finish(self, work: Awaitable[str]) -> None:
-        try:
-            self.dashboard.say(await work)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        await self.dashboard.told(work)
         if self.is_running:
             self.look()
 
@@ -148,12 +145,8 @@ class ModelKeys(BaseScreen):
         self.run_worker(self._new(), group="dialog", exclusive=True, exit_on_error=True)
 
     async def _new(self) -> None:
-        try:
-            offer = await self.actions.offer()
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
-            return
-        self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
+        if (offer := await self.dashboard.outcome(self.actions.offer())) is not None:
+            self.app.push_screen(NewModelDialog(offer, self.actions.new), self._made)
 
     def action_rename(self) -> None:
         """Ask for the new name."""
@@ -194,11 +187,9 @@ class ModelKeys(BaseScreen):
 
     async def _free(self, one: Overview) -> None:
         id = one.model.record.id
-        try:
-            count, size = await self.actions.spare(id)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (spare := await self.dashboard.outcome(self.actions.spare(id))) is None:
             return
+        count, size = spare
         if not count:
             self.dashboard.say(f"{one.model.name} has its newest and its best checkpoint only: nothing to free")
             return

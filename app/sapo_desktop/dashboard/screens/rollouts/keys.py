@@ -17,7 +17,6 @@ from sapo_desktop.dashboard.history.groups.reader import Answer
 from sapo_desktop.dashboard.look.show import groups
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
-from sapo_desktop.errors import known
 from sapo_swarm.events import GroupRecorded
 
 T = TypeVar("T")
@@ -158,11 +157,8 @@ class GroupKeys(BaseScreen):
         source = feed.groups()
         assert source is not None  # asked before
         folder = cache / "rollouts" if cache else None
-        try:
-            count = await asyncio.to_thread(write, source.again(), folder, self.filter, path, feed.upto())
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
-        else:
+        writing = asyncio.to_thread(write, source.again(), folder, self.filter, path, feed.upto())
+        if (count := await self.dashboard.outcome(writing)) is not None:
             self.dashboard.say(f"Wrote {groups(count)} to {path}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -157,7 +158,7 @@ class SettingsScreen(Searching, Dialog[None]):
         if row is None:
             return
         if row.fixed:
-            self._say(f"{row.key} counts {row.counts}")
+            self.dashboard.say(f"{row.key} counts {row.counts}")
         elif row.choices == ("true", "false"):
             self.run_worker(self._flip(row), group="write", exclusive=True, exit_on_error=True)
         else:
@@ -165,12 +166,7 @@ class SettingsScreen(Searching, Dialog[None]):
 
     async def _flip(self, row: SettingRow) -> None:
         value = "false" if row.value == "true" else "true"
-        try:
-            await self.actions.change(row.key, value, row.owner)
-        except known() as error:
-            self._refused(error)
-            return
-        self._changed(row, value)
+        await self._write(self.actions.change(row.key, value, row.owner), row, value)
 
     def action_default(self) -> None:
         """Back to the default."""
@@ -178,12 +174,15 @@ class SettingsScreen(Searching, Dialog[None]):
             self.run_worker(self._reset(row), group="write", exclusive=True, exit_on_error=True)
 
     async def _reset(self, row: SettingRow) -> None:
+        await self._write(self.actions.reset(row.key, row.owner), row, row.default)
+
+    async def _write(self, writing: Awaitable[None], row: SettingRow, value: str) -> None:
         try:
-            await self.actions.reset(row.key, row.owner)
+            await writing
         except known() as error:
-            self._refused(error)
-            return
-        self._changed(row, row.default)
+            self.dashboard.say(str(error), error=True)
+        else:
+            self._changed(row, value)
 
     def _changed(self, row: SettingRow, value: str | None) -> None:
         if value is None:
@@ -194,23 +193,14 @@ class SettingsScreen(Searching, Dialog[None]):
 
     def action_restart(self) -> None:
         """Let the node finish its round and start with these settings."""
-        self._say("Finishing the round, then starting the node with these settings")
+        self.dashboard.say("Finishing the round, then starting the node with these settings")
         # of the application: it goes on when this screen is closed
         self.app.run_worker(self._restart(), group="restart", exclusive=True, exit_on_error=True)
 
     async def _restart(self) -> None:
-        try:
-            self._say(await self.actions.restart())
-        except known() as error:
-            self._refused(error)
+        await self.dashboard.told(self.actions.restart())
         if self.is_running:
             self._read()
-
-    def _refused(self, error: Exception) -> None:
-        self.app.notify(plain(str(error), 400), severity="error", timeout=6, markup=False)
-
-    def _say(self, text: str) -> None:
-        self.app.notify(plain(text, 400), timeout=4, markup=False)
 
     # Searching and leaving
 

@@ -16,7 +16,6 @@ from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.errors import known
 from sapo_desktop.services.swarms.interface import Guest
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class SwarmControls(BaseScreen):
         self.run_worker(self._joined(self.actions.join(invite, listed)), exit_on_error=True)
 
     async def _joined(self, joining: Awaitable[str]) -> None:
-        if await self._finish(joining):
+        if await self.dashboard.told(joining):
             await self._look_at_tasks()
 
     def action_trail(self) -> None:
@@ -141,10 +140,7 @@ class SwarmControls(BaseScreen):
     async def _look_at_tasks(self, nothing: str = "") -> None:
         """Ask about each task that the person did not accept yet. nothing: said where there is none."""
         assert self.actions is not None
-        try:
-            waiting = await self.actions.offered()
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (waiting := await self.dashboard.outcome(self.actions.offered())) is None:
             return
         if not waiting and nothing:
             self.dashboard.say(nothing)
@@ -153,7 +149,7 @@ class SwarmControls(BaseScreen):
                 self.dashboard.say(task.dropped, error=True)
             elif await self.app.push_screen_wait(TaskDialog(task)):
                 self.dashboard.say("Finishing the round, then training on it too")
-                await self._finish(self.actions.accept(task))
+                await self.dashboard.told(self.actions.accept(task))
 
     def action_leave_swarm(self) -> None:
         """Ask, then leave."""
@@ -188,10 +184,7 @@ class SwarmControls(BaseScreen):
 
     async def _host(self, everybody: bool, approve: bool) -> None:
         assert self.actions is not None
-        try:
-            hosted = await self.actions.host(everybody, approve)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
+        if (hosted := await self.dashboard.outcome(self.actions.host(everybody, approve))) is None:
             return
 
         def closed(take_part: bool | None) -> None:
@@ -202,16 +195,7 @@ class SwarmControls(BaseScreen):
 
     def _do(self, work: Awaitable[str], meanwhile: str) -> None:
         self.dashboard.say(meanwhile)
-        self.run_worker(self._finish(work), exit_on_error=True)
-
-    async def _finish(self, work: Awaitable[str]) -> bool:
-        """Say what came of it; whether it went well."""
-        try:
-            self.dashboard.say(await work)
-        except known() as error:
-            self.dashboard.say(str(error), error=True)
-            return False
-        return True
+        self.run_worker(self.dashboard.told(work), exit_on_error=True)
 
 
 def name_of(guest: Guest) -> str:
