@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.palette import bindings, does
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.models.work import ExportScreen
@@ -24,7 +24,7 @@ from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
@@ -40,9 +40,7 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("the Aha trail", TrailDialog),
     ("an invite", JoinDialog),
     ("a swarm to join", FindDialog),
-    ("whom to host for", HostDialog),
     ("the hosted swarm", HostedDialog),
-    ("leaving a swarm", LeaveDialog),
     ("a task of the swarm", TaskDialog),
     ("3 rollouts", RolloutsScreen),
     ("two attempts", DiffScreen),
@@ -51,7 +49,7 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("one model", ModelScreen),
     ("a new model", NewModelDialog),
     ("a model's name", NameDialog),
-    ("one of several", PickDialog),
+    ("one of several", ChoiceDialog),
     ("two models", CompareScreen),
     ("an export", ExportScreen),
     ("chat", ChatScreen),

@@ -19,14 +19,14 @@ from sapo_desktop.dashboard.messages import Caption, Link
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-from sapo_desktop.dashboard.screens.dialogs import QuitDialog, SnoozeDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.models.work import ExportScreen
@@ -35,7 +35,7 @@ from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
@@ -64,9 +64,9 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("2-trail", TrailDialog, ("2", "w")),
         Scene("2-join", JoinDialog, ("2", "j")),
         Scene("2-find", FindDialog, ("2", "f")),
-        Scene("2-host", HostDialog, ("2", "h")),
+        Scene("2-host", ChoiceDialog, ("2", "h")),
         Scene("2-hosted", HostedDialog, ("2", "h", "enter")),
-        Scene("2-leave", LeaveDialog, ("2", "l")),
+        Scene("2-leave", ChoiceDialog, ("2", "l")),
         Scene("2-task", TaskDialog, ("2", "t")),
     ),
     "rollouts": (
@@ -80,8 +80,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("4-model", ModelScreen, ("4", "enter")),
         Scene("4-new", NewModelDialog, ("4", "n")),
         Scene("4-rename", NameDialog, ("4", "r")),
-        Scene("4-delete", PickDialog, ("4", "x")),
-        Scene("4-compare-with", PickDialog, ("4", "v")),
+        Scene("4-delete", ChoiceDialog, ("4", "x")),
+        Scene("4-compare-with", ChoiceDialog, ("4", "v")),
         Scene("4-compare", CompareScreen, ("4", "v", "enter")),
         Scene("4-chat", ChatScreen, ("4", "t", "y", "enter")),
         Scene("4-export", ExportScreen, ("4", "e", "enter")),

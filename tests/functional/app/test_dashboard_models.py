@@ -15,9 +15,10 @@ from textual.widgets import Input, OptionList
 from sapo_desktop.dashboard.app import BLURRED_S, FOCUSED_S, SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screenshot import picture
@@ -78,9 +79,9 @@ async def opened(pilot: Pilot[object]) -> ModelsScreen:
 
 async def confirmed(pilot: Pilot[object], *keys: str) -> None:
     """Press keys once the dialog is there, and wait until it is gone."""
-    await until(pilot, lambda: isinstance(pilot.app.screen, PickDialog))
+    await until(pilot, lambda: isinstance(pilot.app.screen, ChoiceDialog))
     await pilot.press(*keys)
-    await until(pilot, lambda: not isinstance(pilot.app.screen, PickDialog))
+    await until(pilot, lambda: not isinstance(pilot.app.screen, ChoiceDialog))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])

@@ -16,9 +16,9 @@ from textual.widgets import Input, OptionList, Static
 from sapo_desktop import settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.swarm import reasons
-from sapo_desktop.dashboard.screens.swarm.dialogs import LeaveDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.paths import Home
@@ -129,7 +129,7 @@ async def test_leaving_a_trial_leaves_nothing_behind(home: Home, tmp_path: Path)
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: app.state.swarm is not None and app.state.swarm.accepted > 0)
             await pilot.press("2", "l")
-            await until(pilot, lambda: isinstance(app.screen, LeaveDialog))
+            await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
             await pilot.press("enter")
             await until(pilot, lambda: app.state.run is not None and app.state.run.mode == "silo")
             await until(pilot, lambda: not home.invite.exists() and not (home.config / "trial").exists())

@@ -17,7 +17,8 @@ from sapo_desktop import settings
 from sapo_desktop.commands.nodes.dashboard import _verb
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.widgets.keybar import KeyBar
 from sapo_desktop.paths import Home
@@ -68,7 +69,7 @@ async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> 
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: app.state.rounds >= 1)
         await pilot.press("2", "h")
-        await until(pilot, lambda: isinstance(app.screen, HostDialog))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
         await until(pilot, lambda: isinstance(app.screen, HostedDialog))
         shown = app.screen.query_one("#line", Static).visual
@@ -81,12 +82,12 @@ async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> 
         assert settings.load(home.settings).swarm.join
         assert membership.load(home.invite).swarm == state.access().swarm
         await pilot.press("l")
-        await until(pilot, lambda: isinstance(app.screen, LeaveDialog))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("enter")
         await until(pilot, lambda: app.state.run is not None and app.state.run.mode == "silo")
         await until(pilot, lambda: not home.invite.exists())
         await pilot.press("h")
-        await until(pilot, lambda: isinstance(app.screen, HostDialog))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
         await until(pilot, lambda: hosting.find(home) is None)
 

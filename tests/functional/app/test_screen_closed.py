@@ -12,7 +12,7 @@ from tests.support.scripted_feed import SILO, app_over
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
@@ -73,8 +73,8 @@ async def test_a_model_that_is_deleted_from_its_own_page_is_gone_however_long_it
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, ModelScreen))
         await pilot.press("x")
-        await until(pilot, lambda: isinstance(app.screen, PickDialog))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
-        await until(pilot, lambda: not isinstance(app.screen, PickDialog))
+        await until(pilot, lambda: not isinstance(app.screen, ChoiceDialog))
         stopped.set()
         await until(pilot, lambda: isinstance(app.screen, ModelsScreen) and "My models (1)" in said(pilot))

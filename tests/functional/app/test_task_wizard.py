@@ -20,8 +20,8 @@ from textual.widgets import Input, OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
 from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
@@ -185,7 +185,7 @@ async def test_columns_wording_and_verifier_are_the_persons_to_change(home: Home
         await stopped(pilot)
         await pilot.press("escape")
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickDialog) and "already" in said(pilot))
+        await until(pilot, lambda: isinstance(pilot.app.screen, ChoiceDialog) and "already" in said(pilot))
         await pilot.press("escape")
     spec = read_task(home.tasks / "sums_two").spec
     assert (spec.prompt, [type(part).__name__ for part in spec.verifier]) == ("Tell me: {question}", ["Exact"])

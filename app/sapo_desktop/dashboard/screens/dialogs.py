@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
@@ -40,27 +41,23 @@ class Dialog(ModalScreen[T], Closing[T], Generic[T]):
 
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):
-    """A question with a few answers; Esc or q gives None."""
+    """A question with a few answers, the last of them Cancel; that, Esc and q give None."""
 
-    QUESTION: ClassVar[str] = ""
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
-    def __init__(self, answers: list[tuple[str, str, T | None]]) -> None:
-        """answers: (what it is called, what it brings, value)."""
+    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
+        """answers: (what it is called, what it brings, value). careful: Cancel is the first, under the cursor, because something
+        would be lost for ever."""
         super().__init__()
-        self.answers = answers
-
-    @property
-    def question(self) -> str:
-        """What is asked, on top."""
-        return self.QUESTION
+        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
+        self._question, self._answers = question, [cancel, *answers] if careful else [*answers, cancel]
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog"):
-            yield Static(Content.styled(self.question, "bold"), markup=False)
-            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self.answers))
+            yield Static(Content.styled(plain(self._question, 300), "bold"), markup=False)
+            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
 
     def _prompt(self, name: str, detail: str) -> Content:
         return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
@@ -68,29 +65,25 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Answer with the chosen row."""
         event.stop()
-        self.dismiss(self.answers[event.option_index][2])
+        self.dismiss(self._answers[event.option_index][2])
 
 
 class QuitDialog(ChoiceDialog[QuitChoice]):
     """What becomes of the node when the dashboard closes."""
 
-    QUESTION = "Leave the dashboard?"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "pick('stop')", "stop", show=False),
         Binding("b", "pick('background')", "background", show=False),
     ]
 
     def __init__(self) -> None:
+        stop, on = "Stop the node (s)", "Keep working in the background (b)"
         super().__init__(
+            "Leave the dashboard?",
             [
-                ("Stop the node (s)", "it saves and exits; the next start goes on from there", "stop"),
-                (
-                    "Keep working in the background (b)",
-                    "closes only this window; sapo-desktop opens it again",
-                    "background",
-                ),
-                ("Cancel (Esc)", "", None),
-            ]
+                (stop, "it saves and exits; the next start goes on from there", "stop"),
+                (on, "closes only this window; sapo-desktop opens it again", "background"),
+            ],
         )
 
     def action_pick(self, choice: QuitChoice) -> None:
@@ -101,7 +94,6 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
 class SnoozeDialog(ChoiceDialog[int]):
     """Minutes, or None."""
 
-    QUESTION = "Pause for how long?"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "pick(15)", "15", show=False),
         Binding("2", "pick(60)", "60", show=False),
@@ -109,9 +101,8 @@ class SnoozeDialog(ChoiceDialog[int]):
     ]
 
     def __init__(self) -> None:
-        super().__init__(
-            [("15 minutes (1)", "", 15), ("1 hour (2)", "", 60), ("4 hours (3)", "", 240), ("Cancel (Esc)", "", None)]
-        )
+        lengths = [("15 minutes (1)", "", 15), ("1 hour (2)", "", 60), ("4 hours (3)", "", 240)]
+        super().__init__("Pause for how long?", lengths)
 
     def action_pick(self, minutes: int) -> None:
         """Pause for 15, 60 or 240 minutes."""

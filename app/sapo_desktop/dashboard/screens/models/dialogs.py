@@ -1,9 +1,9 @@
-"""Screen 4's questions: a new model, a name, are you sure, which other one, which format."""
+"""Screen 4's forms: a new model, a name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -13,12 +13,10 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.screen.interface import NewModel, NewModelInfo
-
-T = TypeVar("T")
 
 
 class _Form(Dialog[str | None]):
@@ -108,18 +106,3 @@ class NameDialog(_Form):
     def attempt(self) -> Awaitable[str]:
         """See the class."""
         return self._act(self.query_one("#name", Input).value.strip())
-
-
-class PickDialog(ChoiceDialog[T], Generic[T]):
-    """One of several, each with what it brings; for yes and no too."""
-
-    def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
-        """careful: the cursor starts on Cancel, because something would be lost for ever."""
-        cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
-        super().__init__([cancel, *answers] if careful else [*answers, cancel])
-        self._question = question
-
-    @property
-    def question(self) -> str:
-        """What is asked, in bold above the answers."""
-        return plain(self._question, 300)

@@ -11,7 +11,8 @@ from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import memory
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog, PickDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.errors import known
@@ -178,7 +179,7 @@ class ModelKeys(BaseScreen):
             if yes:
                 self.do(self.actions.delete(id), f"Deleting {name}")
 
-        self.app.push_screen(PickDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
+        self.app.push_screen(ChoiceDialog(f"Delete {name}?", [("Delete it", detail, True)], careful=True), chosen)
 
     def action_free(self) -> None:
         """Say what may go, ask, then remove it."""
@@ -200,7 +201,7 @@ class ModelKeys(BaseScreen):
 
         what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
         detail = f"frees {memory(size, '0 MB')}; the newest and the best one stay"
-        self.app.push_screen(PickDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_compare(self) -> None:
         """Ask with which one, then measure both."""
@@ -217,7 +218,7 @@ class ModelKeys(BaseScreen):
                 second = next((other for other in others if other.model.record.id == id), None)
                 self.app.push_screen(CompareScreen(one, second, COMPARED_ITEMS))
 
-        self.app.push_screen(PickDialog(f"Compare {one.model.name} with", answers), chosen)
+        self.app.push_screen(ChoiceDialog(f"Compare {one.model.name} with", answers), chosen)
 
     def action_chat(self) -> None:
         """Open a chat with base and trained model."""
@@ -239,4 +240,4 @@ class ModelKeys(BaseScreen):
             if choice is not None:
                 self.app.push_screen(ExportScreen(name, choice, self.actions.export(id, choice)), lambda _: self.look())
 
-        self.app.push_screen(PickDialog(f"Export {name} as", answers), chosen)
+        self.app.push_screen(ChoiceDialog(f"Export {name} as", answers), chosen)

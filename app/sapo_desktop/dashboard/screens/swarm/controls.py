@@ -10,7 +10,8 @@ from textual.binding import Binding, BindingType
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostChoice, HostDialog, HostedDialog, JoinDialog, LeaveDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import FOR_WHOM, RUNNING, HostChoice, HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
@@ -161,7 +162,8 @@ class SwarmControls(BaseScreen):
             if yes:
                 self._do(actions.leave(), "Finishing the round, then leaving")
 
-        self.app.push_screen(LeaveDialog(), chosen)
+        detail = "after its round the node trains alone, without the invite"
+        self.app.push_screen(ChoiceDialog("Leave the swarm?", [("Leave", detail, True)]), chosen)
 
     def action_take_external(self) -> None:
         """Take external groups again after the held-out tripwire stopped them."""
@@ -180,7 +182,8 @@ class SwarmControls(BaseScreen):
             elif choice is not None:
                 self.run_worker(self._host(choice != "here", choice == "approve"), exit_on_error=True)
 
-        self.app.push_screen(HostDialog(actions.hosting()), chosen)
+        answers = RUNNING if actions.hosting() else FOR_WHOM
+        self.app.push_screen(ChoiceDialog[HostChoice]("A swarm on this machine", answers), chosen)
 
     async def _host(self, everybody: bool, approve: bool) -> None:
         assert self.actions is not None

@@ -1,4 +1,4 @@
-"""Screen 2's dialogs: join a swarm with an invite, host one and show its invite as text and QR code, leave."""
+"""Screen 2's dialogs: join a swarm with an invite, host one and show its invite as text and QR code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,28 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog, hint
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.services.swarms.interface import Hosted
 
 HostChoice = Literal["here", "everybody", "approve", "stop"]
+FOR_WHOM: tuple[tuple[str, str, HostChoice], ...] = (
+    (
+        "Host for everybody who can reach this machine",
+        "listens on all addresses, encrypted, by invite only",
+        "everybody",
+    ),
+    ("Host for this machine only", "to try it with several nodes of your own", "here"),
+    (
+        "Host for everybody, and let each node in yourself",
+        "a new node waits until you press a key on this screen",
+        "approve",
+    ),
+)
+RUNNING: tuple[tuple[str, str, HostChoice], ...] = (
+    ("Show a new invite", "good for a week, for ten nodes", "here"),
+    ("Stop hosting", "members train on alone until it is back", "stop"),
+)
+"""The answers to "A swarm on this machine": for whom to host; where one runs, its invite or its end."""
 _QR_MARGIN = 11
 """Rows that the hosted dialog needs beside the code."""
 
@@ -67,33 +85,6 @@ class JoinDialog(Dialog[str | None]):
             self.complain(str(error))
             return
         self.dismiss(event.value.strip())
-
-
-class HostDialog(ChoiceDialog[HostChoice]):
-    """For whom to host; where one runs, its invite or its end."""
-
-    QUESTION = "A swarm on this machine"
-
-    def __init__(self, running: bool) -> None:
-        answers: list[tuple[str, str, HostChoice | None]] = [
-            (
-                "Host for everybody who can reach this machine",
-                "listens on all addresses, encrypted, by invite only",
-                "everybody",
-            ),
-            ("Host for this machine only", "to try it with several nodes of your own", "here"),
-            (
-                "Host for everybody, and let each node in yourself",
-                "a new node waits until you press a key on this screen",
-                "approve",
-            ),
-        ]
-        if running:
-            answers = [
-                ("Show a new invite", "good for a week, for ten nodes", "here"),
-                ("Stop hosting", "members train on alone until it is back", "stop"),
-            ]
-        super().__init__([*answers, ("Cancel (Esc)", "", None)])
 
 
 class HostedDialog(Dialog[bool]):
@@ -158,17 +149,3 @@ class HostedDialog(Dialog[bool]):
     def action_close(self) -> None:
         """Close; the swarm stays open."""
         self.dismiss(False)
-
-
-class LeaveDialog(ChoiceDialog[bool]):
-    """Whether to leave the swarm."""
-
-    QUESTION = "Leave the swarm?"
-
-    def __init__(self) -> None:
-        super().__init__(
-            [
-                ("Leave", "after its round the node trains alone, without the invite", True),
-                ("Cancel (Esc)", "", None),
-            ]
-        )

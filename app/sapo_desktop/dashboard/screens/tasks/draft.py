@@ -16,8 +16,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.screens.models.dialogs import PickDialog
+from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
@@ -227,10 +226,9 @@ class DraftScreen(Dialog[Made | None]):
             if yes:
                 self._store(True)
 
-        answers: list[tuple[str, str, bool | None]] = [
-            ("Replace it", "it is kept in replaced/tasks of the data folder; models trained on it stay", True)
-        ]
-        self.app.push_screen(PickDialog(f"There is a task {name} already", answers, careful=True), chosen)
+        detail = "it is kept in replaced/tasks of the data folder; models trained on it stay"
+        question = f"There is a task {name} already"
+        self.app.push_screen(ChoiceDialog(question, [("Replace it", detail, True)], careful=True), chosen)
 
     def _done(self, made: Made | None) -> None:
         if made is not None:
