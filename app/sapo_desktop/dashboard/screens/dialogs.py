@@ -128,5 +128,9 @@ class TextDialog(Dialog[None]):
 
     def on_resize(self) -> None:
         """Wrap anew."""
+        self.draw()
+
+    def draw(self) -> None:
+        """Show the text as it is now."""
         width = self.query_one(VerticalScroll).scrollable_content_region.width
         self.query_one("#running-text", Static).update(self.text(max(width, 30)))

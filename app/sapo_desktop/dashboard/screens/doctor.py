@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Static
 
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import hang, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.errors import known
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 
@@ -22,9 +19,10 @@ _STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
 _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}
 
 
-class DoctorScreen(Dialog[None]):
+class DoctorScreen(TextDialog):
     """Findings as they come, the good and the bad."""
 
+    TITLE = "Doctor"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
 
     def __init__(self, examine: Examine, glyphs: Glyphs) -> None:
@@ -33,38 +31,27 @@ class DoctorScreen(Dialog[None]):
         self.findings: list[Finding] = []
         self.verdict = "Looking …"
 
-    def compose(self) -> ComposeResult:
-        """The widgets, in their order."""
-        with VerticalScroll(classes="box help") as box:
-            box.border_title = Content.styled("Doctor", "bold")
-            box.border_subtitle = hint(("Esc", "close"))
-            yield Static("", id="findings", markup=False)
-
     def on_mount(self) -> None:
         """Begin to examine."""
         self.run_worker(self._look(), name="doctor", exit_on_error=True)
-
-    def on_resize(self) -> None:
-        """Wrap anew."""
-        self._draw()
 
     async def _look(self) -> None:
         try:
             async for finding in self._examine():
                 self.findings.append(finding)
-                self._draw()
+                self.draw()
         except known() as error:
             self.verdict = str(error)
         else:
             failed = sum(finding.verdict == "fail" for finding in self.findings)
             self.verdict = _VERDICTS.get(failed, f"{failed} things do not work: their lines say what to do.")
-        self._draw()
+        self.draw()
 
-    def _draw(self) -> None:
-        width = max(self.query_one(VerticalScroll).scrollable_content_region.width, 30)
+    def text(self, width: int) -> Content:
+        """The verdict and the findings so far."""
         rows = [Content.styled(hang(plain(self.verdict, 300), width, 0), "bold"), Content("")]
         rows += [finding_line(finding, width, self._glyphs) for finding in self.findings]
-        self.query_one("#findings", Static).update(Content("\n").join(rows))
+        return Content("\n").join(rows)
 
 
 def finding_line(finding: Finding, width: int, glyphs: Glyphs) -> Content:
