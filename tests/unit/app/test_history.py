@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.records import evaluation, finished, opened
+from tests.support.records import finished, opened
 from tests.support.week_recording import START, blocks, reward, week
 
 from sapo_desktop.dashboard.history.clock import PAUSE_S, Clock
@@ -174,14 +174,6 @@ def test_held_out_results_are_marks_with_intervals_that_do_not_cover_the_line(lo
     assert min(b - a for a, b in zip(sorted(set(marks)), sorted(set(marks))[1:], strict=False)) >= 2
     assert any("┊" in row for row in text)
     assert text[-2].endswith("B"), "the best one is the newest"
-
-
-def test_results_at_another_temperature_are_a_line_of_their_own_and_come_back() -> None:
-    first, cold = evaluation(1, 0.3), msgspec.structs.replace(evaluation(2, 0.9), temperature=0.0)
-    state = fold([opened(0), finished(0), first, cold])
-    assert [mark.y for mark in heldout_marks(state.figures)] == [0.9]
-    state = apply(state, evaluation(3, 0.4))
-    assert [mark.y for mark in heldout_marks(state.figures)] == pytest.approx([0.3, 0.4])
 
 
 def test_what_happened_is_a_letter_on_the_axis_and_a_word_in_the_legend() -> None:

@@ -12,7 +12,6 @@ from sapo_desktop.dashboard.history.clock import Clock
 from sapo_desktop.dashboard.history.series import Series, Trail
 from sapo_swarm.events import Evaluated, RoundFinished, SwarmUpdated, Vitals
 
-_TEMPERATURES = 8
 _RECENT = 300
 """Values that a sparkline looks back on; what only it shows is not kept for longer."""
 
@@ -22,9 +21,8 @@ def _recent() -> Trail[float | None]:
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """Held-out pass@1 at one temperature over rounds, with both ends of its 95 % interval."""
+    """Held-out pass@1 over rounds, with both ends of its 95 % interval."""
 
-    temperature: float
     mean: Series = field(default_factory=Series)
     low: Series = field(default_factory=Series)
     high: Series = field(default_factory=Series)
@@ -39,7 +37,6 @@ class HeldOut(msgspec.Struct, frozen=True):
         if best is None or event.pass_at_1 > best[1]:
             best = (event.round, event.pass_at_1)
         return HeldOut(
-            self.temperature,
             self.mean.append(event.round, event.pass_at_1),
             self.low.append(event.round, event.low),
             self.high.append(event.round, event.high),
@@ -67,8 +64,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Bytes of the node's process tree, as the node tells them, like the two below."""
     cpu: Trail[float | None] = field(default_factory=_recent)
     celsius: Trail[float | None] = field(default_factory=_recent)
-    held_out: tuple[HeldOut, ...] = ()
-    """One for each temperature that was measured at, the one measured last at the end."""
+    held_out: HeldOut = field(default_factory=HeldOut)
     clock: Clock = field(default_factory=Clock)
 
     def finished(self, event: RoundFinished) -> Figures:
@@ -108,8 +104,5 @@ class Figures(msgspec.Struct, frozen=True):
         )
 
     def evaluated(self, event: Evaluated) -> Figures:
-        """With a held-out result; results at different temperatures are never in one line."""
-        same = next((one for one in self.held_out if one.temperature == event.temperature), None)
-        others = tuple(one for one in self.held_out if one is not same)[-_TEMPERATURES + 1 :]
-        now = (same or HeldOut(event.temperature)).append(event)
-        return replace(self, held_out=(*others, now), clock=self.clock.worked(event.seconds))
+        """With a held-out result."""
+        return replace(self, held_out=self.held_out.append(event), clock=self.clock.worked(event.seconds))

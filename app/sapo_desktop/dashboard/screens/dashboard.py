@@ -122,8 +122,8 @@ def share_title(state: DashboardState) -> str:
 def letters(state: DashboardState) -> list[Mark]:
     """What happened in the run, and the best held-out result."""
     found = [Mark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
-    held_out = state.figures.held_out[-1:]
-    return found + [Mark(h.best[0], None, letter="B") for h in held_out if h.best and len(h.mean) > 1]
+    held = state.figures.held_out
+    return [*found, Mark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else found
 
 
 def waiting(state: DashboardState, now: float) -> str:

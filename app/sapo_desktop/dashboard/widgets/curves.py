@@ -7,10 +7,8 @@ from sapo_desktop.dashboard.widgets.canvas import Mark
 
 
 def heldout_marks(figures: Figures) -> list[Mark]:
-    """Held-out results with their intervals, at the temperature of the newest one: others cannot be compared with it."""
-    if not figures.held_out:
-        return []
-    held = figures.held_out[-1]
+    """Held-out results with their intervals."""
+    held = figures.held_out
     lows, highs = held.low.buckets(), held.high.buckets()
     together = zip(held.mean.buckets(), lows, highs, strict=True)
     return [Mark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]

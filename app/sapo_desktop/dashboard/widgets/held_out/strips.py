@@ -36,9 +36,8 @@ def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> li
 
     All cells are on one scale, from 0 to the largest of them.
     """
-    latest = state.latest
-    held = state.figures.held_out[-1] if state.figures.held_out else None
-    if latest is None or held is None or not latest.tasks or height <= 0:
+    latest, held = state.latest, state.figures.held_out
+    if latest is None or not latest.tasks or height <= 0:
         return []
     before = base_scores(latest, state.base)
     scores = sorted(latest.tasks, key=lambda score: before.get(score.task, 0.0) - score.pass_at_1)
