@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import locale
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -106,7 +106,7 @@ def sparkline(values: Iterable[float | None], width: int, glyphs: Glyphs) -> str
     points = list(values)
     bars = min(width, len(points))
     edges = [len(points) * bar // bars for bar in range(bars + 1)] if bars else []
-    cells = [_mean(points[first:last]) for first, last in pairwise(edges)]
+    cells = [mean_of(points[first:last]) for first, last in pairwise(edges)]
     known = [value for value in cells if value is not None]
     if not known:
         return " " * width
@@ -120,6 +120,7 @@ def sparkline(values: Iterable[float | None], width: int, glyphs: Glyphs) -> str
     return text.rjust(width)
 
 
-def _mean(values: list[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

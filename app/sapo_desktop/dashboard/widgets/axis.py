@@ -110,7 +110,7 @@ def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
     raw = (axis.last - axis.first) / max(1, columns // 12)
     if axis.clock is not None:
         return _time_ticks(axis, raw)
-    step = _step(raw)
+    step = step_of(max(raw, 1.0))  # whole rounds
     count = range(math.ceil(axis.first / step - 1e-9), math.floor(axis.last / step + 1e-9) + 1)
     places = [number * step for number in count]
     start = [axis.first] if axis.first == axis.whole[0] and axis.first not in places else []
@@ -160,7 +160,7 @@ def _time_label(wall: float, step: int) -> str:
     return f"{there.tm_hour:02}:{there.tm_min:02}" + (f":{there.tm_sec:02}" if step < 60 else "")
 
 
-def _step(raw: float) -> float:
-    """The least 1, 2 or 5 times a power of ten (whole rounds) that is not under raw."""
-    power = 10.0 ** math.floor(math.log10(max(raw, 1.0)))
+def step_of(raw: float) -> float:
+    """The least 1, 2 or 5 times a power of ten that is not under raw."""
+    power = 10.0 ** math.floor(math.log10(raw))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)

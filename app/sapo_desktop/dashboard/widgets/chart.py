@@ -29,17 +29,8 @@ SMOOTHS = (20, 50, 1, 5)
 class Chart(Widget):
     """A titled line chart. `show` gives it data; window, smoothing and freezing are its own."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "chart--axis",
-        "chart--mark",
-        "chart--line-1",
-        "chart--line-2",
-        "chart--line-3",
-        "chart--empty",
-        "chart--band",
-        "chart--cross",
-    }
     STYLES: ClassVar[tuple[str, ...]] = ("axis", "mark", "line-1", "line-2", "line-3", "empty", "band", "cross")
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"chart--{name}" for name in STYLES}
 
     class Pointed(Message):
         """The pointer is over a chart, at a round (or time); None: it left."""

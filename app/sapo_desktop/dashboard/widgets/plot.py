@@ -12,8 +12,8 @@ from itertools import groupby
 from sapo_desktop.dashboard.history.clock import Clock
 from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.widgets.axis import Axis, View, axis_of, ticks
+from sapo_desktop.dashboard.look.glyphs import Glyphs, mean_of
+from sapo_desktop.dashboard.widgets.axis import Axis, View, axis_of, step_of, ticks
 from sapo_desktop.dashboard.widgets.canvas import Canvas, Line, Mark, Pattern, Run
 
 _LABEL = 5
@@ -47,9 +47,7 @@ def nice_range(low: float, high: float) -> tuple[float, float, float]:
     if high - low < 0.02:
         middle = (high + low) / 2
         low, high = (0.0, 0.02) if low >= 0 and middle < 0.01 else (middle - 0.01, middle + 0.01)
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    step = step_of((high - low) / 4)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step
 
 
@@ -131,12 +129,8 @@ def _measured(marks: list[Mark], axis: Axis, columns: int) -> list[tuple[int, Ma
 
 
 def _together(marks: list[Mark]) -> Mark:
-    def mean(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
-
-    y, low, high = mean([m.y for m in marks]), mean([m.low for m in marks]), mean([m.high for m in marks])
-    return Mark(marks[-1].x, y, low, high)
+    y, low, high = [m.y for m in marks], [m.low for m in marks], [m.high for m in marks]
+    return Mark(marks[-1].x, mean_of(y), mean_of(low), mean_of(high))
 
 
 def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]:

@@ -8,7 +8,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.moments import MEANINGS
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import percent
+from sapo_desktop.dashboard.look.show import percent, reward
 from sapo_desktop.dashboard.widgets.axis import Axis, View, when
 from sapo_desktop.dashboard.widgets.canvas import Line, Mark
 from sapo_desktop.dashboard.widgets.plot import Span, drawn, sample
@@ -75,7 +75,7 @@ def _place(mark: Mark, axis: Axis) -> float:
 
 
 def _value(line: Line, value: float) -> str:
-    return percent(value, 1) if line.share else figure(value)
+    return percent(value, 1) if line.share else reward(value)
 
 
 def _ranged(line: Line, mean: float, span: Span, view: View) -> str:
@@ -87,16 +87,8 @@ def _ranged(line: Line, mean: float, span: Span, view: View) -> str:
 
 
 def _measurement(mark: Mark) -> str:
-    interval = f" (95 %: {figure(mark.low)} to {figure(mark.high)})" if mark.low is not None else ""
-    return figure(mark.y) + interval
-
-
-def figure(value: float | None) -> str:
-    """Three decimals without the leading zero: .291, 1.000."""
-    if value is None:
-        return ""
-    text = f"{value:.3f}"
-    return text[1:] if text.startswith("0.") else text
+    interval = f" (95 %: {reward(mark.low)} to {reward(mark.high)})" if mark.low is not None else ""
+    return reward(mark.y) + interval
 
 
 def _named(line: Line, value: str, glyphs: Glyphs, style: Style) -> Content:
