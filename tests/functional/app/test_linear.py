@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
 from sapo_desktop.dashboard.messages import Link, QuitChoice
-from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.linear.questions import Questions
 from sapo_desktop.linear.session import Session
 from sapo_desktop.linear.typed import TypedLines
@@ -213,6 +213,11 @@ async def test_leaving_asks_what_becomes_of_the_node(answer: str, left: str) -> 
 
 async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_question() -> None:
     async with sitting(SILO) as (person, feed, session):
+        feed.tell(Link(False, "Another one comes", feed.opened, starting=True))
+        await person.hears("Another one comes")
+        person.type(" ")
+        await person.hears("The node is starting")
+        assert feed.commands == []
         feed.tell(Link(False, "The node is gone", feed.opened, ended=True))
         assert "a line with one space starts the node again" in await person.hears("The node is gone")
         person.type(" ")
@@ -230,8 +235,7 @@ async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_ques
 
 
 async def test_the_end_of_a_recording_is_told_once() -> None:
-    nearly = SILO[-1].time - 0.03 * (SILO[-1].time - SILO[0].time)
-    person = Person(ReplayFeed(SILO, start=nearly, clock=lambda: 0.0))
+    person = Person(ReplayFeed(SILO, start=place_in(SILO, "97%"), clock=lambda: 0.0))
     session = asyncio.create_task(person.session.run())
     await person.hears("Machine:")
     assert not any("at its end" in line for line in person.heard)

@@ -182,7 +182,7 @@ class SwarmControls(BaseScreen):
                 self.run_worker(self._host(choice != "here", choice == "approve"), exit_on_error=True)
 
         answers = RUNNING if actions.hosting() else FOR_WHOM
-        self.app.push_screen(ChoiceDialog("A swarm on this machine", answers), chosen)
+        self.app.push_screen(ChoiceDialog[HostChoice]("A swarm on this machine", answers), chosen)
 
     async def _host(self, everybody: bool, approve: bool) -> None:
         assert self.actions is not None
