@@ -24,7 +24,7 @@ def lines() -> Iterator[str]:
     yield from (f"| `{verb}` | {text} |" for verb, (_, text) in VERBS.items())
     yield f"\nExit codes: {', '.join(CODES)}.\n"
     yield "## Keys of the dashboard\n"
-    yield f"Made from the bindings. {LISTS} A click on a key in the last line presses it.\n"
+    yield f"Made from the bindings. {LISTS}\nA click on a key in the last line presses it.\n"
     yield from key_table.lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
     yield "## Words\n"
