@@ -26,7 +26,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     async def build(**changes: object) -> Hosted:
         fast = {"port": 0, "store": f"sqlite:{tmp_path}/swarm.sqlite", "round_every_s": 0.01, "round_burst": 1000}
         hosted = await start(msgspec.convert(fast | changes, CoordinatorSettings))
-        hosted.coordinator.stats_ttl_s = 0.0
+        hosted.coordinator.stats.ttl_s = 0.0
         running.append(hosted)
         return hosted
 

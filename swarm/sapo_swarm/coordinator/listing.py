@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sapo_swarm.coordinator.domain.records import SwarmRecord
 from sapo_swarm.coordinator.domain.views import rounds_per_s
+from sapo_swarm.coordinator.http.cached import Cached
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.protocol.directory.signed_list import Address, Entry, SwarmList, seal
 from sapo_swarm.protocol.identity import Identity
@@ -42,8 +41,7 @@ class Listing:
         self.invite: Invite | None = None
         self._coordinator = coordinator
         self._identity = signer(coordinator.swarm)
-        self._made: tuple[float, bytes] | None = None
-        self._lock = asyncio.Lock()
+        self._sealed = Cached(self._seal, EVERY_S, lambda: coordinator.clock())
 
     @property
     def address(self) -> Address | None:
@@ -61,15 +59,8 @@ class Listing:
         headers = {"Cache-Control": f"max-age={EVERY_S:.0f}"}
         return web.Response(body=await self._sealed(), content_type="application/json", headers=headers)
 
-    async def _sealed(self) -> bytes:
-        now = self._coordinator.clock()
-        async with self._lock:
-            if self._made is None or not 0 <= now - self._made[0] < EVERY_S:
-                self._made = now, seal(await self._list(now), self._identity)
-            return self._made[1]
-
-    async def _list(self, now: float) -> SwarmList:
-        coordinator, swarm = self._coordinator, self._coordinator.swarm
+    async def _seal(self) -> bytes:
+        coordinator, swarm, now = self._coordinator, self._coordinator.swarm, self._coordinator.clock()
         stats = await coordinator.stats()
         entry = Entry(
             name=safe_text(swarm.name, 39, lines=False) or swarm.swarm,
@@ -81,7 +72,8 @@ class Listing:
             join=str(self.invite) if swarm.open and self.invite is not None else "",
             ask=safe_text(coordinator.settings.contact, 199, lines=False),
         )
-        return SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
+        found = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
+        return seal(found, self._identity)
 
 
 def reachable(invites: list[Invite], public: str) -> Invite:

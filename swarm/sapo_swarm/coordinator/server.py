@@ -12,16 +12,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
 from sapo_swarm.coordinator.domain.apply import Rules
-from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord, WindowStats
+from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord
 from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
 from sapo_swarm.coordinator.http.admission import Admission
+from sapo_swarm.coordinator.http.cached import Cached
 from sapo_swarm.coordinator.http.metrics import Metrics
-from sapo_swarm.coordinator.http.own_tasks import OwnTasks
 from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
 from sapo_swarm.coordinator.http.requests import (
     check_announced,
@@ -39,6 +39,7 @@ from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
 from sapo_swarm.protocol.identity import Signed, node_id
 from sapo_swarm.protocol.invite import token_hash
 from sapo_swarm.protocol.safe_text import is_plain_name, safe_text
+from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
@@ -60,6 +61,8 @@ log = sparse(logging.getLogger("sapo.coordinator.requests"))
 MIN_CLIENT = "0.1.0"
 STATS_ROWS = 100
 STATS_TTL_S = 2.0
+OWN_TASKS_TTL_S = 2.0
+"""Other coordinators of the same store learn of a task within so long."""
 MAX_JSON = 16 * 1024
 
 
@@ -86,15 +89,14 @@ class Coordinator:
             max_age_s=settings.group_life_s,
             max_future_s=self.limits.clock_skew_s,
         )
-        self.own_tasks = OwnTasks(store, swarm)
+        self.own_tasks = Cached(store.tasks, OWN_TASKS_TTL_S)
         self.rounds = Rounds(settings, self.rules, self.metrics, self.clock, rng)
-        self.stats_ttl_s = STATS_TTL_S
+        self.stats = Cached(lambda: store.stats(self.clock(), STATS_ROWS), STATS_TTL_S)
+        """The store's counters."""
         self.ending = asyncio.Event()
         """Set by who wants it to end in order."""
         self.of_member: Callable[[asyncio.BaseTransport], None] = lambda _transport: None
         """Told of every connection on which a member signed a request."""
-        self._stats: tuple[float, WindowStats] | None = None
-        self._stats_lock = asyncio.Lock()
 
     def application(self) -> web.Application:
         """The routes of API v1 and of the probes."""
@@ -231,9 +233,7 @@ class Coordinator:
         if round_id != digest(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
         upload = parsed(decode, body, Upload)
-        exchange, reasons = self.rounds.judged(
-            signed, member, round_id, upload, await self.own_tasks.offered_to(member)
-        )
+        exchange, reasons = self.rounds.judged(signed, member, round_id, upload, await self.offered_to(member))
         done = await self.store.exchange(exchange)
         if done.banned:
             raise _banned(done.banned)
@@ -266,15 +266,10 @@ class Coordinator:
         await self.store.leave(signed.node)
         return web.Response(status=204)
 
-    async def stats(self) -> WindowStats:
-        """The store's counters, at most stats_ttl_s old."""
-        now = time.monotonic()
-        if self._stats is None or now - self._stats[0] >= self.stats_ttl_s:
-            async with self._stats_lock:
-                if self._stats is None or time.monotonic() - self._stats[0] >= self.stats_ttl_s:
-                    fresh = await self.store.stats(self.clock(), STATS_ROWS)
-                    self._stats = time.monotonic(), fresh
-        return self._stats[1]
+    async def offered_to(self, member: Member) -> Sequence[TaskOffer]:
+        """The tasks of members' own that this member may know of: none in an open swarm, nor for who came in without an
+        invite."""
+        return () if self.swarm.open or not member.invite else await self.own_tasks()
 
 
 def _banned(reason: str) -> Refusal:

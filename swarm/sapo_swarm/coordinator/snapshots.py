@@ -5,12 +5,12 @@ Members are told of the newest one; its bytes never change.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 
 import msgspec
 from aiohttp import web
 
+from sapo_swarm.coordinator.http.cached import Cached
 from sapo_swarm.coordinator.http.problems import Refusal
 from sapo_swarm.coordinator.http.requests import check_protocol
 from sapo_swarm.coordinator.server import Coordinator
@@ -47,24 +47,23 @@ class Snapshots:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._news: SnapshotNews | None = None
+        self._newest = Cached(self._made, coordinator.settings.snapshot_s, lambda: coordinator.clock())
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = asyncio.Lock()
 
     async def newest(self) -> SnapshotNews:
         """At most settings.snapshot_s old. Raises Refusal where there are none, StoreUnavailable."""
-        every_s, now = self._coordinator.settings.snapshot_s, self._coordinator.clock()
-        if not every_s:
+        if not self._coordinator.settings.snapshot_s:
             raise Refusal("not_found", "This coordinator makes no snapshots.")
-        async with self._lock:
-            if self._news is None or not 0 <= now - self._news.made < every_s:
-                groups = await self._coordinator.store.snapshot(now, SNAPSHOT_GROUPS)
-                swarm = self._coordinator.swarm
-                news, data = seal(swarm.swarm, swarm.certificate, swarm.key, groups, now, every_s)
-                self._news, self._bodies[news.id] = news, data
-                while len(self._bodies) > KEPT:
-                    self._bodies.popitem(last=False)
-            return self._news
+        return await self._newest()
+
+    async def _made(self) -> SnapshotNews:
+        swarm, now = self._coordinator.swarm, self._coordinator.clock()
+        groups = await self._coordinator.store.snapshot(now, SNAPSHOT_GROUPS)
+        every_s = self._coordinator.settings.snapshot_s
+        news, self._bodies[news.id] = seal(swarm.swarm, swarm.certificate, swarm.key, groups, now, every_s)
+        while len(self._bodies) > KEPT:
+            self._bodies.popitem(last=False)
+        return news
 
     def body(self, id: str) -> bytes:
         """Raises Refusal for one that is not kept."""

@@ -27,13 +27,13 @@ class _Tasks:
     async def offered(self, request: web.Request) -> web.Response:
         """GET /v1/tasks: TaskOffers. Raises Refusal."""
         member = await self._member(request)
-        return json_reply(TaskOffers(tasks=await self.coordinator.own_tasks.offered_to(member)))
+        return json_reply(TaskOffers(tasks=tuple(await self.coordinator.offered_to(member))))
 
     async def content(self, request: web.Request) -> web.Response:
         """GET /v1/tasks/{hash}: the task's canonical bytes in one zstd frame. Raises Refusal."""
         member = await self._member(request)
         wanted = request.match_info["hash"]
-        offers = await self.coordinator.own_tasks.offered_to(member)
+        offers = await self.coordinator.offered_to(member)
         found = None
         if re.fullmatch(r"[0-9a-f]{64}", wanted) and any(offer.hash == wanted for offer in offers):
             found = await self.coordinator.store.task(wanted)

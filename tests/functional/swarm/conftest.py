@@ -21,7 +21,7 @@ from sapo_swarm.scoring.scorer import Scorer
 async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
     fast = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "round_every_s": 0.001, "round_burst": 1000}
     running = await start(msgspec.convert(fast, CoordinatorSettings))
-    running.coordinator.stats_ttl_s = 0.0
+    running.coordinator.stats.ttl_s = 0.0
     yield running
     await running.stop()
 

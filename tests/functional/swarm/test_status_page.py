@@ -35,7 +35,7 @@ async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
         "round_every_s": 0.01,
     }
     running = await start(msgspec.convert(settings, CoordinatorSettings))
-    running.coordinator.stats_ttl_s = 0.0
+    running.coordinator.stats.ttl_s = 0.0
     node = Identity.generate()
     async with NodeClient(running.invite, node) as client:
         await client.join(HOSTILE, "<img src=x onerror=alert(1)>")

@@ -209,10 +209,10 @@ async def test_two_hundred_hostile_tasks_do_no_harm_at_the_coordinator_or_the_gu
             upload = _as_it_lies(folder)
             said["coordinator"].append(await _refusal(host.share(upload)))
             await hosted.store.put_task(upload)
-            hosted.coordinator.own_tasks.changed()
+            hosted.coordinator.own_tasks.forget()
             said["guest"].append(await _refusal(guest.task(upload.offer)))
             await hosted.store.drop_task(upload.offer.name)
-            hosted.coordinator.own_tasks.changed()
+            hosted.coordinator.own_tasks.forget()
         assert guest is not None
         await guest.__aexit__(None, None, None)
     refused = [[bool(sentence) for sentence in sentences] for sentences in said.values()]

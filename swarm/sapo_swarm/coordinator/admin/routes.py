@@ -121,14 +121,14 @@ class _Admin:
         except BadTask as error:
             raise Refusal("malformed", safe_text(str(error), 500, lines=False)) from error
         await store.put_task(task)
-        self.coordinator.own_tasks.changed()
+        self.coordinator.own_tasks.forget()
         return json_reply(TaskOffers(tasks=tuple(await store.tasks())))
 
     async def unshare(self, request: web.Request) -> web.Response:
         body = unpack_json(await self._body(request), DropTask)
         if not await self.store.drop_task(body.name):
             raise Refusal("not_found", "The swarm has no task of this name.")
-        self.coordinator.own_tasks.changed()
+        self.coordinator.own_tasks.forget()
         return json_reply(TaskOffers(tasks=tuple(await self.store.tasks())))
 
     async def export(self, _request: web.Request) -> web.Response:
