@@ -1,0 +1,31 @@
+"""What a coordinator keeps for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sapo_swarm.coordinator.http.cached import Cached
+
+
+async def test_a_value_is_made_once_for_all_who_ask_and_anew_when_it_is_too_old() -> None:
+    """Also where the clock was set back, and after the word that it changed."""
+    made, now, go_on = 0, [10.0], asyncio.Event()
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        await go_on.wait()
+        return made
+
+    async def done() -> int:
+        go_on.set()
+        return 0
+
+    cached = Cached(make, 2.0, lambda: now[0])
+    assert await asyncio.gather(cached(), cached(), cached(), done()) == [1, 1, 1, 0]
+    found = []
+    for now[0] in (11.9, 12.0, 13.9, 11.0, 11.5):
+        found.append(await cached())
+    assert found == [1, 2, 2, 3, 3]
+    cached.forget()
+    assert await cached() == 4
