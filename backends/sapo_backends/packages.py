@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 TORCH = ("torch", "transformers", "peft")
@@ -16,6 +17,14 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of builds for processors: 200 MB, where PyPI's wheel for Linux brings 2.7 GB for NVIDIA's GPUs."""
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 """PyTorch's own index of builds with CUDA 13.0, as the locked ones for Linux: PyPI's wheels for Windows are without."""
+
+
+def is_here(module: str) -> bool:
+    """Whether a module can be found, without importing it. One that is half there is not."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def torch_index() -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 
 from sapo_backends.base import Backend, BackendUnavailable
 from sapo_backends.errors import did_you_mean
+from sapo_backends.packages import is_here
 
 GROUP = "sapo_desktop.backends"
 BUILT_IN = {
@@ -34,14 +34,7 @@ def names() -> dict[str, str]:
 
 def installed() -> tuple[str, ...]:
     """Names whose numerical library can be found, without importing it."""
-    return tuple(name for name in names() if all(_found(NEEDS[part]) for part in name.split("+") if part in NEEDS))
-
-
-def _found(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return tuple(name for name in names() if all(is_here(NEEDS[part]) for part in name.split("+") if part in NEEDS))
 
 
 def backend(name: str) -> type[Backend]:

@@ -5,12 +5,11 @@ Importing this package does not import llama_cpp.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.packages import LLAMA, install
+from sapo_backends.packages import LLAMA, install, is_here
 
 FIX = f"{install(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"
 
@@ -31,7 +30,7 @@ class LlamaCppBackend(Backend):
     def check(cls) -> None:
         """See Backend.check."""
         for module in ("llama_cpp", "gguf"):
-            if find_spec(module) is None:
+            if not is_here(module):
                 raise BackendUnavailable(f"The llamacpp engine needs the package {module!r}.", FIX)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:

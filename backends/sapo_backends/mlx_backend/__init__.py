@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.packages import MLX, install
+from sapo_backends.packages import MLX, install, is_here
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once, by the first product: float32 on a GPU would be TF32
 
@@ -24,7 +23,7 @@ class MlxBackend(Backend):
     def check(cls) -> None:
         """See Backend.check."""
         for module in ("mlx", "mlx_lm"):
-            if find_spec(module) is None:
+            if not is_here(module):
                 raise BackendUnavailable(f"The mlx engine needs the package {module!r}.", install(*MLX))
 
     @classmethod

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from typing import ClassVar
 
 from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
-from sapo_backends.packages import TORCH, install
+from sapo_backends.packages import TORCH, install, is_here
 
 
 class TorchBackend(Backend):
@@ -21,7 +20,7 @@ class TorchBackend(Backend):
     @classmethod
     def check(cls) -> None:
         """See Backend.check."""
-        if find_spec("torch") is None:
+        if not is_here("torch"):
             raise BackendUnavailable("The torch engine needs PyTorch.", install(*TORCH))
 
     @classmethod
