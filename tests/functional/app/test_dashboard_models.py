@@ -281,7 +281,7 @@ async def test_a_terminal_without_focus_is_drawn_four_times_more_rarely() -> Non
 
 
 async def test_the_picture_for_the_readme_names_no_host(home: Home) -> None:
-    drawn = await picture(store.find(home).folder, (120, 36), [])
+    drawn = await picture(store.find(home).folder / "journal.db", (120, 36), [])
     assert "Held-out" in drawn
     assert "https://" not in drawn
     assert "@font-face" not in drawn

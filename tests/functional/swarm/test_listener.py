@@ -110,6 +110,17 @@ async def test_when_it_is_full_the_oldest_of_the_largest_network_gives_way(tmp_p
     await hosted.stop()
 
 
+async def test_connections_that_were_closed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SWEEP_S", 0.0)
+    waiting = Listener(asyncio.Protocol, 1000, Metrics())
+    port = waiting.start("127.0.0.1", 0)
+    await end(await silent(port, 50))
+    for _ in range(100):  # the newest are looked at when the next one comes
+        await end(await silent(port, 1))
+    assert held(waiting) < 50
+    await waiting.stop()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_little(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -100,6 +100,7 @@ class Listener:
 
     def _admit(self, connection: socket.socket, network: str) -> None:
         """Begin the connection's handshake, in the place of an older one where there is no room."""
+        self._sweep()
         if self._count() >= self.most:
             self._make_room("The coordinator has as many connections as it may.")
         same = [task for task, of in self._handshakes.items() if of == network] if network else []
@@ -169,7 +170,7 @@ class Listener:
             transports.popitem(last=False)[1].abort()
 
     def _sweep(self) -> None:
-        """Forget connections that are closed; it costs a look at each, so not at every new one."""
+        """Forget connections that are closed, a kilobyte each; it costs a look at each, so not at every new one."""
         if time.monotonic() - self._swept < SWEEP_S:
             return
         self._swept = time.monotonic()
