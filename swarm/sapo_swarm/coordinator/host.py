@@ -45,8 +45,8 @@ log = logging.getLogger("sapo.coordinator")
 FIRST_NAME = "swarm"
 """Of a swarm that was given none."""
 COLLECTED_AFTER = 2_000, 20, 500
-"""Of the cycle collector. A connection that was closed is a cycle, a kilobyte: four hundred wait at most. A full pass over ten
-thousand connections takes 0.2 s and finds next to nothing: it comes every twenty million objects."""
+"""Of the cycle collector. A connection that was closed is a cycle, a kilobyte, some five objects. A full pass over ten thousand
+connections takes 0.2 s and finds next to nothing: it comes every twenty million objects."""
 STOP_S = 5.0
 """Requests in flight get so long to finish."""
 
