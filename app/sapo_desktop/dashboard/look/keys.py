@@ -58,10 +58,10 @@ def shown(key: str) -> str:
 
 
 def rows(owner: type) -> Rows:
-    """Every key of a screen, a widget or the app; those of one action stand together."""
+    """Every key of a screen, a widget or the app, those of one action together; not shift with an arrow, which < and > are."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for binding in bindings(owner):
         keys, texts = found.setdefault(binding.action.partition("(")[0], ([], []))
-        keys += map(shown, binding.key.split(","))
+        keys += [shown(key) for key in binding.key.split(",") if not key.startswith("shift+")]
         texts.append(does(owner, binding))
     return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in found.values()]
