@@ -29,3 +29,21 @@ async def test_a_value_is_made_once_for_all_who_ask_and_anew_when_it_is_too_old(
     assert found == [1, 2, 2, 3, 3]
     cached.forget()
     assert await cached() == 4
+
+
+async def test_what_was_being_made_when_it_changed_is_not_kept() -> None:
+    values, reached, go_on = ["before", "after"], asyncio.Event(), asyncio.Event()
+
+    async def make() -> str:
+        value = values.pop(0)
+        reached.set()
+        await go_on.wait()
+        return value
+
+    cached = Cached(make, 2.0, lambda: 10.0)
+    asking = asyncio.create_task(cached())
+    await reached.wait()
+    cached.forget()
+    go_on.set()
+    assert await asking == "before"
+    assert await cached() == "after"

@@ -19,16 +19,21 @@ class Cached(Generic[T]):
         self.ttl_s = ttl_s
         self._make, self._clock = make, clock
         self._known: tuple[float, T] | None = None
+        self._forgotten = 0  # times
         self._lock = asyncio.Lock()
 
     async def __call__(self) -> T:
         """Raises what `make` raises."""
         async with self._lock:
             if self._known is None or not 0 <= self._clock() - self._known[0] < self.ttl_s:
+                forgotten = self._forgotten
                 made = await self._make()
+                if forgotten != self._forgotten:
+                    return made  # it may lack what was to be forgotten
                 self._known = self._clock(), made  # not the time before: those who waited must not make it again
             return self._known[1]
 
     def forget(self) -> None:
         """It is made anew when somebody asks."""
         self._known = None
+        self._forgotten += 1
