@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.contract.conftest import write_model
 from tests.support.node_process import environment, sapo
+from tests.support.sentencepiece import write_tokenizer
 
 pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("transformers", reason="the torch engine is not installed")
@@ -102,6 +104,17 @@ def test_a_trained_llama_adapter_means_the_same_in_every_format(llama: Source, t
     # F16 rounds, and random weights have near-ties
     assert done.agreement.identical >= (0.5 if kind == "gguf" else 0.9) * done.agreement.answers
     assert (tmp_path / "out" / "adapter_config.json").exists() == (kind == "adapter")
+
+
+@pytest.mark.parametrize(("architecture", "way"), [("gemma2", "gemma"), ("phi3", "phi3")])
+def test_a_model_whose_tokenizer_is_sentencepiece_leaves_as_gguf(tmp_path: Path, architecture: str, way: str) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "base").mkdir()
+    base = write_model(tmp_path / "base", architecture)
+    write_tokenizer(base, "what is the answer then, and there or other ", way, size=300)
+    done = export(trained(tmp_path, str(base), method="lora"), Plan("gguf", tmp_path / "out"))
+    assert done.agreement is not None
+    assert done.agreement.prompts == done.agreement.answers > 0
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_0"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from math import prod
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from sapo_backends.base import BackendError, BackendUnavailable, Progress
 from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf, write_form
-from sapo_backends.checkpoints.gguf.vocabulary import GgufTokenizer, gguf_tokenizer
+from sapo_backends.checkpoints.gguf.vocabulary import UNKNOWN, ByteLevel, GgufTokenizer, gguf_tokenizer
 from sapo_backends.checkpoints.hf_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
@@ -28,8 +29,9 @@ from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.packages import install
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
-FORMAT = 2
+FORMAT = 3
 """Counted up when the same folder would be written differently, so that cached files are made again."""
+_PHI3 = re.compile("phi-?3", re.IGNORECASE)
 BLOCK = 32
 """Weights in a block of Q8_0 and Q4_0; rows of another length stay in F16."""
 
@@ -108,11 +110,19 @@ def _hyperparameters(writer: Any, spec: DecoderSpec) -> None:
 
 
 def _vocabulary(writer: Any, tokenizer: GgufTokenizer) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(tokenizer.pre or "default")
+    way = tokenizer.way
+    if isinstance(way, ByteLevel):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(way.pre or "default")
+        writer.add_token_merges(way.merges)
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(way.scores)
+        writer.add_add_space_prefix(bool(way.opens_with_space))
+        if UNKNOWN in tokenizer.kinds:
+            writer.add_unk_token_id(tokenizer.kinds.index(UNKNOWN))
     writer.add_token_list(tokenizer.tokens)
     writer.add_token_types(tokenizer.kinds)
-    writer.add_token_merges(tokenizer.merges)
     writer.add_eos_token_id(tokenizer.eos)
     writer.add_pad_token_id(tokenizer.pad)
     if tokenizer.bos is not None:
@@ -204,8 +214,16 @@ def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer |
     return tokenizer
 
 
+def shown_name(name: str, tokenizer: GgufTokenizer) -> str:
+    """The name in the file. llama.cpp expects certain tokens of what is called Phi-3, and takes the white space behind
+    control tokens along there and nowhere else."""
+    if tokenizer.eats_space:
+        return name if _PHI3.search(name) else f"Phi-3 {name}"
+    return _PHI3.sub("Phi 3", name)
+
+
 def _require_known(tokenizer: GgufTokenizer, folder: Path) -> None:
-    if not tokenizer.pre:
+    if not tokenizer.is_known:
         raise BackendError(
             f"llama.cpp has no name for the way {folder} splits text, so other programs would misread it."
         )
@@ -235,8 +253,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(partial, FORMS[spec.architecture].name)
     try:
         writer.add_type("model")
-        if strict:  # llama.cpp expects certain tokens of models that are called Phi-3
-            writer.add_name(target.stem)
+        if strict and tokenizer is not None:
+            writer.add_name(shown_name(target.stem, tokenizer))
         writer.add_file_type(gguf.LlamaFileType[{"F32": "ALL_F32"}.get(kind, f"MOSTLY_{kind}")])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _hyperparameters(writer, spec)

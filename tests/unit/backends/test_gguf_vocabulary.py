@@ -1,0 +1,77 @@
+"""A SentencePiece tokenizer in a GGUF file: llama.cpp splits text as the trainer does."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.benchmarks.shapes import SHAPES, write_model
+from tests.support.sentencepiece import WAYS, write_tokenizer
+
+from sapo_backends.base import BackendError
+from sapo_backends.checkpoints.gguf.vocabulary import gguf_tokenizer
+from sapo_backends.checkpoints.gguf.writer import require_writable, shown_name, write_gguf
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+
+TEXT = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+SHAPE = replace(SHAPES["tiny"], vocabulary=704)
+PARTS = [*"  \n\tabcdeß😀<>|0123", "  ", "    ", "\n\n", "the ", "<0x0A>", "ing", " swarm", "\u0301"]
+
+
+def made(folder: Path, way: str) -> Path:
+    folder.mkdir()
+    write_model(folder, SHAPE, architecture="llama")
+    write_tokenizer(folder, TEXT, way)
+    return folder
+
+
+def change(folder: Path, **parts: Any) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **parts}), "utf-8")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_llama_cpp_splits_text_into_the_same_pieces(tmp_path: Path, way: str) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
+    folder = made(tmp_path / "model", way)
+    write_gguf(folder, tmp_path / "mine.gguf", "F32")
+    theirs = llama_cpp.Llama(str(tmp_path / "mine.gguf"), vocab_only=True, verbose=False)
+    ours, rng = HfTokenizer(folder), random.Random(0)
+    texts = ["".join(rng.choices(PARTS, k=rng.randrange(1, 40))) for _ in range(200)]
+    texts += [TEXT[i : i + rng.randrange(1, 300)] for i in rng.choices(range(len(TEXT)), k=200)]
+    for text in texts:
+        chat = f"<s><|user|>\n{text}<|end|>\n<|user|>"
+        found = list(theirs.tokenize(chat.encode(), add_bos=False, special=True))
+        assert found == ours.encode_chat([{"role": "user", "content": text}]), repr(text)
+    assert theirs.detokenize(ours.encode_text("the 😀")).decode().strip() == "the 😀"
+
+
+def test_a_way_of_splitting_that_llama_cpp_does_not_know_is_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", "mistral")
+    require_writable(folder)
+    change(folder, pre_tokenizer={**WAYS["mistral"][1], "split": True})
+    with pytest.raises(BackendError, match="no name for the way"):
+        require_writable(folder)
+    change(folder, pre_tokenizer=None, normalizer={"type": "NFKC"})
+    with pytest.raises(BackendError, match="no name for the way"):
+        require_writable(folder)
+
+
+def test_a_tokenizer_that_is_no_bpe_or_has_more_tokens_than_embeddings_is_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", "llama2")
+    with pytest.raises(BackendError, match="fewer than its tokenizer has tokens"):
+        gguf_tokenizer(folder, 300)
+    change(folder, model={"type": "WordLevel", "vocab": {"</s>": 0}, "unk_token": "</s>"})
+    with pytest.raises(BackendError, match="no BPE"):
+        gguf_tokenizer(folder, 704)
+
+
+def test_only_a_model_whose_control_tokens_eat_white_space_is_called_phi_3(tmp_path: Path) -> None:
+    """llama.cpp goes by the name, and cannot load what is called so without Phi-3's tokens."""
+    phi3, llama2 = (gguf_tokenizer(made(tmp_path / way, way), 704) for way in ("phi3", "llama2"))
+    assert [shown_name(name, phi3) for name in ("coach", "my-phi3")] == ["Phi-3 coach", "my-phi3"]
+    assert [shown_name(name, llama2) for name in ("coach", "like-Phi-3")] == ["coach", "like-Phi 3"]
