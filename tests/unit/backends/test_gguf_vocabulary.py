@@ -1,9 +1,10 @@
-"""A SentencePiece tokenizer in a GGUF file: llama.cpp splits text as the trainer does."""
+"""Tokenizers in a GGUF file: llama.cpp splits text as the trainer does."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.benchmarks.shapes import SHAPES, write_model
 from tests.support.sentencepiece import WAYS, write_tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 
 from sapo_backends.base import BackendError
 from sapo_backends.checkpoints.gguf.vocabulary import gguf_tokenizer
@@ -20,12 +22,48 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 TEXT = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
 SHAPE = replace(SHAPES["tiny"], vocabulary=704)
 PARTS = [*"  \n\tabcdeß😀<>|0123", "  ", "    ", "\n\n", "the ", "<0x0A>", "ing", " swarm", "\u0301"]
+WORD = "qzx"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+BYTE_LEVEL: dict[str, tuple[Any, ...]] = {
+    "gpt-2": (WORDS,),
+    "smollm": (pre_tokenizers.Digits(individual_digits=True), WORDS),
+    "qwen2": (pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"), BYTES),
+    "llama3": (pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES),
+}
+
+
+def texts() -> list[str]:
+    """Of pieces that splitting is hard for, and out of TEXT."""
+    rng = random.Random(0)
+    found = ["".join(rng.choices(PARTS, k=rng.randrange(1, 40))) for _ in range(200)]
+    return found + [TEXT[i : i + rng.randrange(1, 300)] for i in rng.choices(range(len(TEXT)), k=200)]
 
 
 def made(folder: Path, way: str) -> Path:
     folder.mkdir()
     write_model(folder, SHAPE, architecture="llama")
     write_tokenizer(folder, TEXT, way)
+    return folder
+
+
+def byte_level(folder: Path, steps: Sequence[Any], whole_words: bool) -> Path:
+    """A tokenizer of bytes learned from TEXT, and one word that no merge makes."""
+    folder.mkdir()
+    write_model(folder, SHAPE, architecture="llama")
+    learner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    learner.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learner.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    )
+    data = json.loads(learner.to_str())
+    model = data["model"] | {"ignore_merges": whole_words}
+    model["vocab"] |= {WORD: len(model["vocab"])}
+    taken = len(model["vocab"])
+    added = [{**token, "id": taken + i} for i, token in enumerate(data["added_tokens"])]
+    (folder / "tokenizer.json").write_text(json.dumps({**data, "model": model, "added_tokens": added}), "utf-8")
     return folder
 
 
@@ -40,14 +78,30 @@ def test_llama_cpp_splits_text_into_the_same_pieces(tmp_path: Path, way: str) ->
     folder = made(tmp_path / "model", way)
     write_gguf(folder, tmp_path / "mine.gguf", "F32")
     theirs = llama_cpp.Llama(str(tmp_path / "mine.gguf"), vocab_only=True, verbose=False)
-    ours, rng = HfTokenizer(folder), random.Random(0)
-    texts = ["".join(rng.choices(PARTS, k=rng.randrange(1, 40))) for _ in range(200)]
-    texts += [TEXT[i : i + rng.randrange(1, 300)] for i in rng.choices(range(len(TEXT)), k=200)]
-    for text in texts:
+    ours = HfTokenizer(folder)
+    for text in texts():
         chat = f"<s><|user|>\n{text}<|end|>\n<|user|>"
         found = list(theirs.tokenize(chat.encode(), add_bos=False, special=True))
         assert found == ours.encode_chat([{"role": "user", "content": text}]), repr(text)
     assert theirs.detokenize(ours.encode_text("the 😀")).decode().strip() == "the 😀"
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("way", BYTE_LEVEL)
+def test_llama_cpp_splits_text_into_the_same_bytes_where_it_knows_the_way(
+    tmp_path: Path, way: str, whole_words: bool
+) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
+    folder = byte_level(tmp_path / "model", BYTE_LEVEL[way], whole_words)
+    if whole_words and way != "llama3":
+        with pytest.raises(BackendError, match="no name for the way"):
+            require_writable(folder)
+        return
+    write_gguf(folder, tmp_path / "mine.gguf", "F32")
+    theirs = llama_cpp.Llama(str(tmp_path / "mine.gguf"), vocab_only=True, verbose=False)
+    ours = HfTokenizer(folder)
+    for text in [*texts(), f"{WORD} b{WORD}"]:
+        assert list(theirs.tokenize(text.encode(), add_bos=False)) == ours.encode_text(text), repr(text)
 
 
 def test_a_way_of_splitting_that_llama_cpp_does_not_know_is_refused(tmp_path: Path) -> None:

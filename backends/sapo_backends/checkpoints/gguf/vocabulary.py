@@ -23,8 +23,9 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_NAMES = {_QWEN2: "qwen2", _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): "llama-bpe"}
-"""Splitting patterns of the files that llama.cpp knows by name."""
+_NAMES = {_QWEN2: ("qwen2", ""), _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): ("dbrx", "llama-bpe")}
+"""Splitting patterns of the files -> llama.cpp's names: for words that are merged, and for words that are tokens as they
+are, merged or not (ignore_merges)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,14 @@ def _steps(part: Json | None, name: str = "pretokenizers") -> list[Json]:
     return list(part.get(name, [])) if part.get("type") == "Sequence" else [part]
 
 
-def pre_tokenizer(pre: Json | None) -> str:
-    """llama.cpp's name for the pre_tokenizer entry of a tokenizer.json; "" when it has none."""
+def pre_tokenizer(pre: Json | None, whole_words: bool) -> str:
+    """llama.cpp's name for the pre_tokenizer and ignore_merges entries of a tokenizer.json; "" when it has none."""
     steps = _steps(pre)
     patterns = [step.get("pattern", {}).get("Regex", "") for step in steps if step.get("type") == "Split"]
     if patterns:
-        return _NAMES.get(patterns[0], "") if len(patterns) == 1 else ""
+        return _NAMES.get(patterns[0], ("", ""))[whole_words] if len(patterns) == 1 else ""
+    if whole_words:
+        return ""
     kinds = [step.get("type") for step in steps]
     if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
         return "smollm"
@@ -153,7 +156,7 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         # llama.cpp wants at least one merge; control tokens never take part in one.
         else ByteLevel(
             _merges(model["merges"]) or [f"{tokens[ours.eot_id]} {tokens[ours.eot_id]}"],
-            pre_tokenizer(data.get("pre_tokenizer")),
+            pre_tokenizer(data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
         ),
         eos=ours.eot_id,
         pad=ours.pad_id,
