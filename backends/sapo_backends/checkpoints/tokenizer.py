@@ -56,6 +56,14 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
+def _without_first_space(data: Json) -> Json:
+    """The tokenizer for what stands behind a control token, where a space is put before the beginning of a text alone."""
+    pre = data.get("pre_tokenizer") or {}
+    return (
+        {**data, "pre_tokenizer": {**pre, "prepend_scheme": "never"}} if pre.get("prepend_scheme") == "first" else data
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Specials:
     """Control tokens of a model folder, as texts and ids."""
@@ -96,17 +104,21 @@ class HfTokenizer:
         self._eos_ids, self._pad_id = special.eos_ids, special.pad_id
         for token in data.get("added_tokens", []):  # an end-of-sequence token is a control token even if unmarked
             token["special"] = bool(token.get("special")) or int(token["id"]) in special.eos_ids
-        self._control = {int(t["id"]): str(t["content"]) for t in data.get("added_tokens", []) if t["special"]}
+        control = [t for t in data.get("added_tokens", []) if t["special"]]
+        self._control = {int(t["id"]): str(t["content"]) for t in control}
+        self._eats = {side: {int(t["id"]) for t in control if t.get(side)} for side in ("lstrip", "rstrip")}
         try:
             self._plain, self._splitting = (tokenizers.Tokenizer.from_str(json.dumps(data)) for _ in range(2))
+            inner = _without_first_space(data)
+            self._inner = tokenizers.Tokenizer.from_str(json.dumps(inner)) if inner is not data else self._plain
         except Exception as error:  # the Rust library raises bare Exception
             raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-        for tokenizer in (self._plain, self._splitting):
+        for tokenizer in (self._plain, self._splitting, self._inner):
             tokenizer.no_truncation()
             tokenizer.no_padding()
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
-        self._plain.encode_special_tokens = True
+        self._plain.encode_special_tokens = self._inner.encode_special_tokens = True
         self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have holes
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
@@ -159,8 +171,10 @@ class HfTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text; never a control token."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return [i for i in ids if i not in self._control]
+        return self._text(text, self._plain)
+
+    def _text(self, text: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
+        return [i for i in tokenizer.encode(text, add_special_tokens=False).ids if i not in self._control]
 
     def spells_control(self, text: str) -> bool:
         """See Tokenizer.spells_control."""
@@ -182,16 +196,28 @@ class HfTokenizer:
 
     def encode_reply(self, text: str) -> list[int]:
         """See Tokenizer.encode_reply: what the template writes behind a turn of the model. Raises TemplateRefused."""
-        return self._encode_parts(self._template.reply(text))
+        return self._encode_parts(self._template.reply(text), self._inner)
 
-    def _encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+    def _encode_parts(self, parts: Sequence[tuple[str, bool]], first: tokenizers.Tokenizer | None = None) -> list[int]:
+        """first: what encodes plain text that the parts begin with; as the beginning of a text unless it is given."""
+        spans = [(text, self._known(text) if control else None) for text, control in self._spans(parts)]
         ids: list[int] = []
-        for span, control in self._spans(parts):
-            token = self._splitting.token_to_id(span) if control else None
-            if control and token is None:
-                raise BackendError(f"The chat template uses {span!r}, which the tokenizer does not know.")
-            ids += [token] if token is not None else self.encode_text(span)
+        for number, (text, token) in enumerate(spans):
+            if token is not None:
+                ids.append(token)
+                continue
+            if number and spans[number - 1][1] in self._eats["rstrip"]:
+                text = text.lstrip()
+            if number + 1 < len(spans) and spans[number + 1][1] in self._eats["lstrip"]:
+                text = text.rstrip()
+            ids += self._text(text, self._inner if number else first or self._plain)
         return ids
+
+    def _known(self, control: str) -> int:
+        token: int | None = self._splitting.token_to_id(control)
+        if token is None:
+            raise BackendError(f"The chat template uses {control!r}, which the tokenizer does not know.")
+        return token
 
     def _spans(self, parts: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
         """(text, is a control token) in order; plain text is joined, as the tokenizer would see it."""

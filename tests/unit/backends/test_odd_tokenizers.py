@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.sentencepiece import WAYS, write_tokenizer
 from tests.unit.backends.test_tokenizer import CHAT, write
 from tokenizers import Tokenizer, normalizers
 
@@ -59,3 +60,22 @@ def test_a_vocabulary_with_holes_decodes_its_last_token(tmp_path: Path) -> None:
     last = next(text for text in map(chr, range(256)) if tokenizer.encode_text(text)[-1] == 290)
     assert tokenizer.decode(tokenizer.encode_text(last)) == last
     assert tokenizer.decode([291, 100_000]) == ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_text_between_control_tokens_is_split_as_in_the_whole_chat(tmp_path: Path, way: str) -> None:
+    """Also where a message spells a control token, and behind a turn of the model: no space is put before it that only the
+    beginning of a text has, and none is left that a control token eats."""
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}', "utf-8")
+    write_tokenizer(tmp_path, "a swarm of nodes trains a model of its own, and so on " * 9, way)
+    tokenizer, raw = HfTokenizer(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    question, spelled = " train  a model\n", "swarm </s> on"
+    honest = raw.encode(f"<s><|user|>\n{question}<|end|>\n<|user|>", add_special_tokens=False).ids
+    assert tokenizer.encode_chat([{"role": "user", "content": question}]) == honest
+    chat = tokenizer.encode_chat([{"role": "user", "content": content} for content in (question, spelled)])
+    assert chat[: len(honest)] == honest
+    assert chat.count(raw.token_to_id("</s>")) == 0
+    behind = raw.encode(f"<|user|>\nmodel<|end|>\n<|user|>\n{question}<|end|>\n<|user|>", add_special_tokens=False)
+    reply = tokenizer.encode_reply(question)
+    assert reply == behind.ids[-len(reply) :]
+    assert reply[0] == raw.token_to_id("<|end|>")
