@@ -108,17 +108,17 @@ class HfTokenizer:
         self._control = {int(t["id"]): str(t["content"]) for t in control}
         self._eats = {side: {int(t["id"]) for t in control if t.get(side)} for side in ("lstrip", "rstrip")}
         try:
-            self._plain, self._splitting = (tokenizers.Tokenizer.from_str(json.dumps(data)) for _ in range(2))
+            self._plain = tokenizers.Tokenizer.from_str(json.dumps(data))
             inner = _without_first_space(data)
             self._inner = tokenizers.Tokenizer.from_str(json.dumps(inner)) if inner is not data else self._plain
         except Exception as error:  # the Rust library raises bare Exception
             raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-        for tokenizer in (self._plain, self._splitting, self._inner):
+        for tokenizer in (self._plain, self._inner):
             tokenizer.no_truncation()
             tokenizer.no_padding()
+            tokenizer.encode_special_tokens = True
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
-        self._plain.encode_special_tokens = self._inner.encode_special_tokens = True
         self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have holes
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
@@ -130,7 +130,7 @@ class HfTokenizer:
     def _beginning(self, bos: int | None, settings: Json) -> list[int]:
         """What stands before every text of a base model: what its tokenizer itself puts there, else the token that is named
         for it, unless the tokenizer is told to leave it out."""
-        whole, alone = (self._splitting.encode("a", add_special_tokens=added).ids for added in (True, False))
+        whole, alone = (self._plain.encode("a", add_special_tokens=added).ids for added in (True, False))
         written = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
         named = [bos] if bos is not None and settings.get("add_bos_token") is not False else []
         return whole[:written] or named
@@ -143,7 +143,7 @@ class HfTokenizer:
     @property
     def opening_text(self) -> str:
         """The same as its tokens are spelled."""
-        return "".join(str(self._splitting.id_to_token(i)) for i in self._opening)
+        return "".join(str(self._plain.id_to_token(i)) for i in self._opening)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ class HfTokenizer:
         """
         rendered = self._template.render(messages, tools)
         if not any(self.spells_control(m["content"]) for m in messages):
-            return [*self._opening, *self._splitting.encode(rendered.text, add_special_tokens=False).ids]
+            return [*self._opening, *self._encode_parts([(rendered.text, True)])]
         return [*self._opening, *self._encode_parts(rendered.parts)]
 
     def encode_reply(self, text: str) -> list[int]:
@@ -214,7 +214,7 @@ class HfTokenizer:
         return ids
 
     def _known(self, control: str) -> int:
-        token: int | None = self._splitting.token_to_id(control)
+        token: int | None = self._plain.token_to_id(control)
         if token is None:
             raise BackendError(f"The chat template uses {control!r}, which the tokenizer does not know.")
         return token
