@@ -86,6 +86,8 @@ TRANSFORMERS = 250 << 20
 """Bytes of transformers and what it imports."""
 FALLBACK_MICRO_BATCH = 1024
 """The same for models that transformers computes, whose layers keep several times as much a token."""
+TOKENIZER = 400
+"""Bytes of a tokenizer for each token of its vocabulary, with the merge that makes it (tests/benchmarks/tokenizer_memory.py)."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
 """Tokens of a training micro-batch, and of one of a large model, whose products are long enough with fewer: a third of
 the activations less, no slower."""

@@ -171,6 +171,19 @@ def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_ar
     assert suggested(0.5, precision="4bit") == suggested(0.5) == "Choose a smaller model."
 
 
+def test_a_large_vocabularys_tokenizer_is_planned() -> None:
+    """400 bytes a token beside what the round of so many logits needs."""
+    few, many = (replace(HALF_BILLION, vocabulary=tokens) for tokens in (1_000, 262_144))
+    found = [memory_plan.plan(TORCH, 64 << 30, size) for size in (few, many)]
+    told = [plan.needed for plan in found if plan is not None]
+    rounds = [
+        round_memory.bytes_of_round(size, plan.shape, compute_bytes=4)
+        for size, plan in zip((few, many), found, strict=True)
+        if plan is not None
+    ]
+    assert (told[1] - told[0]) - (rounds[1] - rounds[0]) == pytest.approx(104e6, rel=0.02)
+
+
 def test_where_nothing_helps_a_smaller_model_is_suggested() -> None:
     with pytest.raises(OutOfMemory, match="Choose a smaller model"):
         memory_plan.require(TORCH, 100 << 20)

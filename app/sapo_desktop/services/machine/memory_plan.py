@@ -147,6 +147,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
     workers = (config.threads or hardware.default_threads()) if sharded else 1
     second = 2 * size.parameters if "+" in trainer and not card else 0
     second += round_memory.MLX if trainer.endswith("mlx") else 0
+    second += 0 if card else round_memory.TOKENIZER * size.vocabulary
     return second + round_memory.bytes_of_round(
         size,
         shape,
