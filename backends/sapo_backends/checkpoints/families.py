@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 Norms = Literal["before", "after", "both"]
@@ -53,3 +54,57 @@ NORMS: dict[Norms, dict[str, str]] = {
         "after2": "post_feedforward_layernorm",
     },
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LanguagePart:
+    """Of a model that also sees: the architecture of the part that writes, and what a config of it may leave out."""
+
+    architecture: str
+    defaults: Mapping[str, Any]
+
+
+LANGUAGE_PARTS = {
+    "Gemma3ForConditionalGeneration": LanguagePart(
+        "Gemma3ForCausalLM",
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1_000_000.0,
+        },
+    ),
+}
+"""Architecture of the whole -> its language part. The defaults are those of transformers' Gemma3TextConfig."""
+_PART, _OF_MODEL = "language_model.", "model."
+_SEES = ("vision_tower.", "multi_modal_projector.")
+
+
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config as one of the language part alone, where the own decoder computes that; else the same."""
+    part = LANGUAGE_PARTS.get(next(iter(config.get("architectures") or []), ""))
+    text = config.get("text_config")
+    if part is None or not isinstance(text, Mapping):
+        return config
+    of_both = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
+    given = {key: config[key] for key in of_both if config.get(key) is not None}
+    return {**part.defaults, **text, **given, "architectures": [part.architecture]}
+
+
+def own_name(tensor: str) -> str:
+    """A tensor's name in a file of the language part alone; the same where the file is of nothing else."""
+    whole = tensor.removeprefix(_OF_MODEL)
+    if not whole.startswith(_PART):
+        return tensor
+    return whole.removeprefix(_PART) if whole == tensor else _OF_MODEL + whole.removeprefix(_PART)
+
+
+def sees(tensor: str) -> bool:
+    """Whether a tensor belongs to what a language model sees with."""
+    return tensor.removeprefix(_OF_MODEL).startswith(_SEES)

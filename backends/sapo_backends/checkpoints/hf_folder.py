@@ -25,7 +25,7 @@ def write_settings(source: Path, folder: Path, dtype: str, config: Json | None =
     """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`: that of the source,
     or the one that is given."""
     config = read_json(source / "config.json") if config is None else config
-    config |= _rope(config)
+    config = config | _rope(config)
     config["dtype"] = config["torch_dtype"] = dtype
     for key in QUANTISED:
         config.pop(key, None)

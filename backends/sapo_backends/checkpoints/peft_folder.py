@@ -10,9 +10,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sapo_backends.base import BackendError
+from sapo_backends.checkpoints.families import language_config
 from sapo_backends.checkpoints.hf_folder import write_tokenizer
+from sapo_backends.checkpoints.tokenizer import read_json
 
 FIRST = ".lora_A.weight"
+_OWN, _WITHIN = "base_model.model.model.", "base_model.model.model.language_model."
+"""How peft calls layers of a language model, and of one that is part of a model that also sees."""
 
 
 def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str, source: Path, folder: Path) -> None:
@@ -25,6 +29,14 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
     ranks = {int(array.shape[0]) for name, array in arrays.items() if name.endswith(FIRST)}
     if len(ranks) != 1:
         raise BackendError("This model has no LoRA adapter: all of its weights were trained. Write it as hf or gguf.")
+    names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays})
+    target: object = names
+    whole = read_json(source / "config.json")
+    if (
+        language_config(whole) is not whole
+    ):  # peft finds the part that writes within the model, and names like these beside it
+        arrays = {name.replace(_OWN, _WITHIN, 1): array for name, array in arrays.items()}
+        target = rf".*\.language_model\..*\.({'|'.join(names)})"
     save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})
     config = {
         "peft_type": "LORA",
@@ -32,7 +44,7 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
         "base_model_name_or_path": base,
         "r": ranks.pop(),
         "lora_alpha": alpha,
-        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays}),
+        "target_modules": target,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import ModelNotFound
+from sapo_backends.checkpoints.families import own_name, sees
 from sapo_backends.checkpoints.locate import weight_files
 
 Float32 = NDArray[np.float32]
@@ -25,7 +26,8 @@ _LARGEST_HEADER = 100_000_000
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
-    """(name, float32 array) of every floating-point tensor. Raises ModelNotFound when a file is damaged."""
+    """(own name, float32 array) of every floating-point tensor that is not for seeing. Raises ModelNotFound where a file is
+    damaged."""
     for file in weight_files(folder):
         with _damage_in_words(file):
             yield from _read(file)
@@ -36,18 +38,21 @@ def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     for file in weight_files(folder):
         with _damage_in_words(file):
             entries = _header(file)[0].items()
-            yield from ((name, tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES)
+            yield from (
+                (own_name(name), tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES and not sees(name)
+            )
 
 
 def elements(folder: Path, *, packed: int = 8) -> int:
-    """Weights in a folder, counted from the headers; an element of a quantised tensor (uint32) holds `packed` of them.
+    """Weights in a folder but those for seeing, counted from the headers; an element of a quantised tensor (uint32) holds
+    `packed` of them.
 
     Raises ModelNotFound when a file is damaged.
     """
     total = 0
     for file in weight_files(folder):
         with _damage_in_words(file):
-            entries = _header(file)[0].values()
+            entries = [entry for name, entry in _header(file)[0].items() if not sees(name)]
             total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
     return total
 
@@ -65,7 +70,7 @@ PIECE = 1 << 24
 
 
 def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, bytearray]]:
-    """(name, type as the header writes it, shape, first element, bytes) of every tensor, a piece at a time.
+    """(own name, type as the header writes it, shape, first element, bytes) of every tensor, a piece at a time.
 
     The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError.
     """
@@ -80,7 +85,7 @@ def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, byt
                 piece = bytearray(min(PIECE, end - at))
                 if stream.readinto(piece) != len(piece):
                     raise ValueError(f"it ends within {name}")
-                yield name, entry["dtype"], tuple(entry["shape"]), (at - begin) // width, piece
+                yield own_name(name), entry["dtype"], tuple(entry["shape"]), (at - begin) // width, piece
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
@@ -115,11 +120,11 @@ def _read(file: Path) -> Iterator[tuple[str, Float32]]:
     header, start = _header(file)
     data = np.memmap(file, dtype=np.uint8, mode="r", offset=start)
     for name, entry in header.items():
-        if entry["dtype"] not in _TYPES:
+        if entry["dtype"] not in _TYPES or sees(name):
             continue
         begin, end = entry["data_offsets"]
         raw = np.frombuffer(data[begin:end].tobytes(), dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
-        yield name, widened(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
+        yield own_name(name), widened(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
 
 
 def widened(halves: NDArray[np.uint16]) -> Float32:

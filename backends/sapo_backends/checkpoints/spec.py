@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sapo_backends.base import ModelNotFound
-from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms
+from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms, language_config
 
 Json = Mapping[str, Any]
 ROPE_KINDS = ("default", "linear", "llama3")
@@ -212,7 +212,7 @@ def _damage_in_words() -> Iterator[None]:
 @_damage_in_words()
 def why_not(config: Json) -> str:
     """Why this engine's own decoder cannot compute the model; empty when it can. Raises ModelNotFound as decoder_spec does."""
-    return next(_reasons(config), "")
+    return next(_reasons(language_config(config)), "")
 
 
 def _reasons(config: Json) -> Iterator[str]:
@@ -248,6 +248,7 @@ def _embed_scale(config: Json, family: Family) -> float:
 @_damage_in_words()
 def decoder_spec(config: Json) -> DecoderSpec:
     """Read a config for which why_not() is empty. Raises ModelNotFound when a width is missing, or is none."""
+    config = language_config(config)
     name = config["architectures"][0]
     family = FAMILIES[name]
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
+from sapo_backends.checkpoints.families import language_config
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
@@ -103,7 +104,9 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     if quantised and request.method == "full":
         raise BackendError(f"{request.model} is quantised and cannot be fine-tuned as a whole. Use the method lora.")
     spec = decoder_spec(config)
-    reason = _why_not(spec)
+    reason = (
+        _why_not(spec) if language_config(config) is config else "a part that sees, which this engine cannot leave out"
+    )
     if reason:
         raise BackendError(f"{request.model} has {reason}. Use the torch engine.")
     size = sum(file.stat().st_size for file in weight_files(folder))

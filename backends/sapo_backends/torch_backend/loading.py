@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
+from sapo_backends.checkpoints.families import language_config
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
@@ -172,6 +173,8 @@ def _load_decoder(
     _read(folder, layout, base, progress, quantised)
     model = DecoderModel(spec, layout, base, place.compute, quantised)
     model.adapter_layout = adapter
+    if (language := language_config(config)) is not config:
+        model.config = dict(language)
     return model
 
 
@@ -222,7 +225,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )
     method = _make_trainable(model, request)
-    language = language_part(config)
+    language = language_part(language_config(config))
     info = EngineInfo(
         backend="torch",
         model=request.model,

@@ -57,7 +57,8 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
             output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        raise ModelNotFound(f"transformers cannot load {folder}: {error}") from error
+        said = next(iter(str(error).splitlines()), "")  # further lines list every class that it knows
+        raise ModelNotFound(f"transformers cannot load {folder}: {said[:400]}") from error
     if missing := told["missing_keys"]:  # transformers gave them random values
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
     if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
