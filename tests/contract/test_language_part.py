@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.contract.conftest import write_tokenizer
 
-from sapo_backends.base import BackendError, LoadRequest
+from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.services.models.exports import Format, Plan, export
@@ -117,10 +117,14 @@ def test_it_leaves_as_a_language_model_or_as_an_adapter_of_the_whole(
         assert (set(found["missing_keys"]), set(found["unexpected_keys"])) == (set(), set())
 
 
-def test_llama_cpp_takes_its_language_part_and_mlx_says_that_it_does_not(seeing: Path, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    engine = trained(tmp_path, str(seeing), method="lora", trainer="llamacpp+torch")
-    assert engine.checkpoint.is_dir()
-    pytest.importorskip("mlx.core")
-    with pytest.raises(BackendError, match="a part that sees"):
-        trained(tmp_path, str(seeing), method="lora", trainer="mlx")
+@pytest.mark.parametrize("engine", ["llamacpp+torch", "mlx"])
+def test_other_engines_compute_its_language_part(seeing: Path, tmp_path: Path, engine: str) -> None:
+    pytest.importorskip({"mlx": "mlx_lm"}.get(engine, "llama_cpp"))
+    source = trained(tmp_path, str(seeing), method="lora", trainer=engine)
+    assert source.checkpoint.is_dir()
+    theirs, ours = (opened(name, seeing) for name in (engine.rpartition("+")[2], "torch"))
+    for one, other in zip(theirs.logprobs(SEQUENCES), ours.logprobs(SEQUENCES), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    (tmp_path / "out").mkdir()
+    theirs.export(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))["architectures"] == ["Gemma3ForCausalLM"]

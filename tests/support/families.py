@@ -163,8 +163,7 @@ Published models that differ from the row of their family:
 - OLMo 3 has YaRN rotary embeddings: torch computes it by transformers, llama.cpp and MLX refuse it.
 - Phi-3 with a context of 128k has longrope ones, and Phi-4-mini rotates a part of each head: the same.
 - Phi-3-mini-4k has a sliding window of 2,047 tokens: llama.cpp and MLX are exact up to that.
-- Gemma 3 from 4B on also sees: torch and llama.cpp compute its language part as the row says, MLX refuses it. What
-  leaves is that part alone.
+- Gemma 3 from 4B on also sees. Its language part is what is computed, as the row says, and what leaves.
 """
 
 

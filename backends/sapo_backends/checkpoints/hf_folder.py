@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends.checkpoints.chat_template import PLAIN
+from sapo_backends.checkpoints.families import language_config
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
 
 COPIED = (
@@ -22,9 +23,9 @@ QUANTISED = ("quantization", "quantization_config")
 
 
 def write_settings(source: Path, folder: Path, dtype: str, config: Json | None = None) -> None:
-    """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`: that of the source,
-    or the one that is given."""
-    config = read_json(source / "config.json") if config is None else config
+    """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`: that of the source
+    (of its language part, where the own decoder computes that), or the one that is given."""
+    config = dict(language_config(read_json(source / "config.json"))) if config is None else config
     config = config | _rope(config)
     config["dtype"] = config["torch_dtype"] = dtype
     for key in QUANTISED:

@@ -7,10 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models import gemma3_text
 from mlx_lm.utils import load_model
 
 from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
-from sapo_backends.checkpoints.families import language_config
+from sapo_backends.checkpoints.families import language_config, own_name, sees
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
@@ -104,9 +105,7 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     if quantised and request.method == "full":
         raise BackendError(f"{request.model} is quantised and cannot be fine-tuned as a whole. Use the method lora.")
     spec = decoder_spec(config)
-    reason = (
-        _why_not(spec) if language_config(config) is config else "a part that sees, which this engine cannot leave out"
-    )
+    reason = _why_not(spec)
     if reason:
         raise BackendError(f"{request.model} has {reason}. Use the torch engine.")
     size = sum(file.stat().st_size for file in weight_files(folder))
@@ -114,9 +113,23 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     return spec
 
 
+class _Gemma3(gemma3_text.Model):  # type: ignore[misc]
+    """mlx_lm's, read from the files of a model that also sees."""
+
+    def sanitize(self, weights: dict[str, Any]) -> Any:
+        """mlx_lm's: the weights by the names that they have here."""
+        return super().sanitize({own_name(name): tensor for name, tensor in weights.items() if not sees(name)})
+
+
 def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
-        network, _ = load_model(folder, lazy=False, strict=True, model_config=_explicit(spec))
+        config, part = _explicit(spec), {}
+        if (language := language_config(whole := read_json(folder / "config.json"))) is not whole:
+            config, part = (
+                {**language, **config},
+                {"get_model_classes": lambda config: (_Gemma3, gemma3_text.ModelArgs)},
+            )
+        network, _ = load_model(folder, lazy=False, strict=True, model_config=config, **part)
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error
     return network

@@ -70,7 +70,8 @@ class Model(Protocol):
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The config that fits the names of `merged`; None where it is that of the folder that was read."""
+        """The config that fits the names of `merged`; None where it is that of the folder that was read, or of
+        the language part of what lies there."""
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
@@ -120,7 +121,6 @@ class DecoderModel:
         self.paths = choose(spec, base.device, compute, layout.size, bool(self.four_bit))
         self.kernels = self.paths.kernels
         self.adapter_layout: Layout | None = None
-        self.config: dict[str, Any] | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
 
@@ -139,6 +139,11 @@ class DecoderModel:
         """See Model.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
         itemsize = 4 if self.device.type == "cpu" else self.compute.itemsize
         return 2 * self.spec.layers * self.spec.kv_width * itemsize
+
+    @property
+    def config(self) -> None:
+        """See Model.config."""
+        return None
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
         """See Model.weights."""

@@ -173,8 +173,6 @@ def _load_decoder(
     _read(folder, layout, base, progress, quantised)
     model = DecoderModel(spec, layout, base, place.compute, quantised)
     model.adapter_layout = adapter
-    if (language := language_config(config)) is not config:
-        model.config = dict(language)
     return model
 
 

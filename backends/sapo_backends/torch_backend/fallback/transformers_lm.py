@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
+from sapo_backends.checkpoints.families import LANGUAGE_PARTS
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.widths import usual_widths
 from sapo_backends.packages import install
@@ -110,7 +111,7 @@ class TransformersModel:
         """See Model.config. Of some multimodal models only the language part is read, a class with names of its own."""
         config: Any = self.module.config
         name = type(self.module).__name__
-        if name in (config.architectures or ()):
+        if name in (config.architectures or ()) and name not in LANGUAGE_PARTS:
             return None
         told: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
         told.pop("_name_or_path", None)  # a folder of this machine
