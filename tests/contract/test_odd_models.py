@@ -193,3 +193,16 @@ def test_a_model_that_also_sees_has_its_language_part_s_context(seeing: Path) ->
     engine = opened("torch", seeing)
     assert (engine.info.context_length, engine.info.vocabulary) == (4096, 300)
     engine.close()
+
+
+def test_a_model_that_transformers_reads_no_language_model_of_is_refused_in_a_sentence(
+    seeing: Path, tmp_path: Path
+) -> None:
+    """Without the names of all classes that it knows."""
+    folder = tmp_path / "model"
+    shutil.copytree(seeing, folder)
+    config = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": {}}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ModelNotFound, match=r"model: it has no causal language model .* Choose a model") as refused:
+        opened("torch", folder)
+    assert len(str(refused.value)) < 300

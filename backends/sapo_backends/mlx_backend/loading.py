@@ -121,15 +121,21 @@ class _Gemma3(gemma3_text.Model):  # type: ignore[misc]
         return super().sanitize({own_name(name): tensor for name, tensor in weights.items() if not sees(name)})
 
 
+def _gemma3(config: dict[str, Any]) -> tuple[type[_Gemma3], type[gemma3_text.ModelArgs]]:
+    """The classes for a config that mlx_lm would read as the whole model."""
+    del config
+    return _Gemma3, gemma3_text.ModelArgs
+
+
 def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
-        config, part = _explicit(spec), {}
-        if (language := language_config(whole := read_json(folder / "config.json"))) is not whole:
-            config, part = (
-                {**language, **config},
-                {"get_model_classes": lambda config: (_Gemma3, gemma3_text.ModelArgs)},
-            )
-        network, _ = load_model(folder, lazy=False, strict=True, model_config=config, **part)
+        whole = read_json(folder / "config.json")
+        language, classes = language_config(whole), {}
+        if language is not whole:
+            classes["get_model_classes"] = _gemma3
+        network, _ = load_model(
+            folder, lazy=False, strict=True, model_config={**language, **_explicit(spec)}, **classes
+        )
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error
     return network

@@ -59,6 +59,8 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
         )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
         said = next(iter(str(error).splitlines()), "")  # further lines list every class that it knows
+        if said.startswith("Unrecognized configuration class"):
+            said = "it has no causal language model for that architecture. Choose a model that only writes text."
         raise ModelNotFound(f"transformers cannot load {folder}: {said[:400]}") from error
     if missing := told["missing_keys"]:  # transformers gave them random values
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
