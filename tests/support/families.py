@@ -25,6 +25,17 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "mistral-windowed": {"sliding_window": WINDOW_TOKENS},
     "phi3": {"num_key_value_heads": 2},
+    "phi3-longrope": {
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 1024,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+            "long_factor": [1.0, 1.3, 1.9, 4.0, 9.0, 20.0],
+        },
+    },
     "qwen3-windowed": {"use_sliding_window": True, "sliding_window": WINDOW_TOKENS, "max_window_layers": 1},
     "qwen3-wide": {"head_dim": 32},
     "smollm3": {"num_hidden_layers": 4},
@@ -89,6 +100,7 @@ TRANSFORMERS = "works, by transformers"
 NO_GGUF = "no: {} cannot be written as GGUF here"
 NO_MLX = "no: this package's MLX engine does not compute {}"
 WINDOW = "exact up to the model's window"
+NO_LONGROPE = "no: it has rotary embeddings that this engine does not compute"
 MLX_GELU = "works: mlx_lm has the exact GELU where the model has its approximation by tanh"
 GGML_GELU = "works: llama.cpp reads GELU from a table in float16"
 
@@ -119,6 +131,7 @@ ROWS = (
     _own("mistral-windowed", "Mistral 0.1, with a sliding window", WINDOW, WINDOW),
     _own("qwen3-windowed", "Qwen with use_sliding_window", WINDOW, WINDOW),
     _own("phi3", "Phi-4, without a sliding window; Phi-3: see above"),
+    _own("phi3-longrope", "Phi-3 with a context of 128k, Phi-4-mini, up to 4,096 tokens", mlx=NO_LONGROPE),
     _own("smollm3", "SmolLM3"),
     _own("olmo2", "OLMo 2"),
     _own("olmo3", "OLMo 3 without YaRN: see above"),
@@ -153,15 +166,14 @@ sampled, and an update. Made by `python tests/support/families.py > docs/models.
   as `computed_by`.
 
 What counts is the model's config.json and not its name: `"architectures"`, and in the rows that begin with *exact* also
-the rope type (default, linear, llama3), rotary embeddings of whole heads, the activation, the types of its layers and
-that it is not quantised (MLX reads its own quantised weights). What is in no row, or differs in one of these, goes to
-transformers with torch; llama.cpp and MLX refuse it. *torch full*, *llama.cpp* and *MLX* are measured in float32, the
-last two with an adapter.
+the rope type (default, linear, llama3; longrope of Phi-3), rotary embeddings of whole heads (but for Phi-3), the
+activation, the types of its layers and that it is not quantised (MLX reads its own quantised weights). What is in no
+row, or differs in one of these, goes to transformers with torch; llama.cpp and MLX refuse it. *torch full*, *llama.cpp*
+and *MLX* are measured in float32, the last two with an adapter.
 
 Published models that differ from the row of their family:
 
 - OLMo 3 has YaRN rotary embeddings: torch computes it by transformers, llama.cpp and MLX refuse it.
-- Phi-3 with a context of 128k has longrope ones, and Phi-4-mini rotates a part of each head: the same.
 - Phi-3-mini-4k has a sliding window of 2,047 tokens: llama.cpp and MLX are exact up to that.
 - Gemma 3 from 4B on also sees. Its language part is what is computed, as the row says, and what leaves.
 """

@@ -14,30 +14,15 @@ from typing import Any
 
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms, language_config
+from sapo_backends.checkpoints.ropes import NO_ROPE, ROPE_KINDS, RopeSpec, read_ropes
 
 Json = Mapping[str, Any]
-ROPE_KINDS = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """theta: base of the wavelengths. The rest belongs to the kinds "linear" and "llama3" (scaled wavelengths). Kind
-    "none": positions rotate nothing."""
-
-    kind: str
-    theta: float
-    factor: float = 1.0
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    original_context: int = 8192
-
-
-NO_ROPE = RopeSpec("none", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """hidden, intermediate: widths. heads, kv_heads of head_dim each. context: longest sequence in tokens.
+    """hidden, intermediate: widths. heads, kv_heads of head_dim each, of which the first `rotary` are rotated. context:
+    longest sequence in tokens; with a longrope that of its short factors.
 
     ropes: the different ones; layer_rope: the number of each layer's. window: tokens that the layers marked in
     layer_windowed see, the newest included; 0 without such layers. scale: of attention's scores; softcap, logit_softcap:
@@ -53,6 +38,7 @@ class DecoderSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    rotary: int
     context: int
     norm_eps: float
     ropes: tuple[RopeSpec, ...]
@@ -101,7 +87,8 @@ class DecoderSpec:
         usual = (self.window, self.softcap, self.logit_softcap, self.norm_offset) == (0, 0.0, 0.0, 0.0)
         factors = (self.embed_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0)
         form = (self.norms, self.activation, len(self.ropes)) == ("before", "silu", 1)
-        return usual and factors and form and self.qk_norm != "all" and self.scale == self.head_dim**-0.5
+        turned = self.rotary == self.head_dim and self.rope.kind != "longrope"
+        return usual and factors and form and turned and self.qk_norm != "all" and self.scale == self.head_dim**-0.5
 
     def window_of(self, layer: int, longest: int) -> int:
         """Tokens that a layer sees of texts of up to `longest`; 0 for all of them."""
@@ -126,46 +113,6 @@ def linears(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[st
         (f"{layer}.gate_up", spec.hidden, gate_up, spec.mlp_bias),
         (f"{layer}.down", spec.intermediate, [(f"{mlp}.down_proj", spec.hidden)], spec.mlp_bias),
     ]
-
-
-def _rope(config: Json, scaling: Json) -> RopeSpec:
-    """scaling: its settings; what it lacks may stand in the config itself."""
-    return RopeSpec(
-        kind=str(scaling.get("rope_type") or scaling.get("type") or "default"),
-        theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        factor=float(scaling.get("factor") or 1.0),
-        low_frequency=float(scaling.get("low_freq_factor") or 1.0),
-        high_frequency=float(scaling.get("high_freq_factor") or 4.0),
-        original_context=int(scaling.get("original_max_position_embeddings") or 8192),
-    )
-
-
-def _ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
-    """The ropes, that of full attention first, and the number of each layer's.
-
-    transformers 5 writes rope_parameters with rope_theta inside, or one of these for each kind of layer; 4 a top-level
-    rope_theta and rope_scaling, and Gemma 3's rope_local_base_freq for layers with a window.
-    """
-    settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    kinds = {kind: settings.pop(kind) for kind in ("full_attention", "sliding_attention") if kind in settings}
-    whole = _rope(config, {**settings, **kinds.get("full_attention", {})})
-    used = config.get("no_rope_layers")
-    if used is None and config["architectures"][0] == "SmolLM3ForCausalLM":
-        every = int(config.get("no_rope_layer_interval") or 4)
-        used = [(layer + 1) % every for layer in range(len(windowed))]
-    if used is not None:
-        return (whole, NO_ROPE), tuple(0 if rotates else 1 for rotates in used)
-    if "sliding_attention" in kinds:
-        local = _rope(config, kinds["sliding_attention"])
-    elif config["architectures"][0] == "Gemma3ForCausalLM":
-        local = RopeSpec("default", float(config.get("rope_local_base_freq") or 10_000.0))
-    elif config["architectures"][0] == "Olmo3ForCausalLM":
-        local = RopeSpec("default", whole.theta)
-    else:
-        local = whole
-    if local == whole or not any(windowed):
-        return (whole,), (0,) * len(windowed)
-    return (whole, local), tuple(int(is_windowed) for is_windowed in windowed)
 
 
 def _windows(config: Json, family: Family, layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -227,15 +174,21 @@ def _reasons(config: Json) -> Iterator[str]:
         yield "bidirectional attention"
     for kind in sorted(set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}):
         yield f"layers of type {kind}"
-    settings = dict(config.get("rope_parameters") or {})
-    if float(config.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0) != 1.0:
-        yield "rotary embeddings of a part of each head"
     spec = decoder_spec(config)
     if len(spec.layer_rope) != spec.layers or len(spec.layer_windowed) != spec.layers:
         yield "a list of layers of another length"
+    yield from _rope_reasons(spec)
+
+
+def _rope_reasons(spec: DecoderSpec) -> Iterator[str]:
+    phi3 = spec.architecture == "Phi3ForCausalLM"
+    if spec.rotary != spec.head_dim and not phi3:
+        yield "rotary embeddings of a part of each head"
     for rope in spec.ropes:
-        if rope.kind not in (*ROPE_KINDS, NO_ROPE.kind):
+        if rope.kind not in (*ROPE_KINDS, NO_ROPE.kind) or (rope.kind == "longrope" and not phi3):
             yield f"rope type {rope.kind}"
+        if rope.kind == "longrope" and {len(rope.factors), len(rope.long_factors)} != {spec.rotary // 2}:
+            yield "a longrope of another width"
 
 
 def _embed_scale(config: Json, family: Family) -> float:
@@ -256,8 +209,12 @@ def decoder_spec(config: Json) -> DecoderSpec:
     gemma = name.startswith("Gemma")
     head_dim = int(config.get("head_dim") or (256 if gemma else hidden // heads))
     window, windowed = _windows(config, family, layers)
-    ropes, layer_rope = _ropes(config, windowed)
+    ropes, layer_rope = read_ropes(config, windowed)
     context = int(config.get("max_position_embeddings") or 2048)
+    if ropes[0].kind == "longrope":
+        context = min(context, ropes[0].original_context)
+    settings = dict(config.get("rope_parameters") or {})
+    share = float(config.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0)
     if window >= context:
         window, windowed = 0, (False,) * layers
     scalar = float(config.get("query_pre_attn_scalar") or 256) if gemma and family.norms == "both" else head_dim
@@ -272,6 +229,7 @@ def decoder_spec(config: Json) -> DecoderSpec:
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=head_dim,
+        rotary=int(head_dim * share),
         context=context,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         ropes=ropes,

@@ -68,6 +68,8 @@ def _why_not(spec: DecoderSpec) -> str:
     regular = tuple((layer + 1) % every != 0 for layer in range(spec.layers))
     if spec.architecture == "Gemma3ForCausalLM" and (spec.layer_windowed != regular or all(spec.layer_windowed)):
         return "another order of layers with a sliding window than mlx_lm's"
+    if spec.rope.kind == "longrope" or spec.rotary != spec.head_dim:
+        return "rotary embeddings that this engine does not compute"
     if spec.architecture == "Olmo3ForCausalLM" and len(set(spec.layer_windowed)) < 2:
         return "layers of one kind where mlx_lm expects two"
     if spec.architecture in ("Qwen2ForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"):

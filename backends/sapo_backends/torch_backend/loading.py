@@ -232,7 +232,9 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         parameters=model.layout.size,
         trainable=0 if model.flat is None else model.flat.numel(),
         vocabulary=int(language.get("vocab_size", 0)),
-        context_length=int(language.get("max_position_embeddings") or language.get("n_positions") or 2048),
+        context_length=decoder_spec(config).context
+        if ours
+        else int(language.get("max_position_embeddings") or language.get("n_positions") or 2048),
         method=method,
         extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )

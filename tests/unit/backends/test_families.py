@@ -72,15 +72,23 @@ def test_configs_of_transformers_4_say_the_same_as_those_of_5() -> None:
 
 
 def test_published_models_that_differ_from_their_row_are_what_the_page_says() -> None:
-    """With the settings of Olmo-3-1025-7B, Phi-3-mini-4k, Phi-3-mini-128k and Phi-4-mini."""
+    """With the settings of Olmo-3-1025-7B, Phi-3-mini-4k, Phi-3-mini-128k and Phi-4-mini, as far as they are about this."""
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
     assert why_not(config("Olmo3ForCausalLM", rope_scaling=yarn, sliding_window=4096)) == "rope type yarn"
     short = config("Phi3ForCausalLM", sliding_window=2047, max_position_embeddings=4096)
     assert why_not(short) == ""
     assert context_length(decoder_spec(short)) == 2047
-    long = config("Phi3ForCausalLM", rope_scaling={"type": "longrope"}, max_position_embeddings=131072)
-    assert why_not(long) == "rope type longrope"
-    assert "of a part of each head" in why_not(config("Phi3ForCausalLM", partial_rotary_factor=0.75))
+    factors = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    contexts = {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096, "sliding_window": 262_144}
+    phi3 = {"hidden_size": 3072, "num_attention_heads": 32, "head_dim": 96, "rope_scaling": factors}
+    phi3 |= contexts
+    for more in ({}, {"num_attention_heads": 24, "head_dim": 128, "partial_rotary_factor": 0.75}):
+        published = config("Phi3ForCausalLM", **{**phi3, **more})
+        assert why_not(published) == ""
+        spec = decoder_spec(published)
+        assert (spec.context, spec.rotary, spec.window, spec.plain) == (4096, 96, 0, False)
+        assert spec.rope.attention == pytest.approx(1.1902, abs=1e-4)
+    assert why_not(config("Phi3ForCausalLM", **{**phi3, "head_dim": 128})) == "a longrope of another width"
 
 
 def test_a_window_that_llama_cpp_does_not_know_is_the_longest_text() -> None:

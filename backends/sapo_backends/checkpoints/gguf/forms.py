@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sapo_backends.checkpoints.spec import DecoderSpec
 
 
@@ -81,3 +84,19 @@ def write_form(writer: Any, spec: DecoderSpec) -> None:
         writer.add_attn_logit_softcapping(spec.softcap)
     if spec.logit_softcap:
         writer.add_final_logit_softcapping(spec.logit_softcap)
+
+
+def rope_divisors(spec: DecoderSpec) -> list[tuple[str, NDArray[np.float32]]]:
+    """(name, what llama.cpp divides each rotary frequency by (rotary / 2,)): Llama 3's stretched wavelengths, or both
+    factors of a longrope."""
+    rope = spec.rope
+    if rope.kind == "longrope":
+        factors = (("rope_factors_short.weight", rope.factors), ("rope_factors_long.weight", rope.long_factors))
+        return [(name, np.array(each, np.float32)) for name, each in factors]
+    if rope.kind != "llama3":
+        return []
+    frequencies = 1.0 / rope.theta ** (np.arange(0, spec.head_dim, 2) / spec.head_dim)
+    rotations = rope.original_context * frequencies / (2 * np.pi)
+    blend = np.clip((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
+    divisors: NDArray[np.float32] = (1.0 / (blend + (1.0 - blend) / rope.factor)).astype(np.float32)
+    return [("rope_freqs.weight", divisors)]

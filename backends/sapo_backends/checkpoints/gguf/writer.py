@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import BackendError, BackendUnavailable, Progress
 from sapo_backends.checkpoints import safetensors_numpy
-from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf, write_form
+from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, rope_divisors, why_not_gguf, write_form
 from sapo_backends.checkpoints.gguf.vocabulary import UNKNOWN, ByteLevel, GgufTokenizer, gguf_tokenizer
 from sapo_backends.checkpoints.hf_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
@@ -101,9 +102,12 @@ def _hyperparameters(writer: Any, spec: DecoderSpec) -> None:
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
     writer.add_layer_norm_rms_eps(spec.norm_eps)
-    writer.add_rope_dimension_count(spec.head_dim)
+    writer.add_rope_dimension_count(spec.rotary)
     writer.add_rope_freq_base(spec.rope.theta)
     writer.add_vocab_size(spec.vocabulary)
+    if spec.rope.kind == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(spec.rope.original_context)
+        writer.add_rope_scaling_attn_factors(spec.rope.attention)
     if spec.rope.kind == "linear":
         writer.add_rope_scaling_type(gguf_module().RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(spec.rope.factor)
@@ -132,16 +136,6 @@ def _vocabulary(writer: Any, tokenizer: GgufTokenizer) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def rope_divisors(spec: DecoderSpec) -> NDArray[np.float32]:
-    """What llama.cpp divides each rotary frequency by (head_dim / 2,) for Llama 3's stretched wavelengths."""
-    rope = spec.rope
-    frequencies = 1.0 / rope.theta ** (np.arange(0, spec.head_dim, 2) / spec.head_dim)
-    rotations = rope.original_context * frequencies / (2 * np.pi)
-    blend = np.clip((rotations - rope.low_frequency) / (rope.high_frequency - rope.low_frequency), 0.0, 1.0)
-    divisors: NDArray[np.float32] = (1.0 / (blend + (1.0 - blend) / rope.factor)).astype(np.float32)
-    return divisors
-
-
 def _skipped(spec: DecoderSpec, name: str) -> bool:
     """Tensors that a GGUF file has no place for: what llama.cpp computes itself, and the head of tied embeddings."""
     return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight")
@@ -149,8 +143,7 @@ def _skipped(spec: DecoderSpec, name: str) -> bool:
 
 def _shapes(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(GGUF name, shape) in the order of `_weights`."""
-    if spec.rope.kind == "llama3":
-        yield "rope_freqs.weight", (spec.head_dim // 2,)
+    yield from ((name, divisors.shape) for name, divisors in rope_divisors(spec))
     for name, shape in safetensors_numpy.shapes(folder):
         if not _skipped(spec, name):
             yield base_name(spec, name), shape
@@ -158,8 +151,7 @@ def _shapes(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, .
 
 def _weights(folder: Path, spec: DecoderSpec) -> Iterator[NDArray[np.float32]]:
     """The float32 tensors in the order of `_shapes`."""
-    if spec.rope.kind == "llama3":
-        yield rope_divisors(spec)
+    yield from (divisors for _, divisors in rope_divisors(spec))
     for name, tensor in safetensors_numpy.tensors(folder):
         if not _skipped(spec, name):
             yield reordered(spec, name, tensor)
@@ -245,6 +237,8 @@ def write_gguf(
     """
     gguf = gguf_module()
     spec = read_spec(folder)
+    if not strict:  # llama.cpp counts the context of all rows together, and would take them for long texts
+        spec = replace(spec, ropes=tuple(replace(rope, long_factors=rope.factors) for rope in spec.ropes))
     tokenizer = _tokenizer(folder, spec, strict)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".part", dir=target.parent)

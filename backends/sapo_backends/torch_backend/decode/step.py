@@ -156,7 +156,7 @@ def decode_step(
     shape.slot, and what hides the slots behind it, which must be finite.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
-    both, size, places, style = heads + kv_heads, angles[0][0].shape[-1], entries * width, shape.style
+    both, size, places, style = heads + kv_heads, caches[0].completion_k.shape[3], entries * width, shape.style
     own_slots = caches[0].completion_k.shape[4]
     q = caches[0].completion_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])

@@ -10,20 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.checkpoints.spec import DecoderSpec, RopeSpec
+from sapo_backends.checkpoints.ropes import RopeSpec
+from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.native.library import Kernels
 from sapo_backends.torch_backend.ops.native_ops import NativeRmsNorm, NativeSwiGlu
 from sapo_backends.torch_backend.runtime import on_cpu
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of coordinates (head_dim / 2,), float32."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(rope: RopeSpec, rotary: int) -> Tensor:
+    """Radians per position of each pair of coordinates that is rotated (rotary / 2,), float32."""
+    exponent = torch.arange(0, rotary, 2, dtype=torch.int64).float() / rotary
     frequencies = 1.0 / (rope.theta**exponent)
     if rope.kind == "none":
         return torch.zeros_like(frequencies)
     if rope.kind == "linear":
         return frequencies / rope.factor
+    if rope.kind == "longrope":
+        return frequencies / torch.tensor(rope.factors)
     if rope.kind != "llama3":
         return frequencies
     # Long wavelengths are stretched by `factor`, short ones kept, those between blended.
@@ -39,26 +42,27 @@ class RopeTable:
     """cos and sin of every position for each of a model's ropes, made once and grown when needed."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
-        self._frequencies = [inverse_frequencies(rope, spec.head_dim) for rope in spec.ropes]
+        self._frequencies = [(inverse_frequencies(rope, spec.rotary), rope.attention) for rope in spec.ropes]
         self._device, self._dtype = device, dtype
         self._grow(256)
 
     def _grow(self, positions: int) -> None:
-        self._tables = [self._table(frequencies, positions) for frequencies in self._frequencies]
+        self._tables = [self._table(positions, *rope) for rope in self._frequencies]
 
-    def _table(self, frequencies: Tensor, positions: int) -> tuple[Tensor, Tensor]:
-        angles = torch.outer(torch.arange(positions).float(), frequencies).repeat(1, 2)  # (positions, head_dim)
-        signs = torch.ones(angles.shape[1]).index_fill_(0, torch.arange(angles.shape[1] // 2), -1.0)
-        return angles.cos().to(self._device, self._dtype), (angles.sin() * signs).to(self._device, self._dtype)
+    def _table(self, positions: int, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        angles = torch.outer(torch.arange(positions).float(), frequencies).repeat(1, 2)  # (positions, rotary)
+        signs = torch.full((angles.shape[1],), factor).index_fill_(0, torch.arange(angles.shape[1] // 2), -factor)
+        cos = angles.cos() if factor == 1.0 else angles.cos() * factor
+        return cos.to(self._device, self._dtype), (angles.sin() * signs).to(self._device, self._dtype)
 
     def tables(self, longest: int) -> Angles:
-        """cos, sin (at least longest, head_dim) of positions from 0, of each rope; the first half of sin is negated."""
+        """cos, sin (at least longest, rotary) of positions from 0, of each rope; the first half of sin is negated."""
         if longest > len(self._tables[0][0]):
             self._grow(2 * longest)
         return self._tables
 
     def at(self, positions: Tensor, longest: int) -> Angles:
-        """cos, sin (N, 1, head_dim) of each rope at positions (N,), all below `longest`."""
+        """cos, sin (N, 1, rotary) of each rope at positions (N,), all below `longest`."""
         return [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self.tables(longest)]
 
 
@@ -162,13 +166,14 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate x (N, heads, d) in the planes (i, i + d / 2), in place.
+    """Rotate the first r of d coordinates of x (N, heads, d) in the planes (i, i + r / 2), in place.
 
-    cos, sin (N, 1, d) of the angles, the first half of sin negated; -sin rotates back.
+    cos, sin (N, 1, r) of the angles, the first half of sin negated; -sin rotates back.
     """
-    half = x.shape[-1] // 2
-    across = torch.roll(x, [half], [-1])
-    x.mul_(cos).addcmul_(across, sin)
+    size = cos.shape[-1]
+    turned = x if size == x.shape[-1] else x.narrow(-1, 0, size)
+    across = torch.roll(turned, [size // 2], [-1])
+    turned.mul_(cos).addcmul_(across, sin)
 
 
 def inverse_norm(x: Tensor, eps: float) -> Tensor:

@@ -12,7 +12,8 @@ import msgspec
 from sapo_backends.base import Engine, OutOfMemory, Sampling
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import switches_reasoning
-from sapo_backends.checkpoints.gguf.writer import Kind, require_writable, write_gguf
+from sapo_backends.checkpoints.gguf.forms import context_length
+from sapo_backends.checkpoints.gguf.writer import Kind, read_spec, require_writable, write_gguf
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
@@ -126,7 +127,7 @@ def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
-    context = int(read_json(merged / "config.json").get("max_position_embeddings") or LARGEST_CONTEXT)
+    context = context_length(read_spec(merged))
     text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)
