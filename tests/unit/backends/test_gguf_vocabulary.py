@@ -21,9 +21,19 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 
 TEXT = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
 SHAPE = replace(SHAPES["tiny"], vocabulary=704)
-PARTS = [*"  \n\tabcdeß😀<>|0123", "  ", "    ", "\n\n", "the ", "<0x0A>", "ing", " swarm", "\u0301"]
+PARTS = [*"  \n\tabcdeß😀<>|0123", "  ", "    ", "\n\n", "the ", "<0x0A>", "ing", " swarm", "\u0301", "Of", "IT's"]
 WORD = "qzx"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 BYTE_LEVEL: dict[str, tuple[Any, ...]] = {
@@ -31,7 +41,12 @@ BYTE_LEVEL: dict[str, tuple[Any, ...]] = {
     "smollm": (pre_tokenizers.Digits(individual_digits=True), WORDS),
     "qwen2": (pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"), BYTES),
     "llama3": (pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES),
+    "gpt-4o": (pre_tokenizers.Split(Regex(GPT4O), "isolated"), BYTES),
+    "tekken": (pre_tokenizers.Split(Regex(TEKKEN), "isolated"), BYTES),
 }
+UNKNOWN = {("gpt-2", True), ("smollm", True), ("qwen2", True), ("gpt-4o", True), ("tekken", False)}
+"""With these llama.cpp has no name, for words that are tokens as they are or for words that are merged."""
+MARK = "\u0301"
 
 
 def texts() -> list[str]:
@@ -93,14 +108,16 @@ def test_llama_cpp_splits_text_into_the_same_bytes_where_it_knows_the_way(
 ) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
     folder = byte_level(tmp_path / "model", BYTE_LEVEL[way], whole_words)
-    if whole_words and way != "llama3":
+    if (way, whole_words) in UNKNOWN:
         with pytest.raises(BackendError, match="no name for the way"):
             require_writable(folder)
         return
     write_gguf(folder, tmp_path / "mine.gguf", "F32")
     theirs = llama_cpp.Llama(str(tmp_path / "mine.gguf"), vocab_only=True, verbose=False)
     ours = HfTokenizer(folder)
-    for text in [*texts(), f"{WORD} b{WORD}"]:
+    for text in [*texts(), f"{WORD} b{WORD}", "BigWord's IT'S HTTPServer 1234567 a/b//\n/c"]:
+        if MARK in text and way in ("gpt-4o", "tekken"):
+            continue  # llama.cpp takes a combining mark for no letter there
         assert list(theirs.tokenize(text.encode(), add_bos=False)) == ours.encode_text(text), repr(text)
 
 

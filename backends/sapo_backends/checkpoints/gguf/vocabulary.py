@@ -23,9 +23,19 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_NAMES = {_QWEN2: ("qwen2", ""), _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): ("dbrx", "llama-bpe")}
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE, _ENDING = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDING}|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}{_REST}"
+_NAMES = {
+    _QWEN2: ("qwen2", ""),
+    _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): ("dbrx", "llama-bpe"),
+    _GPT4O: ("gpt-4o", ""),
+    _GPT4O.replace(_ENDING, "").replace("{1,3}", ""): ("", "tekken"),
+}
 """Splitting patterns of the files -> llama.cpp's names: for words that are merged, and for words that are tokens as they
-are, merged or not (ignore_merges)."""
+are, merged or not (ignore_merges). Its own patterns for the last two, of Phi-4-mini and Mistral Nemo, take combining marks
+for no letters."""
 
 
 @dataclass(frozen=True, slots=True)
