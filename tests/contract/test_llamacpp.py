@@ -282,3 +282,17 @@ def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path, m
     monkeypatch.setattr("sapo_backends.common.hardware.processor", lambda: "one with AMX")
     with pytest.raises(BackendUnavailable, match="crashes"):
         require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
+
+
+def test_llama_cpp_never_takes_a_longrope_s_factors_for_long_texts_here(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It goes by the context of all rows together. A file for other programs has both."""
+    gguf = pytest.importorskip("gguf")
+    files = [cached_gguf(model_folder("phi3-longrope"), "F32", tmp_path), tmp_path / "theirs.gguf"]
+    write_gguf(model_folder("phi3-longrope"), files[1], "F32")
+    found = []
+    for file in files:
+        factors = {t.name: t.data.tolist() for t in gguf.GGUFReader(file).tensors if t.name.startswith("rope_factors")}
+        found.append(factors["rope_factors_short.weight"] == factors["rope_factors_long.weight"])
+    assert found == [True, False]

@@ -28,8 +28,8 @@ TINY: dict[str, dict[str, Any]] = {
     "phi3-longrope": {
         "num_key_value_heads": 2,
         "partial_rotary_factor": 0.75,
-        "max_position_embeddings": 1024,
-        "original_max_position_embeddings": 128,
+        "max_position_embeddings": 16_384,
+        "original_max_position_embeddings": 2048,
         "rope_scaling": {
             "type": "longrope",
             "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
