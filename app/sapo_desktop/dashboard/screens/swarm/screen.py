@@ -30,7 +30,7 @@ from sapo_swarm.protocol.reasons import in_words
 SWARMS = (
     "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
     "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-    "In the lab two nodes with starter-1m answered 5 % more held-out questions for the same tokens and a third more "
+    "In the lab a node with starter-1m among four answered 3 % more held-out questions than one alone for as much "
     "processor time. Of external attempts a node trains only on those that did better than the rest of their group."
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
