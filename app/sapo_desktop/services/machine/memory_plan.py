@@ -145,10 +145,10 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         wide = card.compute_bytes == 4
     sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    second = 2 * size.parameters if "+" in trainer and not card else 0
-    second += round_memory.MLX if trainer.endswith("mlx") else 0
-    second += 0 if card else round_memory.TOKENIZER * size.vocabulary
-    return second + round_memory.bytes_of_round(
+    beside = 2 * size.parameters if "+" in trainer and not card else 0
+    beside += round_memory.MLX if trainer.endswith("mlx") else 0
+    beside += 0 if card else round_memory.TOKENIZER * size.vocabulary
+    return beside + round_memory.bytes_of_round(
         size,
         shape,
         compute_bytes=4 if wide else 2,
