@@ -32,9 +32,8 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
     names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays})
     target: object = names
     whole = read_json(source / "config.json")
-    if (
-        language_config(whole) is not whole
-    ):  # peft finds the part that writes within the model, and names like these beside it
+    # peft finds the part that writes within the model, and layers of these names beside it
+    if language_config(whole) is not whole:
         arrays = {name.replace(_OWN, _WITHIN, 1): array for name, array in arrays.items()}
         target = rf".*\.language_model\..*\.({'|'.join(names)})"
     save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})

@@ -145,4 +145,6 @@ def test_only_a_model_whose_control_tokens_eat_white_space_is_called_phi_3(tmp_p
     """llama.cpp goes by the name, and cannot load what is called so without Phi-3's tokens."""
     phi3, llama2 = (gguf_tokenizer(made(tmp_path / way, way), 704) for way in ("phi3", "llama2"))
     assert [shown_name(name, phi3) for name in ("coach", "my-phi3")] == ["Phi-3 coach", "my-phi3"]
+    without = replace(phi3, tokens=["?" if token == "</s>" else token for token in phi3.tokens])
+    assert shown_name("coach", without) == "coach"
     assert [shown_name(name, llama2) for name in ("coach", "like-Phi-3")] == ["coach", "like-Phi 3"]

@@ -33,6 +33,7 @@ Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 FORMAT = 3
 """Counted up when the same folder would be written differently, so that cached files are made again."""
 _PHI3 = re.compile("phi-?3", re.IGNORECASE)
+_PHI3_TOKENS = frozenset({"<unk>", "<s>", "</s>", "<|endoftext|>"})
 BLOCK = 32
 """Weights in a block of Q8_0 and Q4_0; rows of another length stay in F16."""
 
@@ -209,7 +210,7 @@ def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer |
 def shown_name(name: str, tokenizer: GgufTokenizer) -> str:
     """The name in the file. llama.cpp expects certain tokens of what is called Phi-3, and takes the white space behind
     control tokens along there and nowhere else."""
-    if tokenizer.eats_space:
+    if tokenizer.eats_space and _PHI3_TOKENS.issubset(tokenizer.tokens):
         return name if _PHI3.search(name) else f"Phi-3 {name}"
     return _PHI3.sub("Phi 3", name)
 
