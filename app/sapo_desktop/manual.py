@@ -47,8 +47,8 @@ def experiments() -> Iterator[str]:
     """The part on the lab's experiment files."""
     yield "\n## Experiments of the lab\n"
     yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
-    yield "final_items, final_answers, `[run]` with any setting of a run, and `[[arms]]` that change some of them. Besides"
-    yield "the settings of a run, an arm or `[conditions]` may set:\n"
+    yield "final_items, final_answers, first_item, comparisons, `[run]` with any setting of a run, and `[[arms]]` that change"
+    yield "some of them. Besides the settings of a run, an arm or `[conditions]` may set:\n"
     yield "| key | what it is | default |\n|---|---|---|"
     for name, text, default in conditions():
         shown = str(default).lower() if isinstance(default, bool) else default

@@ -130,7 +130,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared, on how many nodes, how often, and measured on how much.
 
     final_items: held-out items a task at the end, each answered by final_answers of the nodes. first_item: the number of the
-    first; from 0 on lie the questions that earlier experiments and the curve use.
+    first; from 0 on lie the questions that earlier experiments and the curve use. comparisons: how many the endpoint has, for
+    Bonferroni's correction; 0: one for each arm that is compared.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}\Z")]
@@ -141,6 +142,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     final_items: Annotated[int, Meta(ge=0, le=10_000)]
     final_answers: Annotated[int, Meta(ge=1, le=256)]
     first_item: Annotated[int, Meta(ge=0, le=500_000)] = 0
+    comparisons: Annotated[int, Meta(ge=0, le=1000)] = 0
     arms: Annotated[tuple[Arm, ...], Meta(min_length=1)]
 
     def arm(self, name: str) -> Arm:

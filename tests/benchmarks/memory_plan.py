@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.shapes import Shape, write_folder
+from tests.benchmarks.shapes import Shape, write_folder, write_foreign_folder
 
 SHAPES = {
     "5M": Shape(1024, 256, 784, 6, 4, 2),
@@ -37,6 +37,51 @@ SHAPES = {
     "1.5B": Shape(151936, 1536, 8960, 28, 12, 2),
     "4B": Shape(151936, 2560, 9728, 36, 32, 8),
 }
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "LFM2-350M": (
+        "Lfm2ForCausalLM",
+        {
+            "vocab_size": 65_536,
+            "hidden_size": 1024,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "block_ff_dim": 6656,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        },
+    ),
+    "Qwen3.5-0.8B": (
+        "Qwen3_5ForCausalLM",
+        {
+            "vocab_size": 248_320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_value_heads": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Granite-MoE-1B": (
+        "GraniteMoeForCausalLM",
+        {
+            "vocab_size": 49_155,
+            "hidden_size": 1024,
+            "intermediate_size": 512,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Shapes that transformers alone computes here -> its class and settings, as remembered of the published models: convolutions,
+linear attention, a mixture of experts."""
+NAMES = [*SHAPES, *FOREIGN]
 ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 """New tokens -> groups and completions of each."""
 WHOLE = (8, 8)
@@ -95,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "sapo-shapes")
-    parser.add_argument("--shapes", nargs="+", default=["135M", "270M", "0.5B", "1.5B"], choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=["135M", "270M", "0.5B", "1.5B"], choices=NAMES)
     parser.add_argument("--tokens", nargs="+", type=int, default=[96, 1024], choices=list(ROUNDS))
     parser.add_argument("--kinds", nargs="+", default=["own", "fallback"], choices=["own", "fallback"])
     parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32", "4bit"])
@@ -118,9 +163,10 @@ def main() -> None:
                 for new in args.tokens:
                     row = {"shape": name, "kind": kind, "precision": precision, "tokens": new}
                     row |= {"trains": not args.generate_only, "groups": WHOLE if args.whole else ROUNDS[new]}
-                    if _key(row) in done or (kind == "fallback" and precision.startswith("4bit")):
+                    cannot = precision.startswith("4bit") if kind == "fallback" else name in FOREIGN
+                    if _key(row) in done or cannot:
                         continue
-                    row |= measured(made(args.folder / name, SHAPES[name]), row) | {"day": date.today().isoformat()}
+                    row |= measured(made(args.folder / name, name), row) | {"day": date.today().isoformat()}
                     with args.log.open("a", encoding="utf-8") as log:
                         log.write(json.dumps(row) + "\n")
                     print(json.dumps(row), flush=True)
@@ -133,7 +179,7 @@ def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     from sapo_backends.measure.sizing import model_size
 
     request = LoadRequest(method="lora" if row["trains"] else "none", precision=row["precision"])
-    size, _ = model_size(made(folder / row["shape"], SHAPES[row["shape"]], weights=False), request)
+    size, _ = model_size(made(folder / row["shape"], row["shape"], weights=False), request)
     plan = round_memory.bytes_of_round(
         size,
         round_memory.RoundShape(*_groups(row), PROMPT, row["tokens"]),
@@ -155,13 +201,14 @@ def _groups(row: dict[str, Any]) -> tuple[int, int]:
     return groups, group
 
 
-def made(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
+def made(folder: Path, name: str, *, weights: bool = True) -> Path:
     """The folder with bfloat16 weights, a megabyte of random numbers over and over; nothing is held in memory. Without
     weights the file is as long and takes no room."""
     if (folder / "model.safetensors").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = write_folder(folder, shape, "llama")
+    foreign = FOREIGN.get(name)
+    tensors = write_foreign_folder(folder, *foreign) if foreign else write_folder(folder, SHAPES[name], "llama")
     header, at = {}, 0
     for name, size in tensors.items():
         end = at + 2 * int(np.prod(size))
@@ -214,7 +261,7 @@ def _limited() -> None:
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return list(SHAPES).index(row["shape"]), row["tokens"], _groups(row), row["kind"] != "own"
+    return NAMES.index(row["shape"]), row["tokens"], _groups(row), row["kind"] != "own"
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,3 +144,21 @@ def write_folder(
         settings["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return sizes(shape, architecture)
+
+
+def write_foreign_folder(folder: Path, architecture: str, settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The same for a class of transformers and its settings, which knows the names and shapes of its tensors."""
+    import torch
+    import transformers
+
+    eos = _tokenizer(folder).token_to_id(EOS)
+    made = getattr(transformers, architecture)
+    config = made.config_class(**settings, eos_token_id=eos, pad_token_id=eos - 2, bos_token_id=None)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "pad_token": PAD}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    with torch.device("meta"):
+        model = made(config)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}

@@ -78,8 +78,8 @@ def heads(experiment: Experiment) -> tuple[str, ...]:
 
 
 def comparisons(experiment: Experiment) -> int:
-    """Each arm with the first one that it is compared with; what an experiment registered stands at the top of its file."""
-    return max(1, sum(bool(arm.against) for arm in experiment.arms))
+    """As many as the experiment registered, else each arm with the first one that it is compared with."""
+    return experiment.comparisons or max(1, sum(bool(arm.against) for arm in experiment.arms))
 
 
 def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -82,3 +83,4 @@ def test_a_line_has_both_arms_their_costs_and_the_seeds_that_both_have() -> None
     assert line[7:] == ("2 : 2", "12 : 2", "30 : 30", "5.0 : 5.0")
     assert comparisons(EXPERIMENT) == 2
     assert "corrected for 2 comparisons" in heads(EXPERIMENT)
+    assert comparisons(msgspec.structs.replace(EXPERIMENT, comparisons=5)) == 5
