@@ -28,7 +28,7 @@ from sapo_backends.torch_backend.native.library import kernels
 from sapo_backends.torch_backend.ops.packing import pack
 from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when more is checked, so that every device is met anew."""
 OPTIONAL = {"cuda": ("cuda-graph",), "cpu": ("native", "onednn", "torchscript")}
 """Paths that a device can do without, by its type."""
@@ -124,19 +124,15 @@ def meet(device: torch.device, compute: torch.dtype) -> Meeting:
 def _record(device: torch.device, compute: torch.dtype) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     if device.type == "cpu":  # the folder may be shared between machines
-        compiled = kernels() if compute == torch.float32 else None
+        compiled = kernels()
         left_out = sorted(filter(is_left_out, PATHS))
         name = f"{hardware.processor()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
     known = f"{FORMAT} {torch.__version__} {name} {device.index} {compute}"
     return cache_folder() / f"met-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 
-def ensure(device: torch.device, compute: torch.dtype, native: bool = True) -> None:
-    """Check a device the first time, and do without what failed then. native: whether the model is one for the C kernels,
-    which are not compiled for others. Raises BackendUnavailable where nothing helps."""
-    if not native and compute == torch.float32 and not is_left_out("native"):
-        with without("native"):
-            return ensure(device, compute)
+def ensure(device: torch.device, compute: torch.dtype) -> None:
+    """Check a device the first time, and do without what failed then. Raises BackendUnavailable where nothing helps."""
     record = _record(device, compute)
     try:
         for name in json.loads(record.read_text(encoding="utf-8")):

@@ -26,7 +26,6 @@ from sapo_backends.torch_backend.model import four_bit_parts
 from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
 from sapo_backends.torch_backend.model.lora import initialise, lora_layout
 from sapo_backends.torch_backend.native.compiler import is_there
-from sapo_backends.torch_backend.native.library import suits
 from sapo_backends.torch_backend.ops import four_bit
 from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import Workers, free_memory
@@ -163,10 +162,9 @@ def _load_decoder(
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     _require(spec, layout.size, trainable, place)
-    native = suits(spec, place.device, place.compute, layout.size)
-    if progress is not None and native and not is_there():
+    if progress is not None and place.device.type == "cpu" and not is_there():
         progress(0.05, "compiling for this processor, once")
-    first_meeting.ensure(place.device, place.compute, native)
+    first_meeting.ensure(place.device, place.compute)
     stored = torch.float32 if method == "full" else place.compute
     quantised = four_bit_parts.reserve(layout, place.compute, place.device) if place.four_bit else {}
     base = torch.empty(layout.without(quantised).size, dtype=stored, device=place.device)

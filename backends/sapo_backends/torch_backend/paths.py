@@ -62,6 +62,12 @@ def sampler_kernels(logits: torch.Tensor) -> Kernels | None:
     return kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
 
 
+def vocabulary_kernels(head: torch.Tensor, softcap: float) -> Kernels | None:
+    """The compiled kernels, if they go through the logits of this unembedding."""
+    known = head.dtype in (torch.float32, torch.bfloat16) and softcap == 0.0
+    return kernels() if known and head.device.type == "cpu" else None
+
+
 def why_transformers(config: Mapping[str, Any]) -> str:
     """Why transformers computes a model rather than the own decoder; empty when it need not."""
     return "left out by SAPO_WITHOUT" if is_left_out("own") else why_not(config)

@@ -152,16 +152,6 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
     assert json.loads(record.read_text(encoding="utf-8")) == ["native"]
 
 
-def test_kernels_that_a_model_does_not_use_are_not_compiled_to_check_a_processor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for module in ("paths", "first_meeting"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", library.kernels)
-    monkeypatch.setattr(library, "checked_kernels", lambda: pytest.fail("they would be compiled"))
-    first_meeting.ensure(CPU, torch.float32, native=False)
-    first_meeting.ensure(CPU, torch.bfloat16, native=False)
-
-
 def test_a_check_without_some_paths_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
     monkeypatch.setattr(first_meeting, "meet", lambda *given: met.append(given) or first_meeting.Meeting(""))

@@ -187,6 +187,48 @@ def test_without_a_compiler_or_with_a_wrong_one_there_are_no_kernels(
         assert fresh() is None
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [7, 64, 300, 50_001])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_kernel_of_the_vocabulary_equals_float64(kind: torch.dtype, vocabulary: int, threads: int) -> None:
+    """Log-probabilities, entropies and weighted gradients, each token of a small vocabulary, at two temperatures."""
+    generator, kernels = torch.Generator().manual_seed(0), library.kernels()
+    assert kernels is not None
+    logits = torch.randn(min(vocabulary, 70), vocabulary, generator=generator).mul_(6.0).to(kind)
+    targets, weights = torch.arange(len(logits)), torch.randn(len(logits), generator=generator)
+    targets[-1] = vocabulary - 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for temperature in (1.0, 0.7):
+            exact = torch.log_softmax(logits.double() / temperature, dim=-1)
+            found = logits.clone()
+            untouched = kernels.chosen_logprobs(found, temperature, targets, None)
+            assert torch.equal(found, logits)
+            chosen, entropy = kernels.chosen_logprobs(found, temperature, targets, weights)
+            assert torch.equal(chosen, untouched[0])
+            assert torch.equal(entropy, untouched[1])
+            torch.testing.assert_close(chosen.double(), exact.gather(1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=1e-5)
+            gradient = torch.nn.functional.one_hot(targets, vocabulary) - exact.exp()
+            close = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (2**-8, 1e-7)}[kind]
+            wanted = gradient * weights[:, None]
+            torch.testing.assert_close(found.double(), wanted, rtol=close[0], atol=close[1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_logit_that_is_no_number_makes_the_log_probability_none(bad: float) -> None:
+    """A broken model must not train on as if nothing were wrong."""
+    kernels = library.kernels()
+    assert kernels is not None
+    logits = torch.zeros(3, 40)
+    logits[1, 33] = bad
+    chosen, _ = kernels.chosen_logprobs(logits, 1.0, torch.tensor([0, 0, 39]), None)
+    assert chosen.isnan().tolist() == [False, True, False]
+
+
 def fails(*command: str) -> bytes:
     raise subprocess.CalledProcessError(1, command)
 

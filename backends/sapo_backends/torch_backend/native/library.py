@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm_backward": [_N, _N, _P, _P, _F, _P, _P, _P, None],
     "swiglu": [_N, _N, _P, _P, None],
     "swiglu_backward": [_N, _N, _P, _P, _P, None],
+    "chosen_logprobs": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
     "sample": [_N, _N, _P, _F, _P, _P, _P, _P, None],
     "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
     "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
@@ -109,6 +111,31 @@ class Kernels:
         out = gate_up.new_empty(gate_up.shape[0], width)
         self.library.sapo_swiglu(gate_up.shape[0], width, gate_up.data_ptr(), out.data_ptr())
         return out
+
+    def chosen_logprobs(
+        self, logits: Tensor, temperature: float, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """logits (rows, V) in float32 or bfloat16, contiguous, targets (rows,) -> log-probabilities of the targets and
+        entropies (rows,) at that temperature. With weights (rows,) the logits become weights times the gradients of the
+        log-probabilities by logits / temperature. On as many threads as torch has."""
+        rows, size = logits.shape
+        chosen, entropy, part = torch.empty(rows), torch.empty(rows), -(-rows // torch.get_num_threads())
+        targets, weights = targets.contiguous(), None if weights is None else weights.float().contiguous()
+
+        def share(first: int) -> None:
+            some = slice(first, first + part)
+            given = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
+            wide, scale = logits.dtype == torch.float32, 1.0 / temperature
+            count = len(given[0])
+            self.library.sapo_chosen_logprobs(count, size, at(logits[some]), wide, scale, *map(at, given))
+
+        starts = range(0, rows, part)
+        if len(starts) == 1:
+            share(0)
+        else:
+            with ThreadPoolExecutor(len(starts)) as pool:
+                list(pool.map(share, starts))
+        return chosen, entropy
 
     def sample(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities
@@ -155,8 +182,10 @@ def _works(found: Kernels) -> bool:
     """Whether the simplest parts give what torch gives; a compiler is not trusted blindly."""
     x, weight = torch.linspace(-90.0, 90.0, 96).view(3, 32), torch.linspace(0.5, 2.0, 32)
     gate, up = x.chunk(2, dim=-1)
+    targets, expected = torch.tensor([0, 13, 31]), F.log_softmax(x.bfloat16().float(), dim=-1)
     pairs = (
         (found.rms_norm(x, weight, 1e-6), F.rms_norm(x, (32,), weight, 1e-6)),
         (found.swiglu(x), F.silu(gate) * up),
+        (found.chosen_logprobs(x.bfloat16(), 1.0, targets, None)[0], expected.gather(1, targets[:, None])[:, 0]),
     )
     return all(torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6) for mine, theirs in pairs)
