@@ -78,9 +78,30 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "Granite-4.0-H-350M": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "vocab_size": 100_352,
+            "hidden_size": 768,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 2048,
+            "intermediate_size": 2048,
+            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_d_state": 128,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 """Shapes that transformers alone computes here -> its class and settings, as remembered of the published models: convolutions,
-linear attention, a mixture of experts."""
+linear attention, a mixture of experts, Mamba 2."""
 NAMES = [*SHAPES, *FOREIGN]
 ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 """New tokens -> groups and completions of each."""

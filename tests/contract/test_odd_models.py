@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")
 
 from sapo_backends.measure.sizing import model_size  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.fallback.transformers_lm import read_module  # noqa: E402
+from sapo_backends.torch_backend.fallback.reading import read_module  # noqa: E402
 
 Folder = Callable[[str], Path]
 LINEAR = {"rope_type": "linear", "factor": 8.0}

@@ -86,6 +86,24 @@ TINY: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 32,
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 32,
+    },
 }
 """What a family's tiny model needs beside the common settings; behind a hyphen another model of the same family."""
 MODES = {
@@ -151,6 +169,8 @@ ROWS = (
     _other("granitemoe", "Granite MoE", "GraniteMoeForCausalLM"),
     _other("lfm2", "LFM2 (convolutions)", "Lfm2ForCausalLM"),
     _other("qwen3_5_text", "Qwen3.5 (linear attention)", "Qwen3_5ForCausalLM"),
+    _other("granitemoehybrid", "Granite 4.0 H (Mamba 2)", "GraniteMoeHybridForCausalLM"),
+    _other("falcon_h1", "Falcon-H1 (Mamba 2 beside attention)", "FalconH1ForCausalLM"),
 )
 
 _HEAD = """# Which models work

@@ -18,7 +18,7 @@ SPARE = 0.9
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too. heads: of
-    queries."""
+    queries. experts, recurrent, state: see usual_widths; with experts intermediate is of one."""
 
     parameters: int
     trainable: int
@@ -29,6 +29,9 @@ class ModelSize:
     vocabulary: int
     tied: bool = True
     heads: int = 0
+    experts: int = 0
+    recurrent: int = 0
+    state: int = 0
 
     @property
     def multiplied(self) -> int:
@@ -86,6 +89,8 @@ TRANSFORMERS = 250 << 20
 """Bytes of transformers and what it imports."""
 FALLBACK_MICRO_BATCH = 1024
 """The same for models that transformers computes, whose layers keep several times as much a token."""
+FALLBACK_ACTIVATIONS = 3 << 30
+"""Bytes that such a micro-batch may keep; of models that keep more a token it gets fewer tokens."""
 TOKENIZER = 400
 """Bytes of a tokenizer for each token of its vocabulary, with the merge that makes it (tests/benchmarks/tokenizer_memory.py)."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
@@ -223,24 +228,39 @@ def bytes_of_round(
 
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
-    """A cache in the compute type of the rows that are generated at once, each with its own copy of its prompt, a layer's twice
-    while a step appends to it, and a step's logits. So many go at once as KV_BUDGET holds with a prompt counted once a group
-    (generation._shard)."""
+    """Linear attention's states in float32, and a cache in the compute type, of the rows that are generated at once, each with
+    its own copy of its prompt, a layer's twice while a step appends to it, and a step's logits. So many go at once as KV_BUDGET
+    holds with a prompt counted once a group (generation._shard)."""
     token = 2 * size.layers * size.key_value * compute_bytes
     row = token * shape.new_tokens + token * shape.prompt // shape.group_size
     rows = min(shape.rows, max(1, KV_BUDGET // row))
     cache = token * rows * (shape.prompt + shape.new_tokens)
-    return cache + cache // size.layers + (compute_bytes + 8) * rows * size.vocabulary
+    return cache + cache // size.layers + 4 * rows * size.state + (compute_bytes + 8) * rows * size.vocabulary
 
 
 def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
     """Activations of one micro-batch, as autograd keeps them, and a chunk of its logits; one worker."""
     length = shape.prompt + shape.new_tokens
-    tokens = min(max(FALLBACK_MICRO_BATCH, length), shape.rows * length)
-    wide = 4 if size.trainable >= size.parameters else 3
-    saved = size.layers * compute_bytes * (20 * size.hidden + wide * size.intermediate)
+    tokens = min(max(fallback_micro_batch(size, compute_bytes), length), shape.rows * length)
+    saved = bytes_of_token_by_transformers(size, compute_bytes)
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary)
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
+
+
+def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int) -> int:
+    """What its layers keep of a token for the backward pass. Each expert gets a copy of it and gives one back. Where layers have
+    a state they keep what goes in, and one at a time the rest."""
+    wide = (4 if size.trainable >= size.parameters else 3) * size.intermediate
+    inner = size.experts * (2 * size.hidden + wide) if size.experts else wide
+    layer = compute_bytes * (20 * size.hidden + inner)
+    if size.recurrent:
+        return size.layers * compute_bytes * size.hidden + layer + 4 * size.recurrent
+    return size.layers * layer
+
+
+def fallback_micro_batch(size: ModelSize, compute_bytes: int) -> int:
+    """Tokens of a micro-batch of a model that transformers computes."""
+    return min(FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS // bytes_of_token_by_transformers(size, compute_bytes))
 
 
 def smaller_round(

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+DELTA_RULE, STATE_SPACE = 80, 192
+"""Float32 numbers that one layer keeps of a token for each value of linear attention, and for each number of Mamba 2's heads
+times state: what transformers computes without kernels; fitted (docs/benchmarks/memory.md)."""
+
 
 def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of the config; of a multimodal one that is its text_config."""
@@ -13,7 +17,9 @@ def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Layers, hidden, intermediate, key_value, vocabulary and heads; of layers that differ, the widest."""
+    """Layers, hidden, intermediate (of one expert), key_value, vocabulary, heads, experts that a token goes through (0: no
+    mixture); recurrent: float32 numbers of a token that a layer with a state keeps while it is computed, and state: numbers of
+    a row in all of them. Of layers that differ, the widest."""
 
     def first(*names: str, otherwise: int) -> int:
         value: Any = next((config[name] for name in names if config.get(name)), otherwise)
@@ -21,11 +27,21 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
 
     hidden = first("hidden_size", "n_embd", otherwise=1024)
     heads = first("num_attention_heads", "n_head", otherwise=1)
+    experts = first("num_experts_per_tok", otherwise=0)
+    one_expert = ("moe_intermediate_size",) if experts else ()
+    layers = first("num_hidden_layers", "n_layer", otherwise=24)
+    kinds = list(config.get("layer_types") or ())
+    values = first("linear_num_value_heads", otherwise=0) * first("linear_value_head_dim", otherwise=0)
+    inner = first("mamba_n_heads", otherwise=0) * first("mamba_d_state", otherwise=0)
+    state = values * first("linear_key_head_dim", otherwise=0) + inner * first("mamba_d_head", otherwise=0)
     return {
-        "layers": first("num_hidden_layers", "n_layer", otherwise=24),
+        "layers": layers,
         "hidden": hidden,
-        "intermediate": first("intermediate_size", "n_inner", otherwise=4 * hidden),
+        "intermediate": first(*one_expert, "intermediate_size", "n_inner", otherwise=4 * hidden),
         "key_value": first("head_dim", otherwise=hidden // heads) * first("num_key_value_heads", otherwise=heads),
         "vocabulary": first("vocab_size", otherwise=50_000),
         "heads": heads,
+        "experts": experts,
+        "recurrent": DELTA_RULE * values + STATE_SPACE * inner,
+        "state": state * sum(kind in ("linear_attention", "mamba") for kind in kinds or ["mamba"] * layers),
     }

@@ -33,7 +33,8 @@ def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple
 def sized(
     parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
 ) -> tuple[ModelSize, Method]:
-    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads."""
+    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads,
+    and what usual_widths tells besides."""
     method = pick_method(request, parameters, quantised=quantised)
     trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
     return ModelSize(parameters, trainable, **widths, tied=tied), method
@@ -63,7 +64,7 @@ def _of_decoder(spec: DecoderSpec) -> dict[str, int]:
 
 
 def _adapter(widths: Mapping[str, int], rank: int) -> int:
-    """LoRA parameters on every linear layer; the queries count as wide as the model."""
+    """LoRA parameters on every linear layer, of which experts have none; the queries count as wide as the model."""
     hidden, kv, inner = widths["hidden"], widths["key_value"], widths["intermediate"]
-    sides = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
+    sides = 2 * (hidden + hidden) + 2 * (hidden + kv) + (0 if widths.get("experts") else 3 * (hidden + inner))
     return rank * widths["layers"] * sides

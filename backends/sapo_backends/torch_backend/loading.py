@@ -18,7 +18,7 @@ from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import allocator, hardware, precisions, round_memory
 from sapo_backends.common.train_method import pick_method
-from sapo_backends.common.widths import language_part
+from sapo_backends.common.widths import language_part, usual_widths
 from sapo_backends.torch_backend import first_meeting
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
@@ -183,7 +183,8 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
     round_memory.require(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
-    from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel, read_module
+    from sapo_backends.torch_backend.fallback.reading import read_module
+    from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel
 
     # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
     module = read_module(folder, torch.float32 if method == "full" else place.compute)
@@ -241,5 +242,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     workers = Workers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
-    budget = round_memory.micro_batch(model.layout.size) if ours else round_memory.FALLBACK_MICRO_BATCH
+    budget = round_memory.micro_batch(model.layout.size)
+    if not ours:
+        shape = round_memory.ModelSize(model.layout.size, info.trainable, **usual_widths(language), tied=True)
+        budget = round_memory.fallback_micro_batch(shape, place.compute.itemsize)
     return TorchEngine(model, HfTokenizer(folder, request.thinking), info, folder, workers, budget)

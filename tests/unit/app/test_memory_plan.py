@@ -18,6 +18,7 @@ from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
+from sapo_backends.common.widths import DELTA_RULE
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
@@ -79,6 +80,27 @@ def test_what_transformers_generates_at_once_is_bounded_too() -> None:
     assert 2 * 2**30 < planned < 2.7 * 2**30
     one = round_memory.bytes_to_generate_by_transformers(pythia, RoundShape(1, 1, 256, 1024), 2)
     assert one == pytest.approx(2 * 24 * 2048 * 2 * 1280, rel=0.05)
+
+
+def test_a_micro_batch_of_transformers_is_smaller_where_its_layers_keep_more() -> None:
+    """Experts do. Of layers with a state only one keeps more than what goes in, so a Qwen3.5-0.8B, which used 7.4 GiB when
+    all did, needs no more than a plain model of its size."""
+    plain = ModelSize(752_000_000, 8_000_000, 24, 1024, 3584, 512, 248_320, heads=8)
+    linear = replace(plain, recurrent=DELTA_RULE * 2048, state=18 * 2048 * 128)
+    experts = replace(plain, layers=48, experts=8, intermediate=768)
+    assert round_memory.fallback_micro_batch(plain, 2) == round_memory.FALLBACK_MICRO_BATCH
+    assert round_memory.fallback_micro_batch(linear, 2) == round_memory.FALLBACK_MICRO_BATCH
+    assert round_memory.fallback_micro_batch(experts, 4) < round_memory.fallback_micro_batch(experts, 2) < 1024
+    shape = RoundShape(2, 8, 64, 96)
+    needed = [
+        round_memory.bytes_of_round(size, shape, compute_bytes=2, fallback=True) for size in (plain, linear, experts)
+    ]
+    assert needed[1] < needed[0] < needed[2] < 6 << 30
+    states = [
+        round_memory.bytes_to_generate_by_transformers(replace(linear, state=state), shape, 2)
+        for state in (0, linear.state)
+    ]
+    assert states[1] - states[0] == 16 * 4 * 18 * 2048 * 128
 
 
 def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:

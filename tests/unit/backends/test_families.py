@@ -12,7 +12,7 @@ from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import FAMILIES
 from sapo_backends.checkpoints.gguf.forms import FORMS, context_length, why_not_gguf
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
-from sapo_backends.common.widths import language_part, usual_widths
+from sapo_backends.common.widths import DELTA_RULE, STATE_SPACE, language_part, usual_widths
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -145,3 +145,15 @@ def test_gemma_3n_s_widths_are_read() -> None:
     text = {"hidden_size": 2048, "intermediate_size": [8192, 16384], "num_hidden_layers": 2, "num_attention_heads": 8}
     found = usual_widths(language_part({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}))
     assert (found["layers"], found["hidden"], found["intermediate"], found["key_value"]) == (2, 2048, 16384, 2048)
+    assert (found["experts"], found["recurrent"], found["state"]) == (0, 0, 0)
+
+
+def test_the_widths_of_experts_and_of_layers_with_a_state_are_read() -> None:
+    """They decide the memory of an update as much as hidden and intermediate do."""
+    experts = {"hidden_size": 64, "intermediate_size": 512, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    assert (usual_widths(experts)["experts"], usual_widths(experts)["intermediate"]) == (2, 32)
+    linear = {"linear_num_value_heads": 4, "linear_value_head_dim": 16, "linear_key_head_dim": 8}
+    found = usual_widths({**linear, "layer_types": ["linear_attention", "full_attention", "linear_attention"]})
+    assert (found["recurrent"], found["state"]) == (DELTA_RULE * 64, 2 * 64 * 8)
+    found = usual_widths({"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "num_hidden_layers": 3})
+    assert (found["recurrent"], found["state"]) == (STATE_SPACE * 32, 3 * 4 * 16 * 8)

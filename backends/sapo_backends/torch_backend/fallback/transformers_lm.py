@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sapo_backends.base import BackendError, BackendUnavailable, ModelNotFound, TokenIds
+from sapo_backends.base import BackendError, TokenIds
 from sapo_backends.checkpoints.families import LANGUAGE_PARTS
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.widths import usual_widths
-from sapo_backends.packages import install
 from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
 from sapo_backends.torch_backend.fallback.padding import padded_left, padded_right
+from sapo_backends.torch_backend.fallback.recompute import recompute_layers
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, move
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -39,34 +39,6 @@ class Bound:
 
     parameters: Mapping[str, Tensor]
     adapter: LoraWeights | None
-
-
-def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable, ModelNotFound."""
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise BackendUnavailable("This architecture needs transformers.", install("transformers", "peft")) from error
-    try:
-        module: nn.Module
-        module, told = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        said = next(iter(str(error).splitlines()), "")  # further lines list every class that it knows
-        if said.startswith("Unrecognized configuration class"):
-            said = "it has no causal language model for that architecture. Choose a model that only writes text."
-        raise ModelNotFound(f"transformers cannot load {folder}: {said[:400]}") from error
-    if missing := told["missing_keys"]:  # transformers gave them random values
-        raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
-    if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
-        raise BackendError(f"{folder.name} has quantised weights. Choose the same model before it was quantised.")
-    return module
 
 
 class TransformersModel:
@@ -87,6 +59,8 @@ class TransformersModel:
         self._adapter: LoraWeights | None = None
         self._shares = may_share_prompts(module.config)
         known = inspect.signature(module.forward).parameters
+        if _widths(module)["recurrent"]:
+            recompute_layers(module, self._remembered)
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
         self.head = UnembeddingTap(module)
@@ -104,8 +78,7 @@ class TransformersModel:
     @property
     def token_bytes(self) -> int:
         """See Model.token_bytes; by the usual names of the config, as if every layer kept keys and values."""
-        config: Any = self.module.config
-        widths = usual_widths(config.get_text_config().to_dict())
+        widths = _widths(self.module)
         return 2 * widths["layers"] * widths["key_value"] * self.compute.itemsize
 
     @property
@@ -144,6 +117,19 @@ class TransformersModel:
             return output if self._adapter is None else output + self._adapter.delta(name, inputs[0])
 
         return add
+
+    def _remembered(self) -> AbstractContextManager[None]:
+        adapter = self._adapter
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            self._adapter = adapter
+            try:
+                yield
+            finally:
+                self._adapter = None
+
+        return again()
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
         """See Model.weights."""
@@ -285,6 +271,11 @@ class TransformersSession:
             cache=self._cache,
             use_cache=True,
         ).logits[:, -1]
+
+
+def _widths(module: nn.Module) -> dict[str, int]:
+    config: Any = module.config
+    return usual_widths(config.get_text_config().to_dict())
 
 
 def _in_full(logits: Tensor, targets: Tensor) -> TokenLogprobs:
