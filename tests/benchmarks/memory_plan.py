@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.shapes import Shape, write_folder, write_foreign_folder
+from tests.benchmarks.shapes import FOREIGN, Shape, write_folder, write_foreign_folder
 
 SHAPES = {
     "5M": Shape(1024, 256, 784, 6, 4, 2),
@@ -37,71 +37,6 @@ SHAPES = {
     "1.5B": Shape(151936, 1536, 8960, 28, 12, 2),
     "4B": Shape(151936, 2560, 9728, 36, 32, 8),
 }
-FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
-    "LFM2-350M": (
-        "Lfm2ForCausalLM",
-        {
-            "vocab_size": 65_536,
-            "hidden_size": 1024,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "block_ff_dim": 6656,
-            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        },
-    ),
-    "Qwen3.5-0.8B": (
-        "Qwen3_5ForCausalLM",
-        {
-            "vocab_size": 248_320,
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "linear_num_value_heads": 16,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Granite-MoE-1B": (
-        "GraniteMoeForCausalLM",
-        {
-            "vocab_size": 49_155,
-            "hidden_size": 1024,
-            "intermediate_size": 512,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 8,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Granite-4.0-H-350M": (
-        "GraniteMoeHybridForCausalLM",
-        {
-            "vocab_size": 100_352,
-            "hidden_size": 768,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": 2048,
-            "intermediate_size": 2048,
-            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
-            "mamba_n_heads": 48,
-            "mamba_d_head": 32,
-            "mamba_d_state": 128,
-            "mamba_n_groups": 1,
-            "mamba_expand": 2,
-            "tie_word_embeddings": True,
-        },
-    ),
-}
-"""Shapes that transformers alone computes here -> its class and settings, as remembered of the published models: convolutions,
-linear attention, a mixture of experts, Mamba 2."""
 NAMES = [*SHAPES, *FOREIGN]
 ROUNDS = {96: (2, 8), 1024: (1, 4), 4096: (1, 4)}
 """New tokens -> groups and completions of each."""

@@ -146,6 +146,73 @@ def write_folder(
     return sizes(shape, architecture)
 
 
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "LFM2-350M": (
+        "Lfm2ForCausalLM",
+        {
+            "vocab_size": 65_536,
+            "hidden_size": 1024,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "block_ff_dim": 6656,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        },
+    ),
+    "Qwen3.5-0.8B": (
+        "Qwen3_5ForCausalLM",
+        {
+            "vocab_size": 248_320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_value_heads": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Granite-MoE-1B": (
+        "GraniteMoeForCausalLM",
+        {
+            "vocab_size": 49_155,
+            "hidden_size": 1024,
+            "intermediate_size": 512,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Granite-4.0-H-350M": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "vocab_size": 100_352,
+            "hidden_size": 768,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 2048,
+            "intermediate_size": 2048,
+            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_d_state": 128,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Shapes that transformers alone computes here -> its class and settings, as remembered of the published models: convolutions,
+linear attention, a mixture of experts, Mamba 2."""
+
+
 def write_foreign_folder(folder: Path, architecture: str, settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The same for a class of transformers and its settings, which knows the names and shapes of its tensors."""
     import torch
