@@ -18,7 +18,7 @@ SPARE = 0.9
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too. heads: of
-    queries. experts, recurrent, state: see usual_widths; with experts intermediate is of one."""
+    queries. experts, idle, recurrent, state: see usual_widths; with experts intermediate is of one."""
 
     parameters: int
     trainable: int
@@ -30,13 +30,14 @@ class ModelSize:
     tied: bool = True
     heads: int = 0
     experts: int = 0
+    idle: int = 0
     recurrent: int = 0
     state: int = 0
 
     @property
     def multiplied(self) -> int:
-        """Weights that every token is multiplied with: all but an embedding that is only looked up."""
-        return self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
+        """Weights that every token is multiplied with: all but an embedding that is only looked up, and idle experts."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.hidden) - self.idle
 
 
 FOUR_BIT_BYTES = 0.5625

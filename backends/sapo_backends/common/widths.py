@@ -18,8 +18,8 @@ def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """Layers, hidden, intermediate (of one expert), key_value, vocabulary, heads, experts that a token goes through (0: no
-    mixture); recurrent: float32 numbers of a token that a layer with a state keeps while it is computed, and state: numbers of
-    a row in all of them. Of layers that differ, the widest."""
+    mixture), idle, the weights of the experts that it does not; recurrent, float32 numbers of a token that a layer with a state
+    keeps while it is computed, and state, numbers of a row in all of these. Of layers that differ, the widest."""
 
     def first(*names: str, otherwise: int) -> int:
         value: Any = next((config[name] for name in names if config.get(name)), otherwise)
@@ -29,7 +29,9 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     heads = first("num_attention_heads", "n_head", otherwise=1)
     experts = first("num_experts_per_tok", otherwise=0)
     one_expert = ("moe_intermediate_size",) if experts else ()
+    others = first("num_local_experts", "num_experts", "n_routed_experts", otherwise=experts) - experts
     layers = first("num_hidden_layers", "n_layer", otherwise=24)
+    intermediate = first(*one_expert, "intermediate_size", "n_inner", otherwise=4 * hidden)
     kinds = list(config.get("layer_types") or ())
     values = first("linear_num_value_heads", otherwise=0) * first("linear_value_head_dim", otherwise=0)
     inner = first("mamba_n_heads", otherwise=0) * first("mamba_d_state", otherwise=0)
@@ -37,11 +39,12 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     return {
         "layers": layers,
         "hidden": hidden,
-        "intermediate": first(*one_expert, "intermediate_size", "n_inner", otherwise=4 * hidden),
+        "intermediate": intermediate,
         "key_value": first("head_dim", otherwise=hidden // heads) * first("num_key_value_heads", otherwise=heads),
         "vocabulary": first("vocab_size", otherwise=50_000),
         "heads": heads,
         "experts": experts,
+        "idle": layers * max(others, 0) * 3 * hidden * intermediate if experts else 0,
         "recurrent": DELTA_RULE * values + STATE_SPACE * inner,
         "state": state * sum(kind in ("linear_attention", "mamba") for kind in kinds or ["mamba"] * layers),
     }

@@ -14,12 +14,16 @@ from sapo_backends.measure.machine_limits import Limits, most_generated, most_tr
 PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
 """Shares of the limit that generation of a full batch and the update reach. Where a matrix unit multiplies (AMX, a GPU), it
 waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
+FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
+"""Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
 PROMPT = 64
 """Tokens of a question, read once for its group in generation and once in the update."""
 
 
-def round_seconds(size: ModelSize, workload: Workload, limits: Limits, precision: str, group_size: int) -> float | None:
-    """Seconds of a round; None where the limits are not known."""
+def round_seconds(
+    size: ModelSize, workload: Workload, limits: Limits, precision: str, group_size: int, *, fallback: bool = False
+) -> float | None:
+    """Seconds of a round; None where the limits are not known. fallback: transformers computes it."""
     generated = most_generated(size, workload.rows, limits, precision)
     trained = most_trained(size, limits, precision)
     if generated <= 0 or trained <= 0:
@@ -28,7 +32,9 @@ def round_seconds(size: ModelSize, workload: Workload, limits: Limits, precision
     tokens, prompts = workload.rows * workload.new_tokens, workload.rows / group_size * PROMPT
     read = prompts / (3 * trained)  # a forward pass alone
     seconds = tokens / (generating * generated) + read / training
-    return seconds + (tokens + prompts) / (training * trained) if workload.trains else seconds
+    if workload.trains:
+        seconds += (tokens + prompts) / (training * trained)
+    return seconds * FALLBACK.get(precision, 1.0) if fallback else seconds
 
 
 def _shares(size: ModelSize, limits: Limits, precision: str) -> tuple[float, float]:

@@ -170,6 +170,8 @@ def test_an_estimate_grows_with_the_model_and_the_round() -> None:
         slower = estimate.round_seconds(size, work, LIMITS, kind, 8)
         assert slower is not None
         assert slower > first
+    slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8, fallback=True)
+    assert slower == pytest.approx(1.8 * first)
     assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
 
 

@@ -151,7 +151,8 @@ def test_gemma_3n_s_widths_are_read() -> None:
 def test_the_widths_of_experts_and_of_layers_with_a_state_are_read() -> None:
     """They decide the memory of an update as much as hidden and intermediate do."""
     experts = {"hidden_size": 64, "intermediate_size": 512, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
-    assert (usual_widths(experts)["experts"], usual_widths(experts)["intermediate"]) == (2, 32)
+    found = usual_widths({**experts, "num_experts": 8, "num_hidden_layers": 3})
+    assert (found["experts"], found["intermediate"], found["idle"]) == (2, 32, 3 * 6 * 3 * 64 * 32)
     linear = {"linear_num_value_heads": 4, "linear_value_head_dim": 16, "linear_key_head_dim": 8}
     found = usual_widths({**linear, "layer_types": ["linear_attention", "full_attention", "linear_attention"]})
     assert (found["recurrent"], found["state"]) == (DELTA_RULE * 64, 2 * 64 * 8)

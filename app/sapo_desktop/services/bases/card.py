@@ -115,7 +115,7 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     plan = memory_plan.plan(config, size=found.size, fallback=bool(found.slow)) if found.size else None
     if took := speed.rounds(home, config):
         return replace(found, plan=plan, seconds=median(took), measured=True, rounds=len(took))
-    seconds, measured = _seconds(home, config, found.size, measure)
+    seconds, measured = _seconds(home, config, found, measure)
     return replace(found, plan=plan, seconds=seconds, measured=measured)
 
 
@@ -202,12 +202,12 @@ def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
 
 
-def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: bool) -> tuple[float | None, bool]:
+def _seconds(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[float | None, bool]:
     """Of a round, and whether that was measured."""
     try:
         if (best := speed.chosen(home, config)) is not None:
             return best.seconds, True
-        if size is None or not measure or "torch" not in engines.choose_trainer(config):
+        if (size := found.size) is None or not measure or "torch" not in engines.choose_trainer(config):
             return None, False
     except BackendError:
         return None, False
@@ -217,7 +217,8 @@ def _seconds(home: Home, config: RunConfig, size: ModelSize | None, measure: boo
     kind = precisions.computes_in(config.precision)
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
-    return estimate.round_seconds(size, workload, limits, kind, config.group_size), False
+    fallback = bool(found.slow)
+    return estimate.round_seconds(size, workload, limits, kind, config.group_size, fallback=fallback), False
 
 
 def lines(card: Card) -> list[str]:
