@@ -59,7 +59,8 @@ class TransformersModel:
         self._adapter: LoraWeights | None = None
         self._shares = may_share_prompts(module.config)
         known = inspect.signature(module.forward).parameters
-        if _widths(module)["recurrent"]:
+        self._has_state = bool(_widths(module)["recurrent"])
+        if self._has_state:
             recompute_layers(module, self._remembered)
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
@@ -156,6 +157,8 @@ class TransformersModel:
         if "cache" in inputs:
             inputs[self._cache_name] = inputs.pop("cache")
         self._adapter = bound.adapter
+        if self._has_state:  # decays make numbers near 1e-40, products of which take a hundred times as long; of this thread
+            torch.set_flush_denormal(True)
         try:
             return functional_call(self.module, dict(bound.parameters), (), inputs)
         finally:

@@ -48,11 +48,10 @@ class UnembeddingTap:
     def _before(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if not self._mode:
             return None
-        # Contiguous, or the product would be made of a copy of the unembedding for each row.
         if self._mode == "last":
-            return (inputs[0][:, -1:].contiguous(),)
+            return (_apart(inputs[0][:, -1:]),)
         self._states.append(inputs[0])
-        return (inputs[0][:1, -1:].detach().contiguous(),)
+        return (_apart(inputs[0][:1, -1:].detach()),)
 
     @contextmanager
     def _in_mode(self, mode: str) -> Iterator[None]:
@@ -112,3 +111,9 @@ class UnembeddingTap:
             "This architecture does something to its output that is not known here, so training it would be wrong. "
             "Choose another model."
         )
+
+
+def _apart(few: Tensor) -> Tensor:
+    """Rows in memory of their own: of a part of a larger tensor the product would be made with a transposed copy of the whole
+    unembedding, seconds of a large vocabulary. contiguous() leaves such a part as it is where it is a single row."""
+    return few.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,98 @@
+"""What an update costs of models that transformers computes: products, memory of layers with a state, tiny numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.support.families import TINY
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
+
+from sapo_backends.torch_backend.fallback import transformers_lm  # noqa: E402
+from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
+from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
+
+CPU = torch.device("cpu")
+WIDTHS = {"vocab_size": 37, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+WIDTHS |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("trained", ["all", "adapter"])
+def test_layers_with_a_state_keep_what_goes_in_and_give_the_same_gradient(
+    family: str, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer is computed again in the backward pass, with the weights and the adapter of the forward pass."""
+    config = transformers.AutoConfig.for_model(
+        family, **WIDTHS, **TINY[family] | {"layer_types": 2 * TINY[family]["layer_types"]}
+    )
+    pairs = [((3, 5, 7) * 4, tuple((3 * row + i) % 37 for i in range(12))) for row in range(3)]
+    torch.manual_seed(0)
+    module, found = transformers.AutoModelForCausalLM.from_config(config), list[tuple[int, Any]]()
+    for again in (True, False):
+        if not again:
+            monkeypatch.setattr(transformers_lm, "recompute_layers", lambda *_: None)
+        model = TransformersModel(copy.deepcopy(module), CPU, torch.float32)
+        layout, generator = model.layout, torch.Generator().manual_seed(0)
+        leaf = model.base.clone()
+        if trained == "adapter":
+            model.adapter_layout = layout = model.lora_layout(4)
+            model.rank, model.alpha = 4, 8.0
+            leaf = torch.randn(layout.size, generator=generator) * 0.1
+        leaf.requires_grad_()
+        kept = dict[int, int]()
+
+        def note(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            packed = pack(pairs, [0, 1, 2], CPU)
+            logprobs = model.token_logprobs(packed, model.weights(layout.views(leaf)), 1.0).logprobs
+        found.append((sum(kept.values()) - leaf.nbytes, torch.autograd.grad(logprobs.sum(), leaf)[0]))
+    (few, gradient), (many, expected) = found
+    torch.testing.assert_close(gradient, expected)
+    assert 3 * few < many
+
+
+class _Products(TorchDispatchMode):
+    """Notes the shapes of the factors of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = set[tuple[int, ...]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.bmm.default, torch.ops.aten.mm.default):
+            self.shapes.update(tuple(tensor.shape) for tensor in args[:2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_unembedding_is_never_copied_for_a_product(rows: int) -> None:
+    """As a batch of one it would be: a transposed copy of 500 MB for each micro-batch of a Qwen3.5-0.8B."""
+    config = transformers.AutoConfig.for_model("mixtral", **WIDTHS, **TINY["mixtral"])
+    model = TransformersModel(transformers.AutoModelForCausalLM.from_config(config), CPU, torch.float32)
+    pairs, seen = [((3, 5, 7), (row, 2, 3)) for row in range(rows)], _Products()
+    owner = torch.zeros(rows, dtype=torch.int64)
+    with seen:
+        model.token_logprobs(pack(pairs, list(range(rows)), CPU), model.weights(None), 1.0)
+        model.session([(3, 5, 7)], owner, 2, model.weights(None)).step(owner)
+    assert {shape for shape in seen.shapes if WIDTHS["vocab_size"] in shape} == {(64, 37)}
+
+
+def test_numbers_too_small_to_be_normal_are_zero_where_layers_decay() -> None:
+    """Products with them take a hundred times as long."""
+    config = transformers.AutoConfig.for_model("qwen3_5_text", **WIDTHS, **TINY["qwen3_5_text"] | {"layer_types": None})
+    model = TransformersModel(transformers.AutoModelForCausalLM.from_config(config), CPU, torch.float32)
+    assert torch.set_flush_denormal(False), "this processor can"
+    try:
+        model.token_logprobs(pack([((3, 5), (7, 2))], [0], CPU), model.weights(None), 1.0)
+        assert float(torch.tensor([1e-39]) * 1.0) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
