@@ -19,6 +19,7 @@ from sapo_backends.base import BackendError, Engine, LoadRequest, ModelNotFound,
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")
 
+from sapo_backends.common import allocator  # noqa: E402
 from sapo_backends.measure.sizing import model_size  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.fallback.reading import read_module  # noqa: E402
 
@@ -206,3 +207,12 @@ def test_a_model_that_transformers_reads_no_language_model_of_is_refused_in_a_se
     with pytest.raises(ModelNotFound, match=r"model: it has no causal language model .* Choose a model") as refused:
         opened("torch", folder)
     assert len(str(refused.value)) < 300
+
+
+def test_what_transformers_frees_goes_back_to_the_system(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept, what a micro-batch leaves behind fits nothing that comes later: twice the memory in float32."""
+    seen = list[int]()
+    monkeypatch.setattr(allocator, "keep_freed", lambda: pytest.fail("it is kept"))
+    monkeypatch.setattr(allocator, "return_freed", seen.append)
+    opened("torch", model_folder("gpt2")).close()
+    assert seen == [allocator.ACTIVATIONS]

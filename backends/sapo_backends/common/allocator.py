@@ -19,6 +19,9 @@ LARGEST_THRESHOLD = 32 << 20
 """The most that glibc accepts on 64-bit systems."""
 PASSING = 32 << 10
 """Bytes of a block that is likely to be gone soon: a page of history, a frame of the screen."""
+ACTIVATIONS = 1 << 20
+"""Bytes of what a model's layer keeps of a micro-batch. Of different widths, they leave holes that fit nothing else: kept, they
+made an update by transformers need up to twice the memory, and no faster."""
 RETURN_EVERY_S = 60.0
 """Between two trims of a process that lives for weeks. Each takes an engine 0.16 s: 0.13 of starter-1m's 0.61 GB go back, and
 rounds of 16 x 8 take as long as before. A dashboard 0.03 s: cycles that wait for longer lie between what stays."""
@@ -38,10 +41,10 @@ def keep_freed() -> bool:
     )
 
 
-def return_freed() -> bool:
-    """For a process without an engine: blocks from PASSING on go back to the system at once, and threads that begin
-    later share the arenas that there are. True if the allocator took the settings."""
-    return _set((M_MMAP_THRESHOLD, PASSING), (M_ARENA_MAX, 1))
+def return_freed(above: int = PASSING) -> bool:
+    """For a process without an engine, and for transformers: blocks from so many bytes on go back to the system at once, and
+    threads that begin later share the arenas that there are. True if the allocator took the settings."""
+    return _set((M_MMAP_THRESHOLD, above), (M_ARENA_MAX, 1))
 
 
 def trim() -> None:

@@ -253,7 +253,7 @@ def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int) -> int:
     a state they keep what goes in, and one at a time the rest."""
     wide = (4 if size.trainable >= size.parameters else 3) * size.intermediate
     inner = size.experts * (2 * size.hidden + wide) if size.experts else wide
-    layer = compute_bytes * (20 * size.hidden + inner)
+    layer = compute_bytes * (16 * size.hidden + inner)
     if size.recurrent:
         return size.layers * compute_bytes * size.hidden + layer + 4 * size.recurrent
     return size.layers * layer

@@ -213,9 +213,12 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     config = read_json(folder / "config.json")
     place = pick_place(request)
     device = place.device
-    allocator.keep_freed()
     reason = why_transformers(config)
     ours = not reason
+    if ours:
+        allocator.keep_freed()
+    else:
+        allocator.return_freed(allocator.ACTIVATIONS)
     if reason and place.four_bit:
         raise BackendUnavailable(f"Only the own decoder has weights in 4 bits ({reason}).", "use --precision auto")
     model = (
