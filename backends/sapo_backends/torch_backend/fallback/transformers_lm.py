@@ -157,7 +157,7 @@ class TransformersModel:
         if "cache" in inputs:
             inputs[self._cache_name] = inputs.pop("cache")
         self._adapter = bound.adapter
-        if self._has_state:  # decays make numbers near 1e-40, products of which take a hundred times as long; of this thread
+        if self._has_state:  # decays make numbers near 1e-40, and products of these take a hundred times as long
             torch.set_flush_denormal(True)
         try:
             return functional_call(self.module, dict(bound.parameters), (), inputs)
