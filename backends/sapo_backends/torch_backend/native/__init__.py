@@ -1,1 +1,1 @@
-"""Small float32 models on a processor, with kernels in C between the matrix products: decoding and updates."""
+"""Kernels in C: a small float32 model's decoding and updates, and any model's log-probabilities over its vocabulary."""
