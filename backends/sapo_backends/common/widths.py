@@ -32,10 +32,12 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     others = first("num_local_experts", "num_experts", "n_routed_experts", otherwise=experts) - experts
     layers = first("num_hidden_layers", "n_layer", otherwise=24)
     intermediate = first(*one_expert, "intermediate_size", "n_inner", otherwise=4 * hidden)
-    kinds = list(config.get("layer_types") or ())
+    kinds = list(config.get("layer_types") or config.get("layers_block_type") or ())
     values = first("linear_num_value_heads", otherwise=0) * first("linear_value_head_dim", otherwise=0)
-    inner = first("mamba_n_heads", otherwise=0) * first("mamba_d_state", otherwise=0)
-    state = values * first("linear_key_head_dim", otherwise=0) + inner * first("mamba_d_head", otherwise=0)
+    heads_of_mamba = first("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", otherwise=0)
+    inner = heads_of_mamba * first("mamba_d_state", "ssm_state_size", otherwise=0)
+    head = first("mamba_d_head", "mamba_head_dim", "mamba_headdim", otherwise=0)
+    state = values * first("linear_key_head_dim", otherwise=0) + inner * head
     return {
         "layers": layers,
         "hidden": hidden,
