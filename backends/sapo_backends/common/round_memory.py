@@ -242,7 +242,8 @@ def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, comput
 def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
     """Activations of one micro-batch, as autograd keeps them, and a chunk of its logits; one worker."""
     length = shape.prompt + shape.new_tokens
-    tokens = min(max(fallback_micro_batch(size, compute_bytes), length), shape.rows * length)
+    budget, everything = fallback_micro_batch(size, compute_bytes), shape.rows * length
+    tokens = max(length, min(budget, 11 * everything // (10 * -(-everything // budget))))
     saved = bytes_of_token_by_transformers(size, compute_bytes)
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary)
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
