@@ -16,6 +16,9 @@ PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
 waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
+STATE_PASSES = 10, 2
+"""How often a token in generation goes through the state of a row, and an update over what a layer with a state makes of a
+token, at the rate at which memory is read; beside the products."""
 PROMPT = 64
 """Tokens of a question, read once for its group in generation and once in the update."""
 
@@ -34,7 +37,16 @@ def round_seconds(
     seconds = tokens / (generating * generated) + read / training
     if workload.trains:
         seconds += (tokens + prompts) / (training * trained)
-    return seconds * FALLBACK.get(precision, 1.0) if fallback else seconds
+    return seconds * FALLBACK.get(precision, 1.0) + _of_states(size, workload, limits) if fallback else seconds
+
+
+def _of_states(size: ModelSize, workload: Workload, limits: Limits) -> float:
+    """Seconds of layers with a state, of whose rows each has its own prompt in an update."""
+    generating, training = STATE_PASSES
+    numbers = generating * size.state * workload.rows * workload.new_tokens
+    if workload.trains:
+        numbers += training * size.layers * size.recurrent * workload.rows * (PROMPT + workload.new_tokens)
+    return 4 * numbers / limits.read
 
 
 def _shares(size: ModelSize, limits: Limits, precision: str) -> tuple[float, float]:

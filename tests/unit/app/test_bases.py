@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -172,6 +173,11 @@ def test_an_estimate_grows_with_the_model_and_the_round() -> None:
         assert slower > first
     slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8, fallback=True)
     assert slower == pytest.approx(1.8 * first)
+    assert slower is not None
+    states = replace(small, state=4_700_000, recurrent=164_000)
+    with_states = estimate.round_seconds(states, round_, LIMITS, "bfloat16", 8, fallback=True)
+    assert with_states is not None
+    assert with_states > slower + 64 * 96 * 10 * 4 * 4_700_000 / LIMITS.read
     assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
 
 
