@@ -215,7 +215,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     device = place.device
     reason = why_transformers(config)
     ours = not reason
-    if ours:
+    language = language_part(language_config(config))
+    if ours or usual_widths(language)["recurrent"]:  # what each step makes of a state is large: it would be paged in anew
         allocator.keep_freed()
     else:
         allocator.return_freed(allocator.ACTIVATIONS)
@@ -225,7 +226,6 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         _load_decoder(folder, config, request, place, progress) if ours else _load_transformers(folder, request, place)
     )
     method = _make_trainable(model, request)
-    language = language_part(language_config(config))
     info = EngineInfo(
         backend="torch",
         model=request.model,
