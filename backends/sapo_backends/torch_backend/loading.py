@@ -216,7 +216,8 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     reason = why_transformers(config)
     ours = not reason
     language = language_part(language_config(config))
-    if ours or usual_widths(language)["recurrent"]:  # what each step makes of a state is large: it would be paged in anew
+    # What each step makes of a state is large, and would be paged in anew.
+    if ours or usual_widths(language)["recurrent"]:
         allocator.keep_freed()
     else:
         allocator.return_freed(allocator.ACTIVATIONS)
