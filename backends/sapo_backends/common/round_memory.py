@@ -244,6 +244,8 @@ def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compu
     length = shape.prompt + shape.new_tokens
     budget, everything = fallback_micro_batch(size, compute_bytes), shape.rows * length
     tokens = max(length, min(budget, 11 * everything // (10 * -(-everything // budget))))
+    if size.recurrent:  # rows that each have their own prompt
+        tokens = tokens // length * length
     saved = bytes_of_token_by_transformers(size, compute_bytes)
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary)
     return tokens * saved + logits + 4 * size.trainable * min(workers, 1)

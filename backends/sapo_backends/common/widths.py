@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DELTA_RULE, STATE_SPACE = 80, 192
+DELTA_RULE, STATE_SPACE = 80, 208
 """Float32 numbers that one layer keeps of a token for each value of linear attention, and for each number of Mamba 2's heads
 times state: what transformers computes without kernels; fitted (docs/benchmarks/memory.md)."""
 
