@@ -97,6 +97,15 @@ TINY: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "mamba_chunk_size": 32,
     },
+    "granitemoehybrid-dense": {
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_expand": 2,
+    },
     "falcon_h1": {
         "mamba_d_ssm": 64,
         "mamba_n_heads": 4,
@@ -170,6 +179,7 @@ ROWS = (
     _other("lfm2", "LFM2 (convolutions)", "Lfm2ForCausalLM"),
     _other("qwen3_5_text", "Qwen3.5 (linear attention)", "Qwen3_5ForCausalLM"),
     _other("granitemoehybrid", "Granite 4.0 H (Mamba 2)", "GraniteMoeHybridForCausalLM"),
+    _other("granitemoehybrid-dense", "Granite 4.0 without H", "GraniteMoeHybridForCausalLM"),
     _other("falcon_h1", "Falcon-H1 (Mamba 2 beside attention)", "FalconH1ForCausalLM"),
 )
 

@@ -38,6 +38,7 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     inner = heads_of_mamba * first("mamba_d_state", "ssm_state_size", otherwise=0)
     head = first("mamba_d_head", "mamba_head_dim", "mamba_headdim", otherwise=0)
     state = values * first("linear_key_head_dim", otherwise=0) + inner * head
+    with_state = sum(kind in ("linear_attention", "mamba") for kind in kinds) if kinds else layers
     return {
         "layers": layers,
         "hidden": hidden,
@@ -47,6 +48,6 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
         "heads": heads,
         "experts": experts,
         "idle": layers * max(others, 0) * 3 * hidden * intermediate if experts else 0,
-        "recurrent": DELTA_RULE * values + STATE_SPACE * inner,
-        "state": state * sum(kind in ("linear_attention", "mamba") for kind in kinds or ["mamba"] * layers),
+        "recurrent": DELTA_RULE * values + STATE_SPACE * inner if with_state else 0,
+        "state": state * with_state,
     }

@@ -158,6 +158,8 @@ def test_the_widths_of_experts_and_of_layers_with_a_state_are_read() -> None:
     assert (found["recurrent"], found["state"]) == (DELTA_RULE * 64, 2 * 64 * 8)
     found = usual_widths({"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "num_hidden_layers": 3})
     assert (found["recurrent"], found["state"]) == (STATE_SPACE * 32, 3 * 4 * 16 * 8)
+    granite = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "layer_types": ["attention", "attention"]}
+    assert (usual_widths(granite)["recurrent"], usual_widths(granite)["state"]) == (0, 0), "Granite 4.0 without H"
     nemotron = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8}
     found = usual_widths({**nemotron, "layers_block_type": ["mamba", "moe", "attention"]})
     assert (found["recurrent"], found["state"]) == (STATE_SPACE * 32, 4 * 16 * 8)

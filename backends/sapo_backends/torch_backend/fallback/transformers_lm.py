@@ -60,7 +60,9 @@ class TransformersModel:
         self._shares = may_share_prompts(module.config)
         known = inspect.signature(module.forward).parameters
         self._has_state = bool(_widths(module)["recurrent"])
-        if self._has_state:
+        if (
+            self._has_state and not self._shares
+        ):  # computed again, a layer would see a shared prompt's cache as it is by then
             recompute_layers(module, self._remembered)
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
