@@ -18,7 +18,7 @@ FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
 STATE_PASSES = 10, 2
 """How often a token in generation goes through the state of a row, and an update over what a layer with a state makes of a
-token, at the rate at which memory is read; beside the products."""
+token, at the rate at which memory is read; beside the products. From two rows of docs/benchmarks/memory.md."""
 PROMPT = 64
 """Tokens of a question, read once for its group in generation and once in the update."""
 

@@ -26,6 +26,7 @@ from sapo_backends.torch_backend.model import four_bit_parts
 from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
 from sapo_backends.torch_backend.model.lora import initialise, lora_layout
 from sapo_backends.torch_backend.native.compiler import is_there
+from sapo_backends.torch_backend.native.library import kernels
 from sapo_backends.torch_backend.ops import four_bit
 from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import Workers, free_memory
@@ -162,8 +163,6 @@ def _load_decoder(
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     _require(spec, layout.size, trainable, place)
-    if progress is not None and place.device.type == "cpu" and not is_there():
-        progress(0.05, "compiling for this processor, once")
     first_meeting.ensure(place.device, place.compute)
     stored = torch.float32 if method == "full" else place.compute
     quantised = four_bit_parts.reserve(layout, place.compute, place.device) if place.four_bit else {}
@@ -221,6 +220,10 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         allocator.keep_freed()
     else:
         allocator.return_freed(allocator.ACTIVATIONS)
+    if device.type == "cpu":
+        if progress is not None and not is_there():
+            progress(0.05, "compiling for this processor, once")
+        kernels()
     if reason and place.four_bit:
         raise BackendUnavailable(f"Only the own decoder has weights in 4 bits ({reason}).", "use --precision auto")
     model = (

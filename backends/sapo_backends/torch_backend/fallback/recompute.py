@@ -1,7 +1,7 @@
 """Layers that keep for the backward pass only what goes into them, and compute the rest again when it is needed.
 
 Linear attention and state-space layers are computed by transformers step by step where there are no kernels for them, and
-autograd keeps each step: up to 0.3 MB a token in each layer (docs/benchmarks/memory.md).
+autograd keeps each step: 0.2 to 0.5 MB a token in each layer (docs/benchmarks/memory.md).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class _Chunks:
         # Elsewhere a block costs launches of kernels, and there is no such cache to stay in.
         self.rows = max(1, min(BLOCK_ELEMENTS // head.shape[0], rows)) if head.device.type == "cpu" else rows
         wide = torch.promote_types(head.dtype, torch.float32)
-        self._logits, self._scratch = (head.new_empty(self.rows, head.shape[0], dtype=wide) for _ in range(2))
+        self._logits = head.new_empty(self.rows, head.shape[0], dtype=wide)
 
     def logprobs(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None, keep: list[Tensor] | None = None
@@ -52,9 +52,9 @@ class _Chunks:
         those gradients. keep: takes the probabilities."""
         if self._kernels is not None and keep is None:
             return self._kernels.chosen_logprobs(self._outputs(hidden), self._temperature, targets, weights)
-        chosen, entropy = [], []
+        chosen, entropy, scratch = [], [], torch.empty_like(self._logits)
         for (place, logits), some in zip(self._blocks(hidden), self.split(targets), strict=True):
-            probabilities = self._scratch[: len(logits)] if keep is None else torch.empty_like(logits)
+            probabilities = scratch[: len(logits)] if keep is None else torch.empty_like(logits)
             torch.softmax(logits, dim=-1, out=probabilities)
             # The largest probability is never too small to take its logarithm.
             total = logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
@@ -63,7 +63,7 @@ class _Chunks:
             if keep is not None:
                 keep.append(probabilities)
             if weights is not None:
-                _grad_logits(probabilities, some, weights[: len(some)], place, self._slope(logits))
+                _grad_logits(probabilities, some, weights[: len(some)], place, self._derivative(logits))
                 weights = weights[len(some) :]
         return torch.cat(chosen), torch.cat(entropy)
 
@@ -75,8 +75,8 @@ class _Chunks:
         for (place, logits), some, given in zip(
             self._blocks(hidden), self.split(targets), self.split(weights), strict=True
         ):
-            slope = self._slope(logits)
-            _grad_logits(torch.softmax(logits, dim=-1, out=logits), some, given, place, slope)
+            derivative = self._derivative(logits)
+            _grad_logits(torch.softmax(logits, dim=-1, out=logits), some, given, place, derivative)
         return self.memory(hidden)
 
     def gradients_of(self, probabilities: Iterator[Tensor], targets: Tensor, weights: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class _Chunks:
             logits = softcapped(self._logits[: len(place)].copy_(place), self._softcap)
             yield place, logits if self._temperature == 1.0 else logits.div_(self._temperature)
 
-    def _slope(self, logits: Tensor) -> Tensor | None:
+    def _derivative(self, logits: Tensor) -> Tensor | None:
         """d logits / d what the unembedding gave (rows, V), before division by the temperature; None where it is 1."""
         if self._softcap == 0.0:
             return None
@@ -160,12 +160,12 @@ class _ChosenLogprobs(torch.autograd.Function):
 
 
 def _grad_logits(
-    probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor, slope: Tensor | None = None
+    probabilities: Tensor, target: Tensor, weight: Tensor, out: Tensor, derivative: Tensor | None = None
 ) -> None:
-    """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V); times slope, if any."""
-    if slope is not None:
+    """weight (rows,) times d logprob / d logits = onehot - p, rounded once into out (rows, V); times derivative, if any."""
+    if derivative is not None:
         exact = (probabilities * -weight[:, None]).scatter_add_(1, target[:, None], weight[:, None])
-        out.copy_(exact.mul_(slope))
+        out.copy_(exact.mul_(derivative))
         return
     torch.mul(probabilities, -weight[:, None], out=out)
     out.scatter_add_(1, target[:, None], weight[:, None].to(out.dtype))
