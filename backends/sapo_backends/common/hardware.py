@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +76,14 @@ def matrix_unit() -> str:
     except OSError:
         return "unknown"
     return next((unit for unit in _X86_UNITS if unit in flags), "unknown")
+
+
+def c_compiler() -> str | None:
+    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install
+    them."""
+    if platform.system() == "Darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
+        return None
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 def processor() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sapo_backends.base import OutOfMemory
 from sapo_backends.common import hardware
@@ -18,7 +19,7 @@ SPARE = 0.9
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too. heads: of
-    queries. experts, idle, recurrent, state: see usual_widths; with experts intermediate is of one."""
+    queries. experts, idle, recurrent, by_kernels, state: see usual_widths; with experts intermediate is of one."""
 
     parameters: int
     trainable: int
@@ -32,6 +33,7 @@ class ModelSize:
     experts: int = 0
     idle: int = 0
     recurrent: int = 0
+    by_kernels: int = 0
     state: int = 0
 
     @property
@@ -88,10 +90,8 @@ MLX = 160 << 20
 """Bytes that MLX holds beside what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
 TRANSFORMERS = 250 << 20
 """Bytes of transformers and what it imports."""
-FALLBACK_MICRO_BATCH = 1024
-"""The same for models that transformers computes, whose layers keep several times as much a token."""
-FALLBACK_ACTIVATIONS = 3 << 30
-"""Bytes that such a micro-batch may keep; of models that keep more a token it gets fewer tokens."""
+FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS = 1024, 3 << 30
+"""Tokens and bytes that a micro-batch of a model may have and keep which transformers computes."""
 TOKENIZER = 400
 """Bytes of a tokenizer for each token of its vocabulary, with the merge that makes it (tests/benchmarks/tokenizer_memory.py)."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
@@ -213,13 +213,14 @@ def bytes_of_round(
     loaded = program + bytes_to_load(size, compute_bytes=compute_bytes, four_bit=four_bit)
     update = 0
     if size.trainable:
-        plan = bytes_to_update_by_transformers if fallback else bytes_to_update
+        plan = bytes_to_update
+        if fallback:
+            plan = partial(bytes_to_update_by_transformers, kernels=not card and hardware.c_compiler() is not None)
         update = plan(size, shape, compute_bytes=compute_bytes, workers=workers)
     if fallback:
         generated = bytes_to_generate_by_transformers(size, shape, compute_bytes)
-        return (
-            loaded + TRANSFORMERS + (generated + update if size.parameters < SHARDED_BELOW else max(generated, update))
-        )
+        loaded += TRANSFORMERS
+        return loaded + (generated + update if size.parameters < SHARDED_BELOW else max(generated, update))
     is_packed = not four_bit and (compute_bytes == 2 or size.parameters < SHARDED_BELOW)
     laid_out = compute_bytes * size.multiplied if is_packed else 0
     held = {"kv_bytes": compute_bytes, "kv_budget": kv_budget_of(card)} if card else {}
@@ -239,32 +240,35 @@ def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, comput
     return cache + cache // size.layers + 4 * rows * size.state + (compute_bytes + 8) * rows * size.vocabulary
 
 
-def bytes_to_update_by_transformers(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int) -> int:
-    """Activations of one micro-batch, as autograd keeps them, and a chunk of its logits; one worker."""
+def bytes_to_update_by_transformers(
+    size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int, kernels: bool
+) -> int:
+    """Activations of a micro-batch, its prompts' states with their gradients, and a chunk of its logits; one worker."""
     length = shape.prompt + shape.new_tokens
-    budget, everything = fallback_micro_batch(size, compute_bytes), shape.rows * length
+    budget, everything = fallback_micro_batch(size, compute_bytes, kernels=kernels), shape.rows * length
     tokens = max(length, min(budget, 11 * everything // (10 * -(-everything // budget))))
-    if size.recurrent:  # rows that each have their own prompt
-        tokens = tokens // length * length
-    saved = bytes_of_token_by_transformers(size, compute_bytes)
+    prompts = min(shape.groups, -(-tokens // (shape.prompt + shape.group_size * shape.new_tokens)))
+    saved = bytes_of_token_by_transformers(size, compute_bytes, kernels=kernels)
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary)
-    return tokens * saved + logits + 4 * size.trainable * min(workers, 1)
+    return tokens * saved + 8 * prompts * size.state + logits + 4 * size.trainable * min(workers, 1)
 
 
-def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int) -> int:
+def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int, *, kernels: bool) -> int:
     """What its layers keep of a token for the backward pass. Each expert gets a copy of it and gives one back. Where layers have
-    a state they keep what goes in, and one at a time the rest."""
+    a state they keep what goes in, and one at a time the rest, which is less by compiled kernels."""
     wide = (4 if size.trainable >= size.parameters else 3) * size.intermediate
     inner = size.experts * (2 * size.hidden + wide) if size.experts else wide
     layer = compute_bytes * (16 * size.hidden + inner)
     if size.recurrent:
-        return size.layers * compute_bytes * size.hidden + layer + 4 * size.recurrent
+        rest = size.by_kernels if kernels else size.recurrent
+        return size.layers * compute_bytes * size.hidden + layer + 4 * rest
     return size.layers * layer
 
 
-def fallback_micro_batch(size: ModelSize, compute_bytes: int) -> int:
+def fallback_micro_batch(size: ModelSize, compute_bytes: int, *, kernels: bool) -> int:
     """Tokens of a micro-batch of a model that transformers computes."""
-    return min(FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS // bytes_of_token_by_transformers(size, compute_bytes))
+    saved = bytes_of_token_by_transformers(size, compute_bytes, kernels=kernels)
+    return min(FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS // saved)
 
 
 def smaller_round(

@@ -8,6 +8,8 @@ from typing import Any
 DELTA_RULE, STATE_SPACE = 80, 208
 """Float32 numbers that one layer keeps of a token for each value of linear attention, and for each number of Mamba 2's heads
 times state: what transformers computes without kernels; fitted (docs/benchmarks/memory.md)."""
+BY_KERNELS = 64
+"""The same for each value of either where compiled kernels compute it."""
 
 
 def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -19,7 +21,8 @@ def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """Layers, hidden, intermediate (of one expert), key_value, vocabulary, heads, experts that a token goes through (0: no
     mixture), idle, the weights of the experts that it does not; recurrent, float32 numbers of a token that a layer with a state
-    keeps while it is computed, and state, numbers of a row in all of these. Of layers that differ, the widest."""
+    keeps while transformers computes it, by_kernels, while compiled kernels do, and state, numbers of a row in all of these. Of
+    layers that differ, the widest."""
 
     def first(*names: str, otherwise: int) -> int:
         value: Any = next((config[name] for name in names if config.get(name)), otherwise)
@@ -49,5 +52,6 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
         "experts": experts,
         "idle": layers * max(others, 0) * 3 * hidden * intermediate if experts else 0,
         "recurrent": DELTA_RULE * values + STATE_SPACE * inner if with_state else 0,
+        "by_kernels": BY_KERNELS * (values + heads_of_mamba * head) if with_state else 0,
         "state": state * with_state,
     }

@@ -252,5 +252,6 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     budget = round_memory.micro_batch(model.layout.size)
     if not ours:
         shape = round_memory.ModelSize(model.layout.size, info.trainable, **usual_widths(language), tied=True)
-        budget = round_memory.fallback_micro_batch(shape, place.compute.itemsize)
+        fast = device.type == "cpu" and kernels() is not None
+        budget = round_memory.fallback_micro_batch(shape, place.compute.itemsize, kernels=fast)
     return TorchEngine(model, HfTokenizer(folder, request.thinking), info, folder, workers, budget)

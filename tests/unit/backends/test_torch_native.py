@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
+from sapo_backends.common import hardware  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode.native_session import (  # noqa: E402
     NativeDecodeWeights,
@@ -31,7 +32,7 @@ from sapo_backends.torch_backend.native import compiler, library  # noqa: E402
 from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    compiler.compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"
+    hardware.c_compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"
 )
 
 VOCABULARY = 70

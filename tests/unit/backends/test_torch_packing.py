@@ -26,6 +26,7 @@ from sapo_backends.common.round_memory import (  # noqa: E402
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.fallback.caches import may_share_prompts  # noqa: E402
+from sapo_backends.torch_backend.fallback.completions import CompletionStates  # noqa: E402
 from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.ops import packing  # noqa: E402
@@ -143,8 +144,9 @@ def test_a_model_that_transformers_computes_pads_on_a_cpu_too() -> None:
     assert max(padded_tokens(UNEVEN, members) for members in model.micro_batches(UNEVEN, 8192, 1)) <= 8192
 
 
-def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own() -> None:
-    """Layers that keep the state of a convolution: transformers computes the prompt of every row anew."""
+def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several tokens cannot continue a layer's state, transformers computes the prompt of every row anew."""
+    monkeypatch.setattr(CompletionStates, "_is_the_same", lambda _: False)
     transformers = pytest.importorskip("transformers")
     widths = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.AutoConfig.for_model("lfm2", **widths, num_key_value_heads=2, **TINY["lfm2"])

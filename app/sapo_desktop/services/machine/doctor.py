@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
@@ -112,16 +113,16 @@ def _engines() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    """Whether the torch engine's kernels for small models can be compiled."""
-    from sapo_backends.torch_backend.native.compiler import compiler
-
-    found = compiler()
+    """Whether the torch engine's kernels for small models and for layers with a state can be compiled."""
+    found = hardware.c_compiler()
     if found is None:
         fix = "xcode-select --install" if sys.platform == "darwin" else "install gcc or clang"
         return Finding(
-            "note", "compiler", f"none: small models in float32 take up to twice the time. To change it: {fix}"
+            "note",
+            "compiler",
+            f"none: small models in float32 take up to twice the time, hybrids longer. To change it: {fix}",
         )
-    return Finding("ok", "compiler", f"{found}, for small models in float32")
+    return Finding("ok", "compiler", f"{found}, for small models in float32 and for hybrids")
 
 
 def _fallbacks() -> Iterator[Finding]:

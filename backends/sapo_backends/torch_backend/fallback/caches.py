@@ -1,8 +1,12 @@
-"""Which of transformers' caches several rows can continue."""
+"""transformers' caches: which several rows can continue, and a layer's part of one."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 
 def may_share_prompts(config: Any) -> bool:
@@ -16,11 +20,32 @@ def may_share_prompts(config: Any) -> bool:
 
 
 def only_keys_and_values(cache: Any) -> bool:
-    """Whether a cache can be continued by several tokens at once, with gradients: not where layers keep the state of a
-    convolution or of linear attention."""
+    """Whether no layer keeps the state of a convolution or of linear attention."""
     from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
     )
+
+
+def gathered(layer: Any, owner: Tensor | None) -> Any:
+    """A layer's part of a cache as one to write to, the other stays as it is: of the same rows, or of rows (N,) that continue
+    them, whose states nobody asks for afterwards."""
+    own = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):  # states by their number
+            setattr(own, name, dict(value))
+    if owner is not None:
+        own.reorder_cache(owner)
+        own.update_recurrent_state = lambda states, *_, **__: states  # in place it would overwrite what autograd kept
+    return own
+
+
+def replaced(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
+    """A cache with other layers at some places."""
+    other = copy.copy(cache)
+    other.layers = list(cache.layers)
+    for place, layer in zip(places, layers, strict=True):
+        other.layers[place] = layer
+    return other

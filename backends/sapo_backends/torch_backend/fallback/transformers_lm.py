@@ -2,8 +2,7 @@
 
 Slower than our own decoder and imported only when needed. Its parameters become views of one flat tensor, so that
 training, checkpoints and adapters are the same code for both. Of the hidden states only those that predict something go
-through the unembedding, in chunks; prompts are computed once for all rows that continue them, unless layers keep another
-state than keys and values.
+through the unembedding, in chunks; prompts are computed once for all rows that continue them.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ from sapo_backends.base import BackendError, TokenIds
 from sapo_backends.checkpoints.families import LANGUAGE_PARTS
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.widths import usual_widths
-from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
-from sapo_backends.torch_backend.fallback.padding import padded_left, padded_right
-from sapo_backends.torch_backend.fallback.recompute import recompute_layers
+from sapo_backends.torch_backend.fallback.caches import may_share_prompts
+from sapo_backends.torch_backend.fallback.completions import CompletionStates
+from sapo_backends.torch_backend.fallback.padding import padded_left
+from sapo_backends.torch_backend.fallback.recompute import RecomputedLayers
+from sapo_backends.torch_backend.fallback.recurrent_layers import use_kernels
 from sapo_backends.torch_backend.fallback.unembedding import UnembeddingTap
 from sapo_backends.torch_backend.model.flat_parameters import Entry, Layout, Part, move
 from sapo_backends.torch_backend.model.lora import PREFIX, LoraWeights
@@ -53,17 +54,15 @@ class TransformersModel:
             named[name].requires_grad_(False)
             named[name].data = view
         module.to(device)  # what is left: buffers. The weights were never there twice
+        use_kernels(module)
         self.adapter_layout: Layout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
         self._adapter: LoraWeights | None = None
-        self._shares = may_share_prompts(module.config)
         known = inspect.signature(module.forward).parameters
         self._has_state = bool(_widths(module)["recurrent"])
-        if (
-            self._has_state and not self._shares
-        ):  # computed again, a layer would see a shared prompt's cache as it is by then
-            recompute_layers(module, self._remembered)
+        again = self._has_state and not may_share_prompts(module.config)
+        self._predicting = CompletionStates(self, RecomputedLayers(module, self._remembered) if again else None)
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
         self.head = UnembeddingTap(module)
@@ -172,7 +171,7 @@ class TransformersModel:
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
         """See Model.micro_batches."""
-        if not self._shares:  # each row has its prompt to itself
+        if not self._predicting.shares:  # each row has its prompt to itself
             pairs = [((), (*prompt, *completion) if completion else ()) for prompt, completion in pairs]
         return plan_micro_batches(pairs, budget, workers)
 
@@ -181,46 +180,13 @@ class TransformersModel:
         masks = packed.masks or [None] * len(packed.pairs)
         every = [mask or (True,) * len(pair[1]) for mask, pair in zip(masks, packed.pairs, strict=True)]
         step = torch.tensor([i for mask in every for i, counts in enumerate(mask) if counts], device=self.device)
-        states = self._states(packed, weights)  # (rows, completion, hidden)
+        states = self._predicting(packed, weights)  # (rows, completion, hidden)
         hidden = states[packed.sequence, step]
         rule = self.head.rule(self)
         if rule is None:
             return _in_full(self.head.logits(hidden, weights.parameters) / temperature, packed.targets)
         table = weights.parameters[self.head.name].to(hidden.dtype)
         return chosen_logprobs(hidden * rule.scale, table, packed.targets, temperature, rule.softcap)
-
-    def _states(self, packed: Packed, weights: Bound) -> Tensor:
-        """The hidden states that predict each completion's tokens (rows, longest completion, hidden)."""
-        longest = max(len(completion) for _, completion in packed.pairs)
-        prompts = list(dict.fromkeys(prompt for prompt, _ in packed.pairs))
-        if len(prompts) == len(packed.pairs) or longest < 2 or not self._shares:
-            return self._repeated(packed, weights, longest)
-        real, ids = padded_left(prompts, self.device)
-        positions = (real.cumsum(dim=1) - 1).clamp_(min=0)
-        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": True}
-        states, cache = self.hidden_states(weights, positions, **inputs)
-        if not only_keys_and_values(cache):
-            self._shares = False
-            return self._repeated(packed, weights, longest)
-        number = {prompt: i for i, prompt in enumerate(prompts)}
-        owner = torch.tensor([number[prompt] for prompt, _ in packed.pairs], device=self.device)
-        cache.reorder_cache(owner)
-        rows = padded_right([completion[:-1] for _, completion in packed.pairs], longest - 1, self.device)
-        offset = positions[owner, -1:] + 1 + torch.arange(longest - 1, device=self.device)
-        seen = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
-        inputs = {"input_ids": rows, "attention_mask": seen, "cache": cache, "use_cache": True}
-        continued, _ = self.hidden_states(weights, offset, **inputs)
-        return torch.cat((states[owner, -1:], continued), dim=1)
-
-    def _repeated(self, packed: Packed, weights: Bound, longest: int) -> Tensor:
-        """The same, each row with its own copy of its prompt."""
-        texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
-        rows = padded_right(texts, max(map(len, texts)), self.device)
-        positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
-        states, _ = self.hidden_states(weights, positions, input_ids=rows, use_cache=False)
-        first = torch.tensor([len(prompt) - 1 for prompt, _ in packed.pairs], device=self.device)
-        place = (first[:, None] + torch.arange(longest, device=self.device)).clamp_(max=rows.shape[1] - 1)
-        return states.gather(1, place[:, :, None].expand(-1, -1, states.shape[2]))
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:

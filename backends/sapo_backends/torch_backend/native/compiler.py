@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sapo_backends.common import hardware
 from sapo_backends.common.cache_folder import cache_folder
 
 FOLDER = Path(__file__).parent
-_COMPILERS = ("cc", "gcc", "clang")
 _TARGETS = ("-march=native", "-mcpu=native")
 _OPTIMISED = "-O3"
 _TIMEOUT_S = 60.0
-
-
-def compiler() -> str | None:
-    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install
-    them."""
-    if sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
-        return None
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def is_there() -> bool:
@@ -68,7 +58,7 @@ def _build(command: Sequence[str], folder: Path, result: Path) -> None:
 
 def _plan() -> tuple[Path, list[str]]:
     """Where the library lies, and what makes it but for its files. Raises OSError, SubprocessError."""
-    program = compiler()
+    program = hardware.c_compiler()
     if program is None:
         raise FileNotFoundError("no C compiler")
     source = b"".join(file.read_bytes() for file in sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")]))

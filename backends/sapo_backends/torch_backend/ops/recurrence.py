@@ -1,0 +1,87 @@
+"""Layers that carry a state from token to token, by the compiled kernels: native/states.c says by which rule.
+
+q, k (rows, tokens, groups, keys), v (rows, tokens, heads, values), decay (rows, tokens, heads), beta the same or None for no
+delta rule, state (rows, heads, keys, values); all in float32. Heads of a group have one q and k.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo_backends.torch_backend.native.library import PAD, Kernels, at
+
+
+class _States(ctypes.Structure):
+    """Of states.c."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "tokens", "groups", "heads", "keys", "values"))
+
+
+def suits(q: Tensor, v: Tensor) -> bool:
+    """Whether these are for the kernels."""
+    return q.device.type == "cpu" and q.shape[-1] % PAD == 0 and v.shape[-1] % PAD == 0
+
+
+def advance(
+    kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> Tensor:
+    """What is read, like v; state, contiguous, becomes the one behind the last token. Without gradients."""
+    out = torch.empty(v.shape)
+    _on_threads(kernels, "states", q, v, (q, k, v, decay, beta, state, out))
+    return out
+
+
+def step(kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+    """The same of one token, no delta rule and a state (rows, heads, values, keys); the others have no dimension of tokens."""
+    out = torch.empty(v.shape)
+    _on_threads(kernels, "state_step", q[:, None], v[:, None], (q, k, v, decay, state, out))
+    return out
+
+
+class Recurrence(torch.autograd.Function):
+    """What is read and the state behind the last token. Nothing but what is given is kept for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See torch.autograd.Function."""
+        ctx.save_for_backward(q, k, v, decay, beta, state)
+        ctx.kernels, after = kernels, state.clone(memory_format=torch.contiguous_format)
+        return advance(kernels, q, k, v, decay, beta, after), after
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """See torch.autograd.Function."""
+        q, k, v, decay, beta, state = ctx.saved_tensors
+        grad_out, grad_state = gradients[0].contiguous(), gradients[1].clone(memory_format=torch.contiguous_format)
+        found = *(None if x is None else torch.zeros_like(x) for x in (q, k, v, decay, beta)), grad_state
+        _on_threads(ctx.kernels, "states_backward", q, v, (q, k, v, decay, beta, state, grad_out, *found))
+        return None, *found
+
+
+def _on_threads(kernels: Kernels, name: str, q: Tensor, v: Tensor, tensors: Sequence[Tensor | None]) -> None:
+    """kernels.library.sapo_{name} on as many threads as torch has, each with some of the rows and a workspace."""
+    given = [None if x is None else x.contiguous() for x in tensors]
+    function, part = getattr(kernels.library, f"sapo_{name}"), -(-len(q) // torch.get_num_threads())
+
+    def share(first: int) -> None:
+        some = [None if x is None else x[first : first + part] for x in given]
+        shape = _States(min(part, len(q) - first), q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
+        room = torch.empty(
+            kernels.library.sapo_states_workspace(ctypes.byref(shape)) if name == "states_backward" else 0
+        )
+        function(ctypes.byref(shape), *map(at, some), *([room.data_ptr()] if len(room) else []))
+
+    starts = range(0, len(q), part)
+    if len(starts) == 1:
+        share(0)
+    else:
+        with ThreadPoolExecutor(len(starts)) as pool:
+            list(pool.map(share, starts))

@@ -1,0 +1,85 @@
+"""Layers that carry a state, by the compiled kernels: beside the same rule in float64, token after token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sapo_backends.torch_backend.native.library import kernels  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.ops import recurrence  # noqa: E402
+
+ROWS, GROUPS, HEADS = 3, 2, 4
+SIZES = [(48, 16, 32), (16, 144, 5), (32, 64, 1), (16, 16, 16), (16, 64, 33)]
+"""Keys, values, tokens: whole blocks of columns and a rest, whole spans of tokens and a rest."""
+
+
+def _given(keys: int, values: int, tokens: int, delta: bool) -> list[Any]:
+    torch.manual_seed(keys + values + tokens)
+    unit = torch.nn.functional.normalize(torch.randn(2, ROWS, tokens, GROUPS, keys), dim=-1)
+    v, state = torch.randn(ROWS, tokens, HEADS, values), torch.randn(ROWS, HEADS, keys, values)
+    decay, beta = torch.rand(2, ROWS, tokens, HEADS)
+    return [unit[0], unit[1], v, decay, beta if delta else None, state]
+
+
+def _plain(q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any) -> tuple[Any, Any]:
+    """The rule as states.c tells it."""
+    q, k, out = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (q, k)), [], []
+    queries, keys = q
+    for t in range(v.shape[1]):
+        a, key, u = decay[:, t, :, None], keys[:, t], v[:, t]
+        if beta is not None:
+            u = beta[:, t, :, None] * (u - a * (state.mT @ key[..., None])[..., 0])
+        state = a[..., None] * state + key[..., None] * u[..., None, :]
+        out.append((state.mT @ queries[:, t][..., None])[..., 0])
+    return torch.stack(out, dim=1), state
+
+
+@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize(("keys", "values", "tokens"), SIZES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
+    keys: int, values: int, tokens: int, delta: bool, threads: int
+) -> None:
+    found, before = kernels(), torch.get_num_threads()
+    if found is None:
+        pytest.skip("no C compiler")
+    given = [None if x is None else x.requires_grad_() for x in _given(keys, values, tokens, delta)]
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in given]
+    leaves = [x for x in given if x is not None], [x for x in exact if x is not None]
+    torch.set_num_threads(threads)
+    try:
+        mine = recurrence.Recurrence.apply(found, *given)
+        weights = [torch.linspace(-2.0, 3.0, x.numel()).view_as(x) for x in mine]
+        gradients = torch.autograd.grad(sum((x * w).sum() for x, w in zip(mine, weights, strict=True)), leaves[0])
+    finally:
+        torch.set_num_threads(before)
+    wanted = _plain(*exact)
+    expected = torch.autograd.grad(sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)), leaves[1])
+    for a, b in zip((*mine, *gradients), (*wanted, *expected), strict=True):
+        assert float((a.detach().double() - b.detach()).norm() / b.detach().norm()) < 2e-6
+
+
+def test_one_token_changes_a_state_that_lies_as_transformers_keeps_it() -> None:
+    found = kernels()
+    if found is None:
+        pytest.skip("no C compiler")
+    q, k, v, decay, _, state = _given(32, 48, 1, False)
+    out, after = _plain(q, k, v, decay, None, state)
+    turned = state.mT.contiguous()
+    read = recurrence.step(found, q[:, 0], k[:, 0], v[:, 0], decay[:, 0], turned)
+    torch.testing.assert_close(read, out[:, 0])
+    torch.testing.assert_close(turned.mT, after)
+
+
+def test_what_decays_to_nothing_is_no_subnormal_number() -> None:
+    """Products with such numbers take a hundred times as long."""
+    found = kernels()
+    if found is None:
+        pytest.skip("no C compiler")
+    q, k, v, decay, _, state = _given(16, 16, 64, False)
+    recurrence.advance(found, q, k * 0.0, v, decay * 0.0 + 0.1, None, state)
+    small = state[(state != 0.0) & (state.abs() < torch.finfo(torch.float32).tiny)]
+    assert len(small) == 0
