@@ -50,8 +50,10 @@ def by_transformers(model_folder: Callable[[str], Path]) -> Callable[[str, Any],
 
 
 def logprobs(model: Any, prompt: list[int], completion: tuple[int, ...]) -> Any:
-    """Of the completion at temperature 1 (T,)."""
-    with torch.no_grad():
+    """Of the completion at temperature 1 (T,), in transformers' own operations."""
+    from sapo_backends.torch_backend.runtime import without
+
+    with torch.no_grad(), without("native"):
         rows = model(torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return rows.double().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
 

@@ -16,9 +16,11 @@ PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
 waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
-STATE_PASSES = 10, 2
-"""How often a token in generation goes through the state of a row, and an update over what a layer with a state makes of a
-token, at the rate at which memory is read; beside the products. From two rows of docs/benchmarks/memory.md."""
+STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
+"""How often a token in generation goes through the state of a row, at the rate at which memory is read; beside the products."""
+RECOMPUTED, TRAINING_PASSES = 1.5, 5
+"""Times the products of an update where layers with a state are computed twice, and how often it goes over what such a layer
+makes of a token. From two rows of docs/benchmarks/memory.md."""
 PROMPT = 64
 """Tokens of a question, read once for its group in generation and once in the update."""
 
@@ -34,18 +36,22 @@ def round_seconds(
     generating, training = _shares(size, limits, precision)
     tokens, prompts = workload.rows * workload.new_tokens, workload.rows / group_size * PROMPT
     read = prompts / (3 * trained)  # a forward pass alone
-    seconds = tokens / (generating * generated) + read / training
+    seconds, update = tokens / (generating * generated) + read / training, 0.0
     if workload.trains:
-        seconds += (tokens + prompts) / (training * trained)
-    return seconds * FALLBACK.get(precision, 1.0) + _of_states(size, workload, limits) if fallback else seconds
+        update = (tokens + prompts) / (training * trained)
+    if not fallback:
+        return seconds + update
+    seconds += update * (RECOMPUTED if size.recurrent else 1.0)
+    return seconds * FALLBACK.get(precision, 1.0) + _of_states(size, tokens, prompts, limits, trains=workload.trains)
 
 
-def _of_states(size: ModelSize, workload: Workload, limits: Limits) -> float:
-    """Seconds of layers with a state, of whose rows each has its own prompt in an update."""
-    generating, training = STATE_PASSES
-    numbers = generating * size.state * workload.rows * workload.new_tokens
-    if workload.trains:
-        numbers += training * size.layers * size.recurrent * workload.rows * (PROMPT + workload.new_tokens)
+def _of_states(size: ModelSize, tokens: int, prompts: float, limits: Limits, *, trains: bool) -> float:
+    """Seconds of layers with a state; prompts: their tokens."""
+    kernels = limits.device == "cpu" and hardware.c_compiler() is not None
+    numbers = (STATE_PASSES_BY_KERNELS if kernels else STATE_PASSES) * size.state * float(tokens)
+    if trains:
+        made = size.by_kernels if kernels else size.recurrent
+        numbers += TRAINING_PASSES * size.layers * made * (tokens + prompts)
     return 4 * numbers / limits.read
 
 

@@ -162,7 +162,7 @@ def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
         card.card(home, RunConfig(model="startr"))
 
 
-def test_an_estimate_grows_with_the_model_and_the_round() -> None:
+def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
     round_, longer = Workload(64, 96), Workload(64, 512)
     first = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8)
@@ -174,10 +174,12 @@ def test_an_estimate_grows_with_the_model_and_the_round() -> None:
     slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8, fallback=True)
     assert slower == pytest.approx(1.8 * first)
     assert slower is not None
-    states = replace(small, state=4_700_000, recurrent=164_000)
-    with_states = estimate.round_seconds(states, round_, LIMITS, "bfloat16", 8, fallback=True)
-    assert with_states is not None
-    assert with_states > slower + 64 * 96 * 10 * 4 * 4_700_000 / LIMITS.read
+    states, found = replace(small, state=4_700_000, recurrent=164_000, by_kernels=131_000), list[float]()
+    for compiler in ("cc", None):
+        monkeypatch.setattr(hardware, "c_compiler", lambda compiler=compiler: compiler)
+        found.append(estimate.round_seconds(states, round_, LIMITS, "bfloat16", 8, fallback=True) or 0.0)
+    assert found[0] > slower + 64 * 96 * 4 * 4 * 4_700_000 / LIMITS.read, "states go through memory"
+    assert found[1] > found[0] + 64 * 96 * 6 * 4 * 4_700_000 / LIMITS.read, "more often without compiled kernels"
     assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
 
 

@@ -24,19 +24,6 @@ def _given(keys: int, values: int, tokens: int, delta: bool) -> list[Any]:
     return [unit[0], unit[1], v, decay, beta if delta else None, state]
 
 
-def _plain(q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any) -> tuple[Any, Any]:
-    """The rule as states.c tells it."""
-    q, k, out = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (q, k)), [], []
-    queries, keys = q
-    for t in range(v.shape[1]):
-        a, key, u = decay[:, t, :, None], keys[:, t], v[:, t]
-        if beta is not None:
-            u = beta[:, t, :, None] * (u - a * (state.mT @ key[..., None])[..., 0])
-        state = a[..., None] * state + key[..., None] * u[..., None, :]
-        out.append((state.mT @ queries[:, t][..., None])[..., 0])
-    return torch.stack(out, dim=1), state
-
-
 @pytest.mark.parametrize("delta", [True, False])
 @pytest.mark.parametrize(("keys", "values", "tokens"), SIZES)
 @pytest.mark.parametrize("threads", [1, 2])
@@ -56,7 +43,7 @@ def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
         gradients = torch.autograd.grad(sum((x * w).sum() for x, w in zip(mine, weights, strict=True)), leaves[0])
     finally:
         torch.set_num_threads(before)
-    wanted = _plain(*exact)
+    wanted = recurrence.by_the_rule(*exact)
     expected = torch.autograd.grad(sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)), leaves[1])
     for a, b in zip((*mine, *gradients), (*wanted, *expected), strict=True):
         assert float((a.detach().double() - b.detach()).norm() / b.detach().norm()) < 2e-6
@@ -67,7 +54,7 @@ def test_one_token_changes_a_state_that_lies_as_transformers_keeps_it() -> None:
     if found is None:
         pytest.skip("no C compiler")
     q, k, v, decay, _, state = _given(32, 48, 1, False)
-    out, after = _plain(q, k, v, decay, None, state)
+    out, after = recurrence.by_the_rule(q, k, v, decay, None, state)
     turned = state.mT.contiguous()
     read = recurrence.step(found, q[:, 0], k[:, 0], v[:, 0], decay[:, 0], turned)
     torch.testing.assert_close(read, out[:, 0])
@@ -83,3 +70,17 @@ def test_what_decays_to_nothing_is_no_subnormal_number() -> None:
     recurrence.advance(found, q, k * 0.0, v, decay * 0.0 + 0.1, None, state)
     small = state[(state != 0.0) & (state.abs() < torch.finfo(torch.float32).tiny)]
     assert len(small) == 0
+
+
+def test_a_compiler_that_made_something_else_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are left out, which is noted, and the model is computed as transformers does."""
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    noted = dict[str, str]()
+    monkeypatch.setattr(recurrence, "leave_out", lambda name: noted.setdefault(name, ""))
+    monkeypatch.setattr(recurrence, "fall_back", noted.__setitem__)
+    assert recurrence.kernels_that_work() is not None
+    monkeypatch.setattr(recurrence, "_works", recurrence._works.__wrapped__)
+    monkeypatch.setattr(recurrence, "advance", lambda found, q, k, v, *rest: v * 1.01)
+    assert recurrence.kernels_that_work() is None
+    assert noted == {"native": "layers with a state come out different"}

@@ -79,26 +79,24 @@ class CompletionStates:
         predicting: Tensor = states.gather(1, place[:, :, None].expand(-1, -1, states.shape[2]))
         return predicting
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def _is_the_same(self) -> bool:
-        """Of two short prompts and three completions, with the gradient of the first norm's weight, whose way goes through
-        everything."""
-        self._tried = True
-        model, pairs = (
-            self._model,
-            [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))],
-        )
+        """Of two short prompts and three completions, with the gradient of the first weights that are a vector, whose way goes
+        through all layers behind them."""
+        self._tried, model = True, self._model
+        pairs = [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))]
         packed, bound = pack(pairs, list(range(len(pairs))), model.device), model.weights(None)
         name = next(name for name, tensor in bound.parameters.items() if tensor.ndim == 1)
         found = list[Tensor]()
         for compute in (self._shared, self._repeated):
             leaf = bound.parameters[name].detach().clone().requires_grad_()
-            with torch.enable_grad():
-                try:
-                    states = compute(packed, type(bound)({**bound.parameters, name: leaf}, None), 3)
-                    wave = torch.linspace(0.0, 9.0, states.numel(), device=model.device).cos().view_as(states)
-                    gradient = torch.autograd.grad((states.float() * wave).sum(), leaf)[0]
-                except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-                    return False  # transformers' way of saying that it cannot
+            try:
+                states = compute(packed, type(bound)({**bound.parameters, name: leaf}, None), 3)
+                wave = torch.linspace(0.0, 9.0, states.numel(), device=model.device).cos().view_as(states)
+                gradient = torch.autograd.grad((states.float() * wave).sum(), leaf)[0]
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                return False  # transformers' way of saying that it cannot
             found += [states.detach().float(), gradient.float()]
         most = TOLERANCE.get(model.compute, ROUNDED)
         distances = [float((a - b).norm() / b.norm()) for a, b in zip(found[:2], found[2:], strict=True)]

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sapo_backends.torch_backend.native.library import kernels
 from sapo_backends.torch_backend.ops import recurrence
 
 
@@ -53,7 +52,7 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor | None] | None:
     """query, key (rows, tokens, groups, keys), value (rows, tokens, heads, values), g, the logarithm of the decay, and beta
     (rows, tokens, heads), initial_state (rows, heads, keys, values)."""
-    found = kernels()
+    found = recurrence.kernels_that_work()
     if found is None or cu_seqlens is not None or not recurrence.suits(query, value):
         return None
     q, k, v = query.float(), key.float(), value.float()
@@ -92,7 +91,7 @@ def _chunk_scan(
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """hidden_states (rows, tokens, heads, values), dt (rows, tokens, heads), A, D (heads,), B, C (rows, tokens, groups, keys),
     initial_states (rows, heads, values, keys)."""
-    found = kernels()
+    found = recurrence.kernels_that_work()
     if found is None or z is not None or seq_idx is not None or not recurrence.suits(B, hidden_states):
         return None
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
@@ -122,7 +121,7 @@ def _state_update(
 ) -> Tensor | None:
     """One token: state (rows, heads, values, keys), changed in place; hidden_states (rows, heads, values); dt like it, A (heads,
     values, keys), D, dt_bias (heads, values), each of a head alike; B, C (rows, groups, keys)."""
-    found = kernels()
+    found = recurrence.kernels_that_work()
     alike = dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0)
     ready = state.dtype == torch.float32 and state.is_contiguous() and not torch.is_grad_enabled()
     if found is None or z is not None or not (alike and ready and recurrence.suits(B, hidden_states)):

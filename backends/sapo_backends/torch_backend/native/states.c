@@ -1,13 +1,13 @@
-/* Layers that carry a state from token to token: linear attention by the gated delta rule (arXiv 2412.06464) and Mamba 2
-   (arXiv 2405.21060). Of each head, with its state S (keys, values), token after token:
+/* Layers that carry a state from token to token: linear attention by the gated delta rule (arXiv 2412.06464) and
+   Mamba 2 (arXiv 2405.21060). Of each head, with its state S (keys, values), token after token:
 
        u = beta (v - decay S^T k)   the delta rule; u = v without it
        S = decay S + k u^T
        out = S^T q
 
-   Columns of S do not depend on one another, so BLOCK of them at a time go through all tokens in the core's first cache.
-   Tensors are contiguous: q, k (rows, tokens, groups, keys), v, out (rows, tokens, heads, values), decay, beta (rows,
-   tokens, heads), state (rows, heads, keys, values); heads of a group have one q and k. For one thread. */
+   Columns of S do not depend on one another, so a block of them at a time, in the core's first cache, goes through all
+   tokens. Tensors are contiguous: q, k (rows, tokens, groups, keys), v, out (rows, tokens, heads, values), decay, beta
+   (rows, tokens, heads), state (rows, heads, keys, values); heads of a group have one q and k. For one thread. */
 
 #include "vectors.h"
 #if defined(__SSE__)
@@ -17,6 +17,24 @@
 #define WIDTH 4             /* vectors of a block */
 #define BLOCK (WIDTH * LANES)
 #define SPAN  16            /* tokens whose states are held at once in the backward pass */
+
+/* Vectors of the next block of so many columns, and a function for that width, known to the compiler. */
+INLINE int width_of(int64_t columns) { return columns >= BLOCK ? WIDTH : columns >= 2 * LANES ? 2 : 1; }
+#define CHOSEN(function, width, delta, ...)                                                                            \
+    do {                                                                                                               \
+        if (width == WIDTH && delta)                                                                                   \
+            function(WIDTH, 1, __VA_ARGS__);                                                                           \
+        else if (width == WIDTH)                                                                                       \
+            function(WIDTH, 0, __VA_ARGS__);                                                                           \
+        else if (width == 2 && delta)                                                                                  \
+            function(2, 1, __VA_ARGS__);                                                                               \
+        else if (width == 2)                                                                                           \
+            function(2, 0, __VA_ARGS__);                                                                               \
+        else if (delta)                                                                                                \
+            function(1, 1, __VA_ARGS__);                                                                               \
+        else                                                                                                           \
+            function(1, 0, __VA_ARGS__);                                                                               \
+    } while (0)
 
 typedef struct {
     int64_t rows, tokens, groups, heads, keys, values; /* heads: of all groups */
@@ -40,8 +58,8 @@ INLINE void as_before(unsigned before) {
 #endif
 }
 
-/* One token of a block of columns; k may be NULL for what was read before (m). Where there is a next token, m becomes
-   S^T of its k. */
+/* One token of a block of columns, whose rows are `row` apart. m: S^T k, for the delta rule; where there is a next k
+   it becomes S^T of that. q may be NULL: then nothing is read. kept_u: a place for u, or NULL. */
 INLINE void forward_token(int64_t keys, int64_t row, int width, const float *q, const float *k, const float *next_k,
                           const float *v, float decay, const float *beta, const float *before, float *state, vec *m,
                           float *out, float *kept_u) {
@@ -83,12 +101,12 @@ INLINE Head head_of(const States *s, int64_t row, int64_t head, const float *q, 
                     const float *decay, const float *beta) {
     int64_t group = head / (s->heads / s->groups), token = row * s->tokens;
     int64_t at = (token * s->groups + group) * s->keys, one = token * s->heads + head;
-    Head h = {q + at,      k + at,          v + one * s->values, decay + one, beta ? beta + one : 0, s->groups * s->keys,
-              s->heads * s->values, s->heads};
+    Head h = {q + at,        k + at, v + one * s->values, decay + one, beta ? beta + one : 0,
+              s->groups * s->keys, s->heads * s->values, s->heads};
     return h;
 }
 
-INLINE void forward_block(const States *s, const Head *h, int width, int delta, float *state, float *out) {
+INLINE void forward_block(int width, int delta, const States *s, const Head *h, float *state, float *out) {
     vec m[WIDTH];
     if (delta) read_state(s->keys, s->values, width, h->k, state, m);
     for (int64_t t = 0; t < s->tokens; t++) {
@@ -112,22 +130,11 @@ void sapo_states(const States *s, const float *q, const float *k, const float *v
             Head h = head_of(s, row, head, q, k, v, decay, beta);
             float *own = state + (row * s->heads + head) * s->keys * s->values;
             float *to = out + (row * s->tokens * s->heads + head) * s->values;
-            int64_t at = 0;
-            for (; at + BLOCK <= s->values; at += BLOCK) {
+            for (int64_t at = 0, width; at < s->values; at += width * LANES) {
                 Head part = h;
                 part.v += at;
-                if (beta)
-                    forward_block(s, &part, WIDTH, 1, own + at, to + at);
-                else
-                    forward_block(s, &part, WIDTH, 0, own + at, to + at);
-            }
-            for (; at < s->values; at += LANES) {
-                Head part = h;
-                part.v += at;
-                if (beta)
-                    forward_block(s, &part, 1, 1, own + at, to + at);
-                else
-                    forward_block(s, &part, 1, 0, own + at, to + at);
+                width = width_of(s->values - at);
+                CHOSEN(forward_block, width, beta, s, &part, own + at, to + at);
             }
         }
     as_before(before);
@@ -166,9 +173,9 @@ typedef struct {
 
 /* The gradients of one token of a block: after holds S behind it, before S in front of it, g the gradient of after, and
    then of before. */
-INLINE void backward_token(int64_t keys, int width, int delta, const float *q, const float *k, const float *v, float decay,
-                           float beta, const float *m, const float *u, const float *before, const float *after,
-                           const float *d_out, float *g, Gradients d) {
+INLINE void backward_token(int64_t keys, int width, int delta, const float *q, const float *k, const float *v,
+                           float decay, float beta, const float *m, const float *u, const float *before,
+                           const float *after, const float *d_out, float *g, Gradients d) {
     vec grad_out[WIDTH], new[WIDTH], grad_m[WIDTH], grad_u[WIDTH], of_decay = {0}, of_beta = {0};
     for (int j = 0; j < width; j++) {
         grad_out[j] = load(d_out + j * LANES), new[j] = load(u + j * LANES);
@@ -212,10 +219,10 @@ INLINE void backward_token(int64_t keys, int width, int delta, const float *q, c
     if (delta) *d.beta += sum(of_beta);
 }
 
-/* d: at the head's first token. state: before the first token, grad_state: of the last, which becomes that of the first; rows of
-   both are `values` apart. */
-INLINE void backward_block(const States *s, const Head *h, int width, int delta, const float *state, const float *d_out,
-                           float *grad_state, Gradients d, float *workspace) {
+/* d: at the head's first token. state: before that token; grad_state: of the state behind the last, becomes that of
+   state; rows of both are `values` apart. */
+INLINE void backward_block(int width, int delta, const States *s, const Head *h, const float *state,
+                           const float *d_out, float *grad_state, Gradients d, float *workspace) {
     int64_t size = s->keys * BLOCK, spans = (s->tokens + SPAN - 1) / SPAN;
     float *starts = workspace, *within = starts + spans * size, *g = within + (SPAN + 1) * size;
     float *us = g + size, *ms = us + SPAN * BLOCK;
@@ -244,8 +251,8 @@ INLINE void backward_block(const States *s, const Head *h, int width, int delta,
             if (delta)
                 for (int j = 0; j < width; j++) store(ms + i * BLOCK + j * LANES, m[j]);
             forward_token(s->keys, BLOCK, width, 0, k, delta && t + 1 < last ? k + h->key_step : 0,
-                          h->v + t * h->value_step, h->decay[t * h->head_step], beta, i ? within + (i - 1) * size : from,
-                          within + i * size, m, 0, us + i * BLOCK);
+                          h->v + t * h->value_step, h->decay[t * h->head_step], beta,
+                          i ? within + (i - 1) * size : from, within + i * size, m, 0, us + i * BLOCK);
         }
         for (int64_t t = last - 1; t >= first; t--) {
             int64_t i = t - first, one = t * h->head_step;
@@ -262,8 +269,8 @@ INLINE void backward_block(const States *s, const Head *h, int width, int delta,
             store(grad_state + i * s->values + j * LANES, load(g + i * BLOCK + j * LANES));
 }
 
-/* state: before the first token. grad_state: of the state behind the last, becomes that of state. The other gradients are added
-   to what is there, those of v are written. */
+/* state: before the first token. grad_state: of the state behind the last, becomes that of state. The other gradients
+   are added to what is there, those of v are written. */
 void sapo_states_backward(const States *s, const float *q, const float *k, const float *v, const float *decay,
                           const float *beta, const float *state, const float *d_out, float *grad_q, float *grad_k,
                           float *grad_v, float *grad_decay, float *grad_beta, float *grad_state, float *workspace) {
@@ -272,24 +279,15 @@ void sapo_states_backward(const States *s, const float *q, const float *k, const
         for (int64_t head = 0; head < s->heads; head++) {
             Head h = head_of(s, row, head, q, k, v, decay, beta);
             int64_t own = (row * s->heads + head) * s->keys * s->values, of_keys = h.k - k, of_values = h.v - v;
-            int64_t one = h.decay - decay, at = 0;
-            while (at < s->values) {
-                int whole = at + BLOCK <= s->values;
+            int64_t one = h.decay - decay;
+            for (int64_t at = 0, width; at < s->values; at += width * LANES) {
                 Head part = h;
                 part.v += at;
                 Gradients d = {grad_q + of_keys, grad_k + of_keys, grad_v + of_values + at, grad_decay + one,
                                beta ? grad_beta + one : 0};
-                const float *from = state + own + at, *out = d_out + of_values + at;
-                float *g = grad_state + own + at;
-                if (whole && beta)
-                    backward_block(s, &part, WIDTH, 1, from, out, g, d, workspace);
-                else if (whole)
-                    backward_block(s, &part, WIDTH, 0, from, out, g, d, workspace);
-                else if (beta)
-                    backward_block(s, &part, 1, 1, from, out, g, d, workspace);
-                else
-                    backward_block(s, &part, 1, 0, from, out, g, d, workspace);
-                at += whole ? BLOCK : LANES;
+                width = width_of(s->values - at);
+                CHOSEN(backward_block, width, beta, s, &part, state + own + at, d_out + of_values + at,
+                       grad_state + own + at, d, workspace);
             }
         }
     as_before(before);

@@ -9,18 +9,67 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.native.library import PAD, Kernels, at
+from sapo_backends.torch_backend.native.library import PAD, Kernels, at, kernels
+from sapo_backends.torch_backend.runtime import fall_back, leave_out
 
 
 class _States(ctypes.Structure):
     """Of states.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "tokens", "groups", "heads", "keys", "values"))
+
+
+def kernels_that_work() -> Kernels | None:
+    """The compiled kernels, if there are any and they give what the rule does; else that is noted as a fallback."""
+    found = kernels()
+    if found is not None and not _works(found):
+        leave_out("native")
+        fall_back("native", "layers with a state come out different")
+        return None
+    return found
+
+
+@cache
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _works(found: Kernels) -> bool:
+    """With the gradients, on few numbers: a compiler is not trusted blindly."""
+    some = torch.Generator().manual_seed(0)
+    q, k, v, state = (torch.randn(1, size, 2, PAD, generator=some) for size in (3, 3, 3, PAD))
+    (decay, beta), state = torch.rand(2, 1, 3, 2, generator=some), state.transpose(1, 2)
+    for rule in (beta, None):
+        results = list[list[Tensor]]()
+        for compute in (by_the_rule, partial(Recurrence.apply, found)):
+            leaves: list[Any] = [
+                None if x is None else x.clone().requires_grad_() for x in (q, k, v, decay, rule, state)
+            ]
+            made = compute(*leaves)
+            total = made[0].square().sum() + made[1].square().sum()
+            results.append([*made, *torch.autograd.grad(total, [x for x in leaves if x is not None])])
+        if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*results, strict=True)):
+            return False
+    return True
+
+
+def by_the_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same token after token in torch's operations: what the kernels are checked by."""
+    queries, keys = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
+    out = list[Tensor]()
+    for t in range(v.shape[1]):
+        a, key, u = decay[:, t, :, None], keys[:, t], v[:, t]
+        if beta is not None:
+            u = beta[:, t, :, None] * (u - a * (state.mT @ key[..., None])[..., 0])
+        state = a[..., None] * state + key[..., None] * u[..., None, :]
+        out.append((state.mT @ queries[:, t][..., None])[..., 0])
+    return torch.stack(out, dim=1), state
 
 
 def suits(q: Tensor, v: Tensor) -> bool:
