@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
+from sapo_backends.torch_backend import runtime  # noqa: E402
 from sapo_backends.torch_backend.fallback import recompute, transformers_lm  # noqa: E402
 from sapo_backends.torch_backend.fallback.caches import gathered  # noqa: E402
 from sapo_backends.torch_backend.fallback.completions import CompletionStates  # noqa: E402
@@ -94,6 +95,25 @@ def test_rows_continue_one_prompt_where_layers_have_a_state(family: str, monkeyp
         assert sum(computed) == (2 * (2 * 12 + 5 * 11) if shared else 2 * 5 * 23)
     for mine, alone in zip(*found, strict=True):
         torch.testing.assert_close(mine, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid", "falcon_h1"])
+def test_compiled_kernels_give_what_transformers_own_operations_give(family: str) -> None:
+    """Log-probabilities, the gradient, and the logits of one token after another in generation."""
+    model, found = TransformersModel(_module(family), CPU, torch.float32), list[tuple[torch.Tensor, ...]]()
+    packed, prompts = pack(SHARED, list(range(5)), CPU), [SHARED[0][0], SHARED[3][0]]
+    for names in ((), ("native",)):
+        leaf = model.base.clone().requires_grad_()
+        with runtime.without(*names):
+            logprobs = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
+            gradient = torch.autograd.grad(logprobs.sum(), leaf)[0]
+            with torch.inference_mode():
+                session = model.session(prompts, torch.tensor([0, 0, 1]), 3, model.weights(None))
+                for token in (3, 8, 2):
+                    session.step(torch.full((3,), token))
+        found.append((logprobs.detach(), gradient, session.logits))
+    for mine, theirs in zip(*found, strict=True):
+        assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("wrong", ["lost", "unknown"])

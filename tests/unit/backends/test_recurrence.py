@@ -34,6 +34,8 @@ def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
     if found is None:
         pytest.skip("no C compiler")
     given = [None if x is None else x.requires_grad_() for x in _given(keys, values, tokens, delta)]
+    if threads == 2:  # as they lie where a model's are views of others
+        given = [None if x is None else x.detach().mT.contiguous().mT.requires_grad_() for x in given]
     exact = [None if x is None else x.detach().double().requires_grad_() for x in given]
     leaves = [x for x in given if x is not None], [x for x in exact if x is not None]
     torch.set_num_threads(threads)

@@ -36,9 +36,13 @@ def kernels_that_work() -> Kernels | None:
 
 
 @cache
-@torch.inference_mode(False)
-@torch.enable_grad()
 def _works(found: Kernels) -> bool:
+    """In a thread of its own, which no inference mode and no hooks of gradient checkpointing reach."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_give_the_rule, found).result()
+
+
+def _give_the_rule(found: Kernels) -> bool:
     """With the gradients, on few numbers: a compiler is not trusted blindly."""
     some = torch.Generator().manual_seed(0)
     q, k, v, state = (torch.randn(1, size, 2, PAD, generator=some) for size in (3, 3, 3, PAD))
@@ -110,7 +114,7 @@ class Recurrence(torch.autograd.Function):
         """See torch.autograd.Function."""
         q, k, v, decay, beta, state = ctx.saved_tensors
         grad_out, grad_state = gradients[0].contiguous(), gradients[1].clone(memory_format=torch.contiguous_format)
-        found = *(None if x is None else torch.zeros_like(x) for x in (q, k, v, decay, beta)), grad_state
+        found = *(None if x is None else torch.zeros(x.shape) for x in (q, k, v, decay, beta)), grad_state
         _on_threads(ctx.kernels, "states_backward", q, v, (q, k, v, decay, beta, state, grad_out, *found))
         return None, *found
 
