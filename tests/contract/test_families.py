@@ -17,6 +17,8 @@ from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Sampling
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("transformers")
 
+from sapo_backends.torch_backend.runtime import without  # noqa: E402 - after the check for torch
+
 SHORT = [list(range(5, 14)), list(range(20, 31)), [7] * 8]
 LONG = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 NEW_TOKENS = 9
@@ -51,8 +53,6 @@ def by_transformers(model_folder: Callable[[str], Path]) -> Callable[[str, Any],
 
 def logprobs(model: Any, prompt: list[int], completion: tuple[int, ...]) -> Any:
     """Of the completion at temperature 1 (T,), in transformers' own operations."""
-    from sapo_backends.torch_backend.runtime import without
-
     with torch.no_grad(), without("native"):
         rows = model(torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return rows.double().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
@@ -119,7 +119,7 @@ def test_the_page_of_models_says_what_is(
     engine.close()
 
 
-@pytest.mark.parametrize("family", [row.family for row in families.ROWS if row.cells[0] == "exact"][3:])
+@pytest.mark.parametrize("family", [row.family for row in families.ROWS if not row.cells[0].startswith("no: ")][3:])
 def test_a_family_s_gradient_equals_autograd_in_float64(
     family: str, model_folder: Callable[[str], Path], by_transformers: Callable[[str, Any], Any]
 ) -> None:
@@ -138,9 +138,10 @@ def test_a_family_s_gradient_equals_autograd_in_float64(
     model.zero_grad()
     model.get_input_embeddings().padding_idx = None
     for s in batch:
-        rows = model(torch.tensor([[*s.prompt, *s.completion]]), use_cache=False).logits[0, len(s.prompt) - 1 : -1]
-        chosen = rows.log_softmax(-1).gather(1, torch.tensor(s.completion)[:, None])
-        (-s.advantage / total * chosen.sum()).backward()
+        with without("native"):  # in transformers' own operations
+            rows = model(torch.tensor([[*s.prompt, *s.completion]]), use_cache=False).logits[0, len(s.prompt) - 1 : -1]
+            chosen = rows.log_softmax(-1).gather(1, torch.tensor(s.completion)[:, None])
+            (-s.advantage / total * chosen.sum()).backward()
     expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
     assert found.keys() == expected.keys()
     largest = max(float(np.abs(grad).max()) for grad in expected.values())
