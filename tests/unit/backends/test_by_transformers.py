@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -114,6 +115,30 @@ def test_compiled_kernels_give_what_transformers_own_operations_give(family: str
         found.append((logprobs.detach(), gradient, session.logits))
     for mine, theirs in zip(*found, strict=True):
         assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
+
+
+def test_without_kernels_few_tokens_are_not_filled_up_to_hundreds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mamba 2 takes 256 at a time where a model says so; the results are the same."""
+    module, seen, found = _module("granitemoehybrid"), list[int](), list[torch.Tensor]()
+    file = sys.modules[type(module).__module__]
+    monkeypatch.setattr(file, "segment_sum", _noting(file.segment_sum, seen))
+    for size in (256, 16):
+        for layer in module.modules():
+            if hasattr(layer, "chunk_size"):
+                layer.chunk_size = size
+        with runtime.without("native"):
+            model = TransformersModel(copy.deepcopy(module), CPU, torch.float32)
+            found.append(model.token_logprobs(pack(SHARED, [3], CPU), model.weights(None), 1.0).logprobs)
+    torch.testing.assert_close(*found)
+    assert max(seen) == 64
+
+
+def _noting(function: Any, seen: list[int]) -> Any:
+    def noted(x: torch.Tensor) -> Any:
+        seen.append(x.shape[-1])
+        return function(x)
+
+    return noted
 
 
 @pytest.mark.parametrize("wrong", ["lost", "unknown"])

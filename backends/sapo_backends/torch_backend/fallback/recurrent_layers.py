@@ -17,6 +17,10 @@ from torch import Tensor, nn
 
 from sapo_backends.torch_backend.ops import recurrence
 
+CHUNK = 64
+"""Tokens at most that transformers' own functions take at once, to which they fill up. What a model asks for, 256, suits kernels
+that are not there: of 160 tokens of Granite 4.0 H with gradients it takes 2.7 times as long."""
+
 
 def use_kernels(module: nn.Module) -> None:
     """From now on, in the files that a model's layers come from."""
@@ -31,7 +35,9 @@ def _either(original: Callable[..., Any], better: Callable[..., Any]) -> Callabl
     @wraps(original)
     def either(*given: Any, **named: Any) -> Any:
         found = better(*given, **named)
-        return original(*given, **named) if found is None else found
+        if found is not None:
+            return found
+        return original(*given, **named | {name: min(named[name], CHUNK) for name in ("chunk_size",) if name in named})
 
     either.by_kernels = True  # type: ignore[attr-defined]
     return either
