@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from sapo_backends.base import LoadRequest, OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.common import hardware, precisions, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
-from sapo_backends.common.widths import DELTA_RULE
+from sapo_backends.common.widths import BY_KERNELS, DELTA_RULE
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.sizing import model_size
@@ -86,15 +87,11 @@ def test_a_micro_batch_of_transformers_is_smaller_where_its_layers_keep_more() -
     """Experts do. Of layers with a state only one keeps more than what goes in, so a Qwen3.5-0.8B, which used 7.4 GiB when
     all did, needs no more than a plain model of its size."""
     plain = ModelSize(752_000_000, 8_000_000, 24, 1024, 3584, 512, 248_320, heads=8)
-    linear = replace(plain, recurrent=DELTA_RULE * 2048, state=18 * 2048 * 128)
+    linear = replace(plain, recurrent=DELTA_RULE * 2048, by_kernels=BY_KERNELS * 2048, state=18 * 2048 * 128)
     experts = replace(plain, layers=48, experts=8, intermediate=768)
-    assert round_memory.fallback_micro_batch(plain, 2, kernels=False) == round_memory.FALLBACK_MICRO_BATCH
-    assert round_memory.fallback_micro_batch(linear, 2, kernels=False) == round_memory.FALLBACK_MICRO_BATCH
-    assert (
-        round_memory.fallback_micro_batch(experts, 4, kernels=False)
-        < round_memory.fallback_micro_batch(experts, 2, kernels=False)
-        < 1024
-    )
+    tokens = partial(round_memory.fallback_micro_batch, kernels=False)
+    assert tokens(plain, 2) == tokens(linear, 2) == round_memory.FALLBACK_MICRO_BATCH
+    assert tokens(experts, 4) < tokens(experts, 2) < 1024
     shape = RoundShape(2, 8, 64, 96)
     needed = [
         round_memory.bytes_of_round(size, shape, compute_bytes=2, fallback=True) for size in (plain, linear, experts)
