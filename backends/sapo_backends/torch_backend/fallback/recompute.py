@@ -59,7 +59,7 @@ class Recomputed:
         else:
             output = compute(weights, before, *inputs, **named)
         if owner is None and cache is not None:
-            for place, layer in zip(self._places, kept, strict=False):
+            for place, layer in zip(self._places, kept, strict=True):
                 cache.layers[place] = layer
         return output
 
