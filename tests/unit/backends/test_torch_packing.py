@@ -25,7 +25,7 @@ from sapo_backends.common.round_memory import (  # noqa: E402
 )
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.fallback.caches import may_share_prompts  # noqa: E402
+from sapo_backends.torch_backend.fallback.caches import only_keys_and_values  # noqa: E402
 from sapo_backends.torch_backend.fallback.completions import CompletionStates  # noqa: E402
 from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
 from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
@@ -163,9 +163,9 @@ def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own(monkeypatch: 
 
 def test_a_config_that_makes_no_cache_keeps_no_model_from_being_loaded() -> None:
     transformers = pytest.importorskip("transformers")
-    assert may_share_prompts(transformers.GPT2Config())
-    assert not may_share_prompts(transformers.AutoConfig.for_model("lfm2", num_hidden_layers=2, **TINY["lfm2"]))
-    assert may_share_prompts(transformers.AutoConfig.for_model("blt"))
+    assert only_keys_and_values(transformers.GPT2Config())
+    assert not only_keys_and_values(transformers.AutoConfig.for_model("lfm2", num_hidden_layers=2, **TINY["lfm2"]))
+    assert not only_keys_and_values(transformers.AutoConfig.for_model("blt"))
 
 
 def test_what_a_completion_longer_than_a_micro_batch_is_filled_up_with_and_its_mask_are_planned() -> None:

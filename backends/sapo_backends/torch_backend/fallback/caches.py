@@ -1,4 +1,4 @@
-"""transformers' caches: which several rows can continue, and a layer's part of one."""
+"""transformers' caches: what their layers keep, and a layer's part of one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from typing import Any
 from torch import Tensor
 
 
-def may_share_prompts(config: Any) -> bool:
-    """Whether rows may continue one prompt's cache; True also where a config does not tell: then the first pass does."""
+def only_keys_and_values(config: Any) -> bool:
+    """Whether no layer keeps the state of a convolution or of linear attention; False also where a config does not tell."""
     from transformers import DynamicCache
-
-    try:
-        return only_keys_and_values(DynamicCache(config=config))
-    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
-        return True
-
-
-def only_keys_and_values(cache: Any) -> bool:
-    """Whether no layer keeps the state of a convolution or of linear attention."""
     from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
-    layers = getattr(cache, "layers", [])
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
+        return False
     return bool(layers) and all(
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
     )

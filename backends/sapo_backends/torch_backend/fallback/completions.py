@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.fallback.caches import may_share_prompts, only_keys_and_values
+from sapo_backends.torch_backend.fallback.caches import only_keys_and_values
 from sapo_backends.torch_backend.fallback.padding import padded_left, padded_right
 from sapo_backends.torch_backend.fallback.recompute import RecomputedLayers
 from sapo_backends.torch_backend.ops.packing import Packed, pack
@@ -24,8 +24,7 @@ class CompletionStates:
 
     def __init__(self, model: Any, layers: RecomputedLayers | None) -> None:
         self._model, self._layers = model, layers
-        self._shares: bool | None = may_share_prompts(model.module.config) or None
-        self._tried = False
+        self._shares: bool | None = only_keys_and_values(model.module.config) or None
 
     @property
     def shares(self) -> bool:
@@ -50,9 +49,6 @@ class CompletionStates:
         positions = (real.cumsum(dim=1) - 1).clamp_(min=0)
         inputs = {"input_ids": ids, "attention_mask": real, "use_cache": True}
         states, cache = model.hidden_states(weights, positions, **inputs)
-        if not self._tried and not only_keys_and_values(cache):  # which the config did not tell
-            self._shares = self._is_the_same()
-            return self(packed, weights)
         number = {prompt: i for i, prompt in enumerate(prompts)}
         owner = torch.tensor([number[prompt] for prompt, _ in packed.pairs], device=model.device)
         rows = padded_right([completion[:-1] for _, completion in packed.pairs], longest - 1, model.device)
@@ -84,7 +80,7 @@ class CompletionStates:
     def _is_the_same(self) -> bool:
         """Of two short prompts and three completions, with the gradient of the first weights that are a vector, whose way goes
         through all layers behind them."""
-        self._tried, model = True, self._model
+        model = self._model
         pairs = [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))]
         packed, bound = pack(pairs, list(range(len(pairs))), model.device), model.weights(None)
         name = next(name for name, tensor in bound.parameters.items() if tensor.ndim == 1)

@@ -22,7 +22,7 @@ from sapo_backends.base import BackendError, TokenIds
 from sapo_backends.checkpoints.families import LANGUAGE_PARTS
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.widths import usual_widths
-from sapo_backends.torch_backend.fallback.caches import may_share_prompts
+from sapo_backends.torch_backend.fallback.caches import only_keys_and_values
 from sapo_backends.torch_backend.fallback.completions import CompletionStates
 from sapo_backends.torch_backend.fallback.padding import padded_left
 from sapo_backends.torch_backend.fallback.recompute import RecomputedLayers
@@ -61,7 +61,7 @@ class TransformersModel:
         self._adapter: LoraWeights | None = None
         known = inspect.signature(module.forward).parameters
         self._has_state = bool(_widths(module)["recurrent"])
-        again = self._has_state and not may_share_prompts(module.config)
+        again = self._has_state and not only_keys_and_values(module.config)
         self._predicting = CompletionStates(self, RecomputedLayers(module, self._remembered) if again else None)
         self._takes_positions = "position_ids" in known
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # from transformers 5.24 on, and before
