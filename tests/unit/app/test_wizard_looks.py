@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,17 @@ async def test_five_quick_changes_of_the_name_read_the_file_once(tmp_path: Path,
 
 
 async def test_of_five_quick_changes_of_the_wording_the_first_and_the_last_are_looked_at(
-    tmp_path: Path, drafts: list[Any]
+    tmp_path: Path, drafts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, seen = await opened(tmp_path)
+    counted, all_typed = actions.draft, threading.Event()
+    monkeypatch.setattr(actions, "draft", lambda *given: all_typed.wait(60) and counted(*given))
     for number in range(4):
         await given_up(tasks, replace(seen.answers, prompt=f"{number}: {{question}}"))
-    last = await tasks.look(replace(seen.answers, prompt="Say: {question}"))
+    look = asyncio.create_task(tasks.look(replace(seen.answers, prompt="Say: {question}")))
+    await asyncio.sleep(0)
+    all_typed.set()
+    last = await look
     assert len(drafts) == 3
     assert last.rows[0][0].startswith("Say: ")
 
