@@ -30,8 +30,8 @@ from sapo_swarm.protocol.reasons import in_words
 SWARMS = (
     "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
     "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-    "In the lab a node with starter-1m among four answered 3 % more held-out questions than one alone for as much "
-    "processor time. Of external attempts a node trains only on those that did better than the rest of their group."
+    "Of external attempts a node trains only on those that did better than the rest of their group. Whether sharing pays "
+    "on real models is being measured; figures from the bundled toy models do not settle it."
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
 """What can be done with a swarm, its key and its verb."""
