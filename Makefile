@@ -23,6 +23,7 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/vulture app swarm backends assets packaging  # without tests: what only they keep alive
+	$(BIN)/python tests/benchmarks/house.py
 
 bench: venv
 	$(BIN)/python tests/benchmarks/run.py
