@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: run test check bench venv system llama clean
+.PHONY: run test check bench venv system llama real-models clean
 
 run: venv
 	$(BIN)/sapo-desktop
 
 # What failed beside the others runs once more alone: green then, it was a race, and its name stands in the output.
 # Hundreds of processes start: with their bytecode kept, each compiles nothing.
-test: venv system llama check
+test: venv system llama real-models check
 	unset PYTHONDONTWRITEBYTECODE; \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal || { \
 	  [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
@@ -41,6 +41,10 @@ system: venv
 # The app does without; the tests of its engine do not.
 llama: venv
 	$(BIN)/python packaging/llama_engine.py
+
+# A published model of 98 MB for the tests on a real one, into a cache outside the checkout.
+real-models: venv
+	$(BIN)/python packaging/real_models.py smollm2
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

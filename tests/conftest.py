@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from sapo_desktop.paths import Home
 
+PACKAGING = Path(__file__).resolve().parents[1] / "packaging"
+
 # A test must not fail because the machine was busy, and CI must not fail by chance: there every run draws the same.
 CI = os.environ.get("CI") == "true"
 settings.register_profile(
@@ -35,6 +37,39 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     found = Home.find()
     found.prepare()
     return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests on the larger published models take minutes and half a gigabyte: they run only when asked for by their mark."""
+    if "real_large" in config.option.markexpr:
+        return
+    large = [item for item in items if item.get_closest_marker("real_large")]
+    config.hook.pytest_deselected(items=large)
+    items[:] = [item for item in items if item not in large]
+
+
+def fetched_model(name: str) -> Path:
+    """The file of a published model. One that was not fetched is a failure under CI, else a skip with a sentence."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PACKAGING))
+        from real_models import path_of
+    path: Path = path_of(name)
+    if not path.is_file():
+        missing = f"{path} is not there. Fix: python packaging/real_models.py {name}"
+        pytest.fail(missing) if CI else pytest.skip(missing)
+    return path
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """SmolLM2-135M-Instruct as a person has it, a GGUF file in Q4_1. Read only."""
+    return fetched_model("smollm2")
+
+
+@pytest.fixture(scope="session", params=["qwen-coder", "gemma-270m"])
+def real_large_model(request: pytest.FixtureRequest) -> Path:
+    """Each of the two larger published models, for tests with the mark real_large. Read only."""
+    return fetched_model(request.param)
 
 
 @pytest.fixture(autouse=True)
