@@ -102,14 +102,12 @@ class DecoderSession:
     ) -> None:
         self._spec, self._weights = spec, weights
         self._captured: CapturedStep | None = None
-        flat, starts = pack_prompts(prompts, owner.device)
-        begins, lengths = torch.tensor([starts, [len(prompt) for prompt in prompts]], device=owner.device)
+        flat, places = pack_prompts(prompts, owner.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=owner.device)
         longest = flat.longest
         self._lengths, self._angles = lengths, rope.tables(longest + steps)
-        slot = torch.arange(longest, device=owner.device)
-        places = begins[:, None] + torch.minimum(slot, lengths[:, None] - 1)
         prefill = PromptAttention(spec, flat.slabs, places, lengths)
-        last = hidden_states(spec, weights.prefill, rope, flat, prefill, filled(begins + lengths - 1))
+        last = hidden_states(spec, weights.prefill, rope, flat, prefill, filled(places[:, -1]))
         self.logits = softcapped(F.linear(last, weights.prefill.head), spec.logit_softcap)[owner]
         self._style = Style(
             norm_eps=spec.norm_eps,
