@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
-from sapo_backends.checkpoints import shards
+from sapo_backends.checkpoints import local_models, shards
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.errors import did_you_mean
 
@@ -61,6 +61,8 @@ def local(model: str) -> Path:
         if (here := cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
+    if local_models.is_named(model):
+        return local(str(local_models.path_of(model)))
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file; GGUF cannot be trained. {WANTED}")
     hint = did_you_mean(model, BUNDLED)
