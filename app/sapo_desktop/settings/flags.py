@@ -81,6 +81,15 @@ def absolute(model: str) -> str:
     return model if found is None else str(found.absolute())
 
 
+def as_kept(model: str) -> str:
+    """A base as the settings keep it: a model of another program under the name that a person knows. Raises ModelNotFound where
+    that program has none of the name."""
+    from sapo_backends.checkpoints import local_models
+
+    found = absolute(model)
+    return model if local_models.is_named(model) else found
+
+
 def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
     """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
     reasoning needs where it is on or the model never leaves it out. look: brings the chat template of a model that is not on

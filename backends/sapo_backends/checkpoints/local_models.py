@@ -142,7 +142,9 @@ def path_of(model: str) -> Path:
         names = sorted({one.name for one in seen.models})
         known = f" {TITLES[place]} has: {', '.join(names[:8])}." if names else f" {TITLES[place]} has no models here."
         hint = did_you_mean(wanted, names) or known
-        raise ModelNotFound(f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(seen.notes)}".strip())
+        raise ModelNotFound(
+            f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(seen.notes)}".strip()
+        )
     if place != OLLAMA and len({one.path.resolve() for one in hits}) > 1:  # Ollama's own folder comes first
         paths = ", ".join(str(one.path) for one in hits[:4])
         raise ModelNotFound(f"{TITLES[place]} has {len(hits)} models called {name!r}. Give the file: {paths}")

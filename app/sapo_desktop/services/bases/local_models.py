@@ -19,7 +19,8 @@ import msgspec
 
 from sapo_backends.checkpoints import local_models, locate
 from sapo_backends.checkpoints.gguf.forms import FORMS
-from sapo_backends.checkpoints.gguf.header import Header, is_gguf, read_header
+from sapo_backends.checkpoints.gguf.header import Header, read_header
+from sapo_backends.checkpoints.hub import cache
 from sapo_backends.checkpoints.local_models import LocalModel, Search
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.round_memory import ModelSize
@@ -37,7 +38,19 @@ FRESH_S = 20.0
 Fit = Literal["fits", "tight", "too large", ""]
 """tight: smaller rounds fit. "": not known, of an engine that decides when it loads."""
 _SUPPORTED = frozenset(form.name for form in FORMS.values())
-_ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert", "t5encoder", "clip"})
+_ENCODERS = frozenset(
+    [
+        "bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "neo-bert",
+        "modern-bert",
+        "t5encoder",
+        "clip",
+    ]
+)
 """Architectures of llama.cpp that predict no next token."""
 _PLANS = threading.Lock()
 """A GPU is asked for its memory by one thread, in a process that imports torch."""
@@ -150,7 +163,7 @@ def look(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> Li
 def _looking(config: RunConfig, seconds: float, fresh: bool) -> _Looking:
     """The look under way, or of a moment ago, at the same places for the same kind of run; else a new one."""
     folders = (*local_models.ollama_folders(), *local_models.lm_studio_folders(), *local_models.llama_cpp_folders())
-    key = (*map(str, folders), str(local_models.cache.folder()), msgspec.json.encode(config).decode())
+    key = (*map(str, folders), str(cache.folder()), msgspec.json.encode(config).decode())
     with _starting:
         last = _last.get(key)
         if last is not None and (last.busy or (not fresh and time.monotonic() - last.began < FRESH_S)):
@@ -190,14 +203,15 @@ def examine(model: LocalModel, config: RunConfig) -> LocalBase | None:
     try:
         if model.path.is_dir():
             return _of_folder(model, config)
-        if not is_gguf(model.path):
-            return LocalBase(model, reason="it is no GGUF file, or may not be read")
         about = model.path.stat()
         header = _header(model.path, about.st_size, about.st_mtime_ns)
     except (BackendError, OSError) as error:
         return LocalBase(model, reason=_short(str(error), model.path))
-    if _other_kind(header):
-        return None
+    return None if _other_kind(header) else _of_file(model, header, config)
+
+
+def _of_file(model: LocalModel, header: Header, config: RunConfig) -> LocalBase:
+    """A GGUF file."""
     base = LocalBase(model, header.quantisation, header.architecture, header.parameters, _why_not(model, header))
     if base.reason:
         return base

@@ -41,7 +41,13 @@ TENSOR_TYPES = {
     **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50)},
     **{20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136)},
     **{24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8)},
-    **{29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
+    **{
+        29: ("IQ1_M", 256, 56),
+        30: ("BF16", 1, 2),
+        34: ("TQ1_0", 256, 54),
+        35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17),
+    },
 }
 """ggml's types: (name, weights in a block, bytes of a block)."""
 
@@ -125,7 +131,7 @@ def is_gguf(path: Path) -> bool:
     """Whether a file begins as GGUF does, whatever it is called: Ollama's have no ending. Nothing but a file is opened."""
     try:
         with _opened(path) as file:
-            return file.read(4) == MAGIC
+            return bytes(file.read(4)) == MAGIC
     except OSError:
         return False
 
@@ -183,8 +189,17 @@ def _parsed(content: bytes, size: int) -> Header:
             lengths[key] = length
         if value is not None:
             values[key] = value
+    listed, place = _tensors(content, place, tensors)
+    alignment = values.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 16:
+        raise ValueError("its alignment is impossible")
+    return Header(values, lengths, tuple(listed), -(-place // alignment) * alignment, size)
+
+
+def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry], int]:
+    """So many tensors, and where the header ends."""
     listed = []
-    for _ in range(tensors):
+    for _ in range(count):
         name, place = _text(content, place)
         (axes,) = struct.unpack_from("<I", content, place)
         if not 1 <= axes <= 4:
@@ -194,10 +209,7 @@ def _parsed(content: bytes, size: int) -> Header:
             raise ValueError("a tensor has an impossible shape")
         listed.append(TensorEntry(name, tuple(shape), kind, offset))
         place += 16 + 8 * axes
-    alignment = values.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 16:
-        raise ValueError("its alignment is impossible")
-    return Header(values, lengths, tuple(listed), -(-place // alignment) * alignment, size)
+    return listed, place
 
 
 def _text(content: bytes, place: int) -> tuple[str, int]:
