@@ -125,9 +125,8 @@ def search(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLE
 def is_named(model: str) -> bool:
     """Whether a base is written as a model of one of these places: PLACE:NAME, or NAME:TAG as Ollama writes it."""
     place, colon, name = model.partition(":")
-    if colon and name and place in TITLES:
-        return True
-    return bool(_OLLAMA_NAME.fullmatch(model)) and not os.path.exists(os.path.expanduser(model))
+    named = bool(colon and name and place in TITLES) or _OLLAMA_NAME.fullmatch(model) is not None
+    return named and not os.path.exists(os.path.expanduser(model))
 
 
 def path_of(model: str) -> Path:
@@ -393,14 +392,14 @@ def _changed(path: Path) -> float:
 
 def _small_file(path: Path) -> bytes | None:
     """What a small file holds; None where there is none, it may not be read, or it is too long for what it should be."""
-    size = _size(path)
-    if size is None or size > MANIFEST_LIMIT:
+    if _size(path) is None:
         return None
     try:
         with path.open("rb") as file:
-            return file.read(MANIFEST_LIMIT)
+            content = file.read(MANIFEST_LIMIT + 1)
     except OSError:
         return None
+    return content if len(content) <= MANIFEST_LIMIT else None
 
 
 def each_once(models: list[LocalModel]) -> list[LocalModel]:

@@ -157,7 +157,7 @@ def test_a_disk_that_does_not_answer_costs_its_own_models_only(home: Path, stuck
     assert not found.whole
     assert "more may be here. Look again" in found.sentences[-1]
     threads = threading.active_count()
-    assert look(RUN, seconds=0.01).bases == found.bases
+    assert look(RUN, seconds=0.01, fresh=True).bases == found.bases
     assert threading.active_count() == threads, "one look at a time"
     stuck.set()
     whole = look(RUN, seconds=30)

@@ -79,6 +79,8 @@ def test_a_name_that_ollama_does_not_have_is_a_sentence_with_what_is_near(home: 
     assert not is_named("starter")
     assert not is_named("owner/name")
     assert not is_named("C:")
+    (home / "here:1").mkdir()
+    assert not is_named(str(home / "here:1")), "a folder of that name goes first"
     assert not is_named("sapo://host:7471/#t=1")
 
 
@@ -97,7 +99,15 @@ def test_a_digest_that_is_none_leads_nowhere(home: Path, digest: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"layers": 7}', b'{"layers": [{"mediaType": 1, "digest": 2}]}'],
+    [
+        b"",
+        b"{",
+        b'{"x": ' + b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"layers": 7}',
+        b'{"layers": []}' + b" " * (1 << 20),
+        b'{"layers": [{"mediaType": 1, "digest": 2}]}',
+    ],
 )
 def test_a_damaged_manifest_is_named_and_passed_over(home: Path, content: bytes) -> None:
     root = home / ".ollama" / "models"
