@@ -101,7 +101,7 @@ def test_what_cannot_be_trained_has_its_reason_and_comes_last(home: Path) -> Non
         "a-new": "the architecture mamba99 is not supported",
         "a-cut": "the file is cut off; download it again",
         "a-text": "is no whole GGUF file: it does not begin with GGUF. Download it again",
-        "b-split": "it is in 2 parts; join them: llama-gguf-split --merge",
+        "b-split": "it is in 2 parts; llama-gguf-split joins them",
     }
     assert (
         {one.model.name for one in found.trainable}

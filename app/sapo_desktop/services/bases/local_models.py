@@ -253,7 +253,7 @@ def _why_not(model: LocalModel, header: Header) -> str:
     if header.architecture not in _SUPPORTED:
         return f"the architecture {header.architecture or '(none)'} is not supported"
     if model.parts > 1:
-        return f"it is in {model.parts} parts; join them: llama-gguf-split --merge"
+        return f"it is in {model.parts} parts; llama-gguf-split joins them"
     return "" if header.is_whole else "the file is cut off; download it again"
 
 
