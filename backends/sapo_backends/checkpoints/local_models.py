@@ -12,6 +12,7 @@ counted, manifests are small, digests are digests, links lead nowhere twice, and
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,12 +22,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.errors import ModelNotFound, did_you_mean
 
+MAGIC = b"GGUF"
 OLLAMA, LMSTUDIO, LLAMACPP, HUB = "ollama", "lmstudio", "llamacpp", "hub"
 TITLES = {OLLAMA: "Ollama", LMSTUDIO: "LM Studio", LLAMACPP: "llama.cpp", HUB: "Hugging Face"}
 """Place -> what people call it. The order in which a model that is in two of them is told of."""
@@ -374,6 +377,27 @@ def _full(seen: Search, place: str) -> bool:
     return full
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """A file for reading, never a pipe or a device, whose opening waits. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF does, whatever it is called: Ollama's have no ending."""
+    try:
+        with open_file(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def _size(path: Path) -> int | None:
     """Of a file, None where there is none: a link that leads nowhere, a pipe."""
     try:
@@ -392,10 +416,8 @@ def _changed(path: Path) -> float:
 
 def _small_file(path: Path) -> bytes | None:
     """What a small file holds; None where there is none, it may not be read, or it is too long for what it should be."""
-    if _size(path) is None:
-        return None
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MANIFEST_LIMIT + 1)
     except OSError:
         return None

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
 from sapo_backends.checkpoints import local_models, shards
-from sapo_backends.checkpoints.gguf.header import is_gguf
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.errors import did_you_mean
 
@@ -65,7 +64,7 @@ def local(model: str) -> Path:
     if local_models.is_named(model):
         return local(str(local_models.path_of(model)))
     if os.path.isfile(os.path.expanduser(model)):
-        if is_gguf(Path(os.path.expanduser(model))):
+        if local_models.is_gguf(Path(os.path.expanduser(model))):
             raise ModelNotFound(f"{model} is a GGUF file; GGUF cannot be trained. {WANTED}")
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
     hint = did_you_mean(model, BUNDLED)

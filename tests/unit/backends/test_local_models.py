@@ -14,9 +14,9 @@ import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
 from sapo_backends.checkpoints import local_models, locate
-from sapo_backends.checkpoints.gguf.header import HEADER_LIMIT, is_gguf, read_header
+from sapo_backends.checkpoints.gguf.header import HEADER_LIMIT, read_header
 from sapo_backends.checkpoints.hub import cache
-from sapo_backends.checkpoints.local_models import each_once, is_named, path_of, search
+from sapo_backends.checkpoints.local_models import each_once, is_gguf, is_named, path_of, search
 from sapo_backends.errors import ModelNotFound
 
 LIBRARY = "registry.ollama.ai/library"
@@ -105,6 +105,7 @@ def test_a_digest_that_is_none_leads_nowhere(home: Path, digest: str) -> None:
         b'{"x": ' + b"[" * 100_000,
         b"\xff\xfe",
         b'{"layers": 7}',
+        b'{"layers": []}' + b" " * (1 << 20),
         b'{"layers": []}' + b" " * (1 << 20),
         b'{"layers": [{"mediaType": 1, "digest": 2}]}',
     ],

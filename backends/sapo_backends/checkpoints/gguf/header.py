@@ -7,7 +7,6 @@ made, and no more than HEADER_LIMIT bytes are read. Format: https://github.com/g
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from sapo_backends.checkpoints.local_models import MAGIC, open_file
 from sapo_backends.errors import ModelNotFound
 
-MAGIC = b"GGUF"
 HEADER_LIMIT = 96 << 20
 """Bytes of a header, at most: a vocabulary of 262,144 tokens with merges and scores takes 20 MB."""
 _FIRST = 8 << 20
@@ -127,19 +126,10 @@ class Header:
         return self.number(f"{self.architecture}.{key}", default)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF does, whatever it is called: Ollama's have no ending. Nothing but a file is opened."""
-    try:
-        with _opened(path) as file:
-            return bytes(file.read(4)) == MAGIC
-    except OSError:
-        return False
-
-
 def read_header(path: Path) -> Header:
     """The header of a file. Raises ModelNotFound that says what is wrong with it."""
     try:
-        with _opened(path) as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             content = file.read(_FIRST)
             try:
@@ -153,18 +143,6 @@ def read_header(path: Path) -> Header:
         raise ModelNotFound(f"{path} cannot be read ({error.strerror or error}).") from error
     except (struct.error, OverflowError, ValueError) as error:
         raise ModelNotFound(f"{path} is no whole GGUF file: {_reason(error)}. Download it again.") from error
-
-
-def _opened(path: Path) -> Any:
-    """A file for reading, never a pipe or a device, whose opening waits. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
-        return os.fdopen(descriptor, "rb")
-    except OSError:
-        os.close(descriptor)
-        raise
 
 
 def _reason(error: Exception) -> str:
