@@ -126,10 +126,17 @@ def search(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLE
 
 
 def is_named(model: str) -> bool:
-    """Whether a base is written as a model of one of these places: PLACE:NAME, or NAME:TAG as Ollama writes it."""
+    """Whether a base is a model of one of these places: PLACE:NAME, or NAME:TAG where Ollama has that. Engines of others name
+    models with a colon too, so that a tag alone tells nothing."""
     place, colon, name = model.partition(":")
-    named = bool(colon and name and place in TITLES) or _OLLAMA_NAME.fullmatch(model) is not None
-    return named and not os.path.exists(os.path.expanduser(model))
+    if colon and name and place in TITLES:
+        return not os.path.exists(os.path.expanduser(model))
+    return is_tagged(model) and any(one.name == model for one in search(places=(OLLAMA,)).models)
+
+
+def is_tagged(model: str) -> bool:
+    """Whether this is written NAME:TAG, as Ollama writes its models."""
+    return _OLLAMA_NAME.fullmatch(model) is not None and not os.path.exists(os.path.expanduser(model))
 
 
 def path_of(model: str) -> Path:

@@ -61,7 +61,7 @@ def local(model: str) -> Path:
         if (here := cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
-    if local_models.is_named(model):
+    if local_models.is_named(model) or local_models.is_tagged(model):
         return local(str(local_models.path_of(model)))
     if os.path.isfile(os.path.expanduser(model)):
         if local_models.is_gguf(Path(os.path.expanduser(model))):
