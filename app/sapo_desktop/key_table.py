@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look.keys import PALETTE, rows
+from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
@@ -59,6 +60,7 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("a task: its rows", DraftScreen),
     ("a task: what to expect", MeasuringScreen),
     ("first questions", FirstRunScreen),
+    ("first questions: a real model", BasesDialog),
     ("doctor", DoctorScreen),
     ("help", HelpScreen),
     ("leaving", QuitDialog),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.linear.typed import TypedLines
-from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
+from sapo_desktop.services.first_questions import LIST, OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
@@ -82,13 +82,30 @@ class Questions:
         """One that can be used: the hub is asked for what is typed, and for its models on the list."""
         while True:
             chosen = await self._pick("Model", info.models)
+            if chosen == LIST:
+                chosen = await self._listed(info)
             model = await self._name() if chosen == OTHER else chosen
             wrong = await info.check(model) if info.check and is_checked(chosen) else ""
             if not wrong:
                 return model
             self._say(plain(wrong, 400))
 
+    async def _listed(self, info: FirstRunInfo) -> str:
+        """One of this computer, or to download. What cannot be used is told of first, with its reason."""
+        assert info.offers is not None  # without them the answer is not on offer
+        self._say("Looking for models on this computer")
+        groups, answers = await info.offers(False), list[tuple[str, str]]()
+        for group in groups:
+            for offer in group.offers:
+                if offer.blocked:
+                    self._say(f"Not {plain(offer.value, 80)}: {plain(offer.blocked, 200)}")
+                else:
+                    answers.append((offer.value, f"{offer.detail}. {group.title}"))
+            for note in group.notes:
+                self._say(plain(note, 300))
+        return await self._pick("Model of the list", answers) if answers else OTHER
+
     async def _name(self) -> str:
-        while not (line := await self._line("The model's hub id, such as owner/name, or a folder")):
+        while not (line := await self._line("The model's hub id, such as owner/name, a GGUF file, or a folder")):
             self._say("Type one, or q to leave")
         return line

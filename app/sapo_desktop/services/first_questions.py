@@ -14,11 +14,38 @@ Check = Callable[[str], Awaitable[str]]
 """A model of the hub, or what was typed -> what keeps it from being used, "" when nothing does."""
 OTHER = "another"
 """The answer for a model that is typed."""
+LIST = "a real one"
+"""The answer for a model that is chosen from the list of those that are here or can be downloaded."""
+
+
+@dataclass(frozen=True)
+class BaseOffer:
+    """A model to start from. value: what the run gets; detail: a line; more: what else is said of the one that is marked.
+
+    blocked: why it cannot be chosen, "" where it can."""
+
+    value: str
+    detail: str
+    more: str = ""
+    blocked: str = ""
+
+
+@dataclass(frozen=True)
+class BaseGroup:
+    """Models from one source, under its title. notes: sentences on what is not listed."""
+
+    title: str
+    offers: tuple[BaseOffer, ...]
+    notes: tuple[str, ...] = ()
+
+
+Offers = Callable[[bool], Awaitable[tuple[BaseGroup, ...]]]
+"""Whether to look again -> the models of this computer, those to download, and the bundled ones. It takes two seconds at most."""
 
 
 def is_checked(model: str) -> bool:
-    """Whether this answer may be a model of the hub, which is looked at before a node starts."""
-    return model == OTHER or "/" in model
+    """Whether this answer may be a model of the hub or of another program, which is looked at before a node starts."""
+    return model == OTHER or "/" in model or ":" in model
 
 
 @dataclass(frozen=True)
@@ -26,7 +53,8 @@ class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
     hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
-    check: None where no model can be typed. let_in: asks the coordinator of a typed invite; None where nobody does.
+    check: None where no model can be typed. offers: None where there is no list behind the answer LIST. let_in: asks the
+    coordinator of a typed invite; None where nobody does.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -39,6 +67,7 @@ class FirstRunInfo:
     )
     measure: Measure | None = None
     check: Check | None = None
+    offers: Offers | None = None
     let_in: Check | None = None
 
 

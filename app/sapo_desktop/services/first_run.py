@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,10 +13,22 @@ from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
-from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import (
+    LIST,
+    OTHER,
+    OWN,
+    BaseGroup,
+    BaseOffer,
+    FirstRunAnswers,
+    FirstRunInfo,
+)
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.limits import PRESETS
 
+if TYPE_CHECKING:
+    from sapo_desktop.services.bases.local_models import Listing, LocalBase
+
+TOY = "a toy, bundled: to see how it works"
 _GLANCE_S = 0.7
 """Seconds of measuring while the questions are read."""
 
@@ -30,13 +43,14 @@ def info() -> FirstRunInfo:
     machine = f"{found.cores} cores, {size_text(found.available)} of {size_text(found.memory)} free"
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
-    models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
-    others = (*_recommended(), (OTHER, "type a hub id, such as owner/name, or a folder"))
+    models = tuple((name, TOY) for name in sapo_assets.models())
+    others = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
-        models=(*(models or (("starter", "bundled"),)), *others),
+        models=(*(models or (("starter", TOY),)), *others),
         measure=measured,
         check=wrong_with,
+        offers=offered,
         let_in=refused,
         tasks=(
             ("starter", "nine reasoning tasks, easy settings"),
@@ -46,18 +60,62 @@ def info() -> FirstRunInfo:
     )
 
 
-def _recommended() -> tuple[tuple[str, str], ...]:
-    """Licence, size and whether it fits, of the list that ships; the hub is not asked."""
-    from sapo_desktop.services.bases import card, recommended
-
-    def short(id: str) -> str:
-        try:
-            return card.card(home, _config(home, id), ask=False, measure=False).short
-        except known() as error:  # what is in the cache is damaged
-            return str(error)
+async def offered(again: bool = False) -> tuple[BaseGroup, ...]:
+    """What a person can start from: models of this computer, the recommended ones, the toys that are bundled. Whether the hub
+    can be reached is tried now, beside the look at the disks; without it what is here still can be chosen."""
+    from sapo_backends.checkpoints.hub import access
+    from sapo_desktop.services.bases import local_models
 
     home = Home.find()
-    return tuple((base.id, short(base.id)) for base in recommended.recommended().bases)
+    config = await asyncio.to_thread(_config, home, "starter")
+    local, away = await asyncio.gather(
+        asyncio.to_thread(local_models.look, config, fresh=again), asyncio.to_thread(access.why_away)
+    )
+    return await asyncio.to_thread(_groups, home, local, away)
+
+
+def _groups(home: Home, local: Listing, away: str) -> tuple[BaseGroup, ...]:
+    import sapo_assets
+
+    here = tuple(BaseOffer(one.base, one.short, _more(one), one.reason) for one in local.bases)
+    nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
+    notes = (*(() if here or local.notes else nothing), *local.sentences)
+    toys = tuple(BaseOffer(name, TOY) for name in sapo_assets.models())
+    return (
+        BaseGroup("On this computer", here, notes),
+        BaseGroup(f"To download{f' (not now: {away})' if away else ''}", _recommended(home, away, here)),
+        BaseGroup("Bundled", toys),
+    )
+
+
+def _more(one: LocalBase) -> str:
+    """What the list has no room for."""
+    size = f"{one.parameters / 1e6:,.0f}M parameters, {one.architecture}" if one.parameters else ""
+    plan = one.plan.sentence if one.plan else ""
+    also = f"also {', '.join(one.model.also[:3])}" if one.model.also else ""
+    return "; ".join(filter(None, (size, plan, also, str(one.model.path))))
+
+
+def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[BaseOffer, ...]:
+    """Size, whether it fits and how soon it gets better, of the list that ships; the hub is not asked."""
+    from sapo_desktop.services.bases import card, recommended
+
+    offers = []
+    for base in recommended.recommended().bases:
+        if any(offer.value == base.id for offer in here):
+            continue
+        try:
+            one = card.card(home, _config(home, base.id), ask=False, measure=False)
+        except known() as error:  # what is in the cache is damaged
+            offers.append(BaseOffer(base.id, "cannot be used", str(error), str(error)))
+            continue
+        detail = ", ".join(
+            filter(None, ("fits" if one.fits else "too large", size_text(base.bytes), base.brief_promise))
+        )
+        gated = "; its owner lets people in by name: sapo-desktop login" if base.gated else ""
+        more = "; ".join(filter(None, (f"licence {one.license}{gated}", base.promise, one.sentence)))
+        offers.append(BaseOffer(base.id, detail, more, away))
+    return tuple(offers)
 
 
 async def wrong_with(model: str) -> str:
@@ -90,7 +148,7 @@ async def refused(invite: str) -> str:
 
 async def measured(hardware: str, model: str) -> str:
     """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
-    process that ends with the task; of a model of the hub its card, without asking the hub."""
+    process that ends with the task; of any but a bundled model its card, without asking the hub."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import Candidate
@@ -100,7 +158,7 @@ async def measured(hardware: str, model: str) -> str:
     home = Home.find()
     try:
         config = msgspec.structs.replace(_config(home, model), trainer=hardware)
-        if locate.is_hub_id(model):
+        if model not in locate.BUNDLED:
             one = await asyncio.to_thread(card.card, home, config, ask=False)
             return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
@@ -131,7 +189,7 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
         membership.save(answers.invite, invite, answers.listed)
     tables = settings.read(path)
     run = tables.setdefault("run", {})
-    run |= {"model": flags.absolute(answers.model), "trainer": answers.hardware, "preset": answers.tasks}
+    run |= {"model": flags.as_kept(answers.model), "trainer": answers.hardware, "preset": answers.tasks}
     if answers.task:
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:

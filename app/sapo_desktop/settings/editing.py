@@ -95,7 +95,7 @@ def change(path: Path, key: str, value: str) -> str:
         elif key == "swarm.directories":
             _check_directories(changed.swarm.directories)
 
-    value = flags.absolute(value) if key == "run.model" else value
+    value = flags.as_kept(value) if key == "run.model" else value
     return settings.value(settings.change(path, known(key), value, check), key)
 
 

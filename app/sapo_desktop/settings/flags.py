@@ -71,11 +71,23 @@ def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
 
 
 def absolute(model: str) -> str:
-    """A folder that was typed relative to where the person is now, as it is found from everywhere; other names as they are."""
-    from sapo_backends.checkpoints import locate
+    """A folder that was typed relative to where the person is now, and a model of another program on this computer, as they
+    are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of the name."""
+    from sapo_backends.checkpoints import local_models, locate
 
+    if local_models.is_named(model):
+        return str(local_models.path_of(model))
     found = locate.folder(model)
     return model if found is None else str(found.absolute())
+
+
+def as_kept(model: str) -> str:
+    """A base as the settings keep it: a model of another program under the name that a person knows. Raises ModelNotFound where
+    that program has none of the name."""
+    from sapo_backends.checkpoints import local_models
+
+    found = absolute(model)
+    return model if local_models.is_named(model) else found
 
 
 def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:

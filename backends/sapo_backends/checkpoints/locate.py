@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
-from sapo_backends.checkpoints import shards
+from sapo_backends.checkpoints import local_models, shards
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.errors import did_you_mean
 
@@ -61,8 +61,12 @@ def local(model: str) -> Path:
         if (here := cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
+    if local_models.is_named(model) or local_models.is_tagged(model):
+        return local(str(local_models.path_of(model)))
     if os.path.isfile(os.path.expanduser(model)):
-        raise ModelNotFound(f"{model} is a file; GGUF cannot be trained. {WANTED}")
+        if local_models.is_gguf(Path(os.path.expanduser(model))):
+            raise ModelNotFound(f"{model} is a GGUF file; GGUF cannot be trained. {WANTED}")
+        raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
     hint = did_you_mean(model, BUNDLED)
     raise ModelNotFound(f"There is no model {model!r}.{hint} Give starter, a folder, or a hub id such as owner/name.")
 

@@ -10,13 +10,15 @@ from rich.cells import cell_len
 from tests.support.scripted_actions import ScriptedSwarms
 from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions, settled
 from textual import events
-from textual.widgets import Input, Static
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
+from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
-from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
 from sapo_swarm.config import PAPER_TASKS
 
 
@@ -176,3 +178,89 @@ def test_answering_the_nine_tasks_after_an_own_one_gives_the_nine(tmp_path: Path
     assert first_run.persist(FirstRunAnswers(task="my_sums"), settings, invite).run.tasks == ("my_sums",)
     kept = first_run.persist(FirstRunAnswers(tasks=preset), settings, invite).run
     assert (kept.tasks, kept.preset) == (PAPER_TASKS, preset)
+
+
+GROUPS = (
+    BaseGroup(
+        "On this computer",
+        (
+            BaseOffer("lmstudio:new", "cannot be trained: the architecture new is not supported", "", "not supported"),
+            BaseOffer("ollama:qwen2.5-coder:0.5b", "fits, 491 MB, Q4_K_M, Ollama", "494M parameters, qwen2"),
+            BaseOffer("lmstudio:red\x1b[31m\u202e", "too large, 9.10 GB, Q8_0, LM Studio"),
+        ),
+        ("2 more are not listed: made for pictures, vectors or a cloud.",),
+    ),
+    BaseGroup("To download (not now: away)", (BaseOffer("owner/model", "fits, 1 GB", "", "away"),)),
+    BaseGroup("Bundled", (BaseOffer("starter", "a toy, bundled: to see how it works"),)),
+)
+
+
+def listing(pilot: Pilot[object]) -> list[str]:
+    return ["".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips()]
+
+
+async def test_a_model_of_this_computer_is_chosen_with_the_arrow_keys() -> None:
+    """The list opens from the answer "a real one"; what cannot be trained and what cannot be had now is passed over."""
+    asked: list[bool] = []
+    checked: list[str] = []
+
+    async def offers(again: bool) -> tuple[BaseGroup, ...]:
+        asked.append(again)
+        return GROUPS
+
+    async def check(model: str) -> str:
+        checked.append(model)
+        return ""
+
+    answers: list[FirstRunAnswers | None] = []
+    models = (("starter", "a toy, bundled: to see how it works"), (LIST, "Enter lists them"), ("another", "type it"))
+    info = FirstRunInfo(models=models, offers=offers, check=check)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=answers.append, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        assert asked == [], "nobody is asked before the list is opened"
+        await pilot.press("down", "down", "right", "enter")
+        while not isinstance(pilot.app.screen, BasesDialog) or not pilot.app.screen.query_one(OptionList).option_count:
+            await pilot.pause()
+        await pilot.pause()
+        lines = listing(pilot)
+        assert any("lmstudio:new" in line and "cannot be trained" in line for line in lines)
+        assert any("Enter take it" in line for line in lines), "it fits 80 x 24 with its keys"
+        assert any("ollama:qwen2.5-coder:0.5b: 494M parameters, qwen2" in line for line in lines), (
+            "the first that can be had"
+        )
+        assert not any({"\x1b", "\u202e"} & set(line) for line in lines)
+        await pilot.press("down", "down")
+        await pilot.pause()
+        assert any("starter: a toy" in line for line in listing(pilot)), "what cannot be had now is passed over"
+        await pilot.press("r")
+        while asked != [False, True]:
+            await pilot.pause()
+        await pilot.pause()
+        await pilot.press("enter")
+        while isinstance(pilot.app.screen, BasesDialog):
+            await pilot.pause()
+        assert pilot.app.screen.query_one("#model", Choice).value == "ollama:qwen2.5-coder:0.5b"
+        await pilot.press("enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(model="ollama:qwen2.5-coder:0.5b")]
+    assert checked == ["ollama:qwen2.5-coder:0.5b"]
+
+
+async def test_esc_leads_back_from_the_list_to_the_questions_and_enter_opens_it_again() -> None:
+    async def offers(_: bool) -> tuple[BaseGroup, ...]:
+        return GROUPS
+
+    info = FirstRunInfo(models=((LIST, "Enter lists them"), ("starter", "")), offers=offers)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        for _ in range(2):
+            await pilot.press("enter")
+            while not isinstance(pilot.app.screen, BasesDialog):
+                await pilot.pause()
+            await pilot.press("escape")
+            while isinstance(pilot.app.screen, BasesDialog):
+                await pilot.pause()
+            assert pilot.app.screen.query_one("#model", Choice).value == LIST
+        assert not app.begun

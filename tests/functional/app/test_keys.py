@@ -14,6 +14,7 @@ from textual.widgets import OptionList
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look.keys import bindings, does, rows
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
@@ -24,7 +25,7 @@ from sapo_desktop.paths import Home
 OPENED = {
     place: ("1",) if owner is DashboardScreen else scene_of(owner).keys
     for place, owner in PLACES
-    if owner not in (SapoDashboard, FirstRunScreen)
+    if owner not in (SapoDashboard, FirstRunScreen, BasesDialog)
 }
 """How the place is reached in a dashboard over a node: as for its golden. The first questions have tests of their own, in
 test_dashboard."""

@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.linear.questions import Questions
 from sapo_desktop.linear.session import Session
 from sapo_desktop.linear.typed import TypedLines
-from sapo_desktop.services.first_questions import FirstRunInfo
+from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
@@ -274,6 +274,25 @@ async def test_a_model_of_the_list_is_looked_at_as_one_that_is_typed() -> None:
     assert found.model == "my/small"  # type: ignore[attr-defined]
     assert [line for line in heard if "not fit" in line] == ["owner/large does not fit.", "my/large does not fit."]
     assert "Type one, or q to leave" in heard
+
+
+async def test_the_models_of_this_computer_are_numbered_answers() -> None:
+    """What cannot be trained is said with its reason and has no number."""
+
+    async def offers(_: bool) -> tuple[BaseGroup, ...]:
+        new = BaseOffer("lmstudio:new", "cannot be trained", "", "the architecture new is not supported")
+        here = BaseGroup(
+            "On this computer", (new, BaseOffer("ollama:qwen:0.5b", "fits, 491 MB")), ("1 more is not listed.",)
+        )
+        return (here, BaseGroup("Bundled", (BaseOffer("starter", "a toy"),)))
+
+    info = FirstRunInfo(models=(("starter", ""), (LIST, "")), offers=offers)
+    found, heard = await answers("", "", "2", "1", "", "", "", info=info)
+    assert found.model == "ollama:qwen:0.5b"  # type: ignore[attr-defined]
+    assert "Not lmstudio:new: the architecture new is not supported" in heard
+    assert "1 more is not listed." in heard
+    assert "1, ollama:qwen:0.5b: fits, 491 MB. On this computer" in heard
+    assert "2, starter: a toy. Bundled" in heard
 
 
 async def test_the_first_questions_say_what_is_no_answer_and_can_be_left() -> None:

@@ -4,47 +4,74 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 import msgspec
 
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
-from sapo_desktop.services.bases import card, fetching, recommended
+from sapo_desktop.services.bases import card, fetching, local_models, recommended
 from sapo_desktop.services.models.shelf import creating, store
 from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line, overwrite
+from sapo_swarm.protocol.safe_text import safe_text
 
 
 def listed(home: Home, args: argparse.Namespace) -> int:
-    """bases: bundled, on this disk, recommended. Asks no network."""
+    """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
     config = settings.load(home.settings).run
     bundled = dict(creating.bases())
     here = {one.repository: one for one in cache.all_cached()}
     known = recommended.recommended()
-    for name in [*bundled, *here, *(base.id for base in known.bases if base.id not in here)]:
-        if name in here and not here[name].complete:
-            said = f"a part is here: sapo-desktop models fetch {name}"
-            print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
-            continue
-        meant = flags.with_room(msgspec.structs.replace(config, model=name))
-        one = card.card(home, meant, ask=False, measure=False)
-        path = {"path": str(bundled[name])} if name in bundled else {}
-        print(json_line({"base": name, **path, **card.as_json(one)}) if args.json else f"{name:<38} {one.short}")
-    if not args.json:
-        print(
-            f"\nThe list is of {known.date}. Any Hugging Face folder or hub id works too. What one asks of this machine:"
-        )
-        print("sapo-desktop models show OWNER/NAME")
+    local = local_models.look(flags.with_room(msgspec.structs.replace(config, model="starter")))
+
+    def rows(names: Iterable[str]) -> None:
+        for name in names:
+            if name in here and not here[name].complete:
+                said = f"a part is here: sapo-desktop models fetch {name}"
+                print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
+                continue
+            meant = flags.with_room(msgspec.structs.replace(config, model=name))
+            one = card.card(home, meant, ask=False, measure=False)
+            path = {"path": str(bundled[name])} if name in bundled else {}
+            promise = f", {base.promise}" if (base := recommended.named(name)) and base.promise else ""
+            print(
+                json_line({"base": name, **path, **card.as_json(one)})
+                if args.json
+                else f"{name:<38} {one.short}{promise}"
+            )
+
+    def head(title: str) -> None:
+        if not args.json:
+            print(title)
+
+    head("Bundled: toys, to see how it works")
+    rows(bundled)
+    head("\nOn this computer")
+    others = [one for one in local.bases if one.base not in here]
+    for one in others:
+        line = f"{safe_text(one.base, 200, lines=False):<38} {one.short}"
+        print(json_line(local_models.as_json(one)) if args.json else line)
+    rows(here)
+    for sentence in local.sentences:
+        print(sentence, file=sys.stderr if args.json else sys.stdout)
+    if not others and not here:
+        head("nothing yet: LM Studio's, Ollama's and llama.cpp's models and the hub's cache would be listed")
+    head(f"\nTo download: recommended, the list is of {known.date}")
+    rows(base.id for base in known.bases if base.id not in here)
+    head("\nAny Hugging Face folder, GGUF file or hub id works too. What one asks of this machine:")
+    head("sapo-desktop models show BASE")
     return 0
 
 
 def meant(home: Home, name: str) -> bool:
     """A base, where no model of one's own has that name."""
     mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
-    return not mine and (name in locate.BUNDLED or "/" in name)
+    return not mine and (name in locate.BUNDLED or "/" in name or is_named(name))
 
 
 def shown(home: Home, args: argparse.Namespace) -> int:

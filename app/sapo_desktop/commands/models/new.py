@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         dest="model",
         default=argparse.SUPPRESS,
         metavar="BASE",
-        help="starter, starter-1m, a local Hugging Face folder, or a hub id (default: run.model of the settings)",
+        help="starter, starter-1m, a model of this computer as `models bases` names it, a GGUF file, a Hugging Face folder, "
+        "or a hub id (default: run.model of the settings)",
     )
     flags.add_run_flags(parser, [name for name in RunConfig.__struct_fields__ if name != "model"])
 

@@ -16,7 +16,17 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.services.first_questions import OTHER, OWN, Check, FirstRunAnswers, FirstRunInfo, Measure, is_checked
+from sapo_desktop.services.first_questions import (
+    LIST,
+    OTHER,
+    OWN,
+    BaseOffer,
+    Check,
+    FirstRunAnswers,
+    FirstRunInfo,
+    Measure,
+    is_checked,
+)
 from sapo_desktop.services.tasks.wizard.interface import Made
 
 MODES = (
@@ -63,7 +73,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             yield Static("", id="speed", markup=False)
             yield Choice("Model", self.info.models, id="model")
             yield Input(
-                placeholder="Base       a hub id such as owner/name, or a folder",
+                placeholder="Base       a hub id such as owner/name, a GGUF file, or a folder",
                 id="typed",
                 compact=True,
                 max_length=400,
@@ -97,10 +107,11 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         """Show the invite only for a swarm, and measure the speed of what is chosen."""
         self.complain("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
-        wanted, typed = (self._value("hardware"), self._value("model")), self._value("model") == OTHER
-        self.query_one("#typed", Input).display = typed
-        self.query_one("#speed", Static).display = self.info.measure is not None and not typed
-        if self.info.measure is not None and wanted != self.asked and not typed:
+        wanted, model = (self._value("hardware"), self._value("model")), self._value("model")
+        self.query_one("#typed", Input).display = model == OTHER
+        named = model not in (OTHER, LIST)
+        self.query_one("#speed", Static).display = self.info.measure is not None and named
+        if self.info.measure is not None and wanted != self.asked and named:
             self.asked = wanted
             self.run_worker(
                 self._measure(self.info.measure, wanted), group="speed", exclusive=True, exit_on_error=False
@@ -140,9 +151,12 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         return self.query_one(f"#{name}", Choice).value
 
     def action_accept(self) -> None:
-        """Close with the answers; an invite or a model that cannot work is explained instead."""
+        """Close with the answers; an invite or a model that cannot work is explained instead, and a list is opened first."""
         if self._value("mode") == FIND[0]:
             self._find()
+            return
+        if self._value("model") == LIST:
+            self._list_bases()
             return
         invite = self.query_one("#invite", Input).value.strip() if self._value("mode") == "swarm" else None
         text = "" if invite is None else self._wrong_with(invite)
@@ -166,6 +180,20 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
                 self._take(line)
 
         self.app.push_screen(FindDialog(actions), chosen)
+
+    def _list_bases(self) -> None:
+        """Let a model be chosen from the list; Esc there leads back to the questions."""
+        from sapo_desktop.dashboard.screens.bases import BasesDialog
+
+        assert self.info.offers is not None  # without them the answer is not on offer
+
+        def chosen(offer: BaseOffer | None) -> None:
+            model = self.query_one("#model", Choice)
+            if offer is not None:
+                model.choose(offer.value, offer.detail)
+            model.focus()
+
+        self.app.push_screen(BasesDialog(self.info.offers), chosen)
 
     def _complain(self, text: str, where: str) -> None:
         self.complain(text)

@@ -46,6 +46,14 @@ class Choice(Widget, can_focus=True):
         self.refresh()
         self.post_message(self.Changed())
 
+    def choose(self, value: str, detail: str) -> None:
+        """This answer, which is one of them from now on."""
+        rest = tuple(pair for pair in self.answers if pair[0] != value)
+        place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), min(self.place, len(rest)))
+        self.answers, self.place = (*rest[:place], (value, detail), *rest[place:]), place
+        self.refresh()
+        self.post_message(self.Changed())
+
     def on_click(self) -> None:
         """The next answer."""
         self.focus()

@@ -16,7 +16,8 @@ from sapo_swarm.config import RunConfig
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of the hub. bytes: of its download. gated: its owner lets people in by name."""
+    """A model of the hub. bytes: of its download. gated: its owner lets people in by name. gain_minutes: see the list; 0 where
+    nobody has measured it."""
 
     id: str
     license: str
@@ -29,6 +30,18 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_value: int
     vocabulary: int
     heads: int
+    gain_minutes: float = 0.0
+
+    @property
+    def promise(self) -> str:
+        """When a person sees it get better, "" where nobody has measured it."""
+        minutes = round(self.gain_minutes)
+        return f"about {minutes} min to a first visible gain" if self.gain_minutes else ""
+
+    @property
+    def brief_promise(self) -> str:
+        """The same in a few letters."""
+        return f"~{round(self.gain_minutes)} min to a gain" if self.gain_minutes else ""
 
     def size(self, config: RunConfig) -> ModelSize:
         """What its memory and time follow from, trained as the settings say."""

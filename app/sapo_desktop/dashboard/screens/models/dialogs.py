@@ -73,7 +73,9 @@ class NewModelDialog(_Form):
             yield Choice("Base", self._info.bases, id="base")
             with Horizontal(classes="field"):
                 yield Static("or", markup=False)
-                yield Input(placeholder="a folder, or a hub id such as owner/name", id="other", compact=True)
+                yield Input(
+                    placeholder="a folder, a GGUF file, or a hub id such as owner/name", id="other", compact=True
+                )
             yield Choice("Tasks", self._info.presets, id="preset")
             yield Static("", id="complaint", markup=False)
             yield Static(hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False)

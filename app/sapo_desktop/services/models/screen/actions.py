@@ -70,18 +70,21 @@ class HomeModels:
         return await asyncio.to_thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
+        from sapo_desktop.services.bases import local_models
         from sapo_desktop.services.models.shelf import creating
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        bundled = tuple((name, "bundled, nothing to download") for name, _ in creating.bases())
+        bundled = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bases())
         chosen = settings.load(self._home.settings).run
         first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(bundled) else ()
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
-        return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), (*first, *bundled, *mine), tuple(ordered))
+        local = tuple((one.base, one.short) for one in local_models.look(chosen).trainable if one.base != chosen.model)
+        bases = (*first, *bundled, *mine, *local)
+        return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), bases, tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
         """Make it and let the node train it; a sentence."""

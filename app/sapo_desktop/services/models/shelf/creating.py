@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import names, store
@@ -20,10 +21,11 @@ def new(home: Home, name: str, config: RunConfig) -> Model:
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """
     names.check(name, store.taken(home))
-    config = msgspec.structs.replace(config, model=flags.absolute(config.model))  # a node starts in another folder
+    base = config.model
+    config = msgspec.structs.replace(config, model=flags.absolute(base))  # a node starts in another folder
     flags.check(config)
     fetching.require(config)
-    return store.create(home, name, config)
+    return store.create(home, name, config, base if is_named(base) else config.model)
 
 
 def bases() -> list[tuple[str, Path]]:

@@ -226,13 +226,14 @@ def _named(models: list[Model], name: str) -> list[Model]:
     return found or [m for m in models if m.record.id == name]
 
 
-def create(home: Home, name: str, config: RunConfig) -> Model:
-    """A new model that starts from config.model. Everything about the config has been checked by then.
+def create(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
+    """A new model that starts from config.model. Everything about the config has been checked by then. base: what the person
+    calls that, where it is not its path: a model of Ollama's lies in a file that is called by a hash.
 
     Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
     """
     names.check(name, taken(home))
-    record = record_of(name, config)
+    record = msgspec.structs.replace(record_of(name, config), base=base or config.model)
     folder = home.models / free_folder(home.models, name)
     try:
         folder.mkdir(parents=True)
@@ -264,7 +265,8 @@ def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) 
 
 def with_config(record: Record, config: RunConfig) -> Record:
     """The record with other settings; a base that was moved is called by its new place."""
-    return msgspec.structs.replace(record, config=config, base=config.model)
+    base = record.base if config.model == record.config.model else config.model
+    return msgspec.structs.replace(record, config=config, base=base)
 
 
 def free_folder(models: Path, name: str) -> str:

@@ -1,0 +1,104 @@
+"""The list of models to start from: those of this computer, those to download, the toys. Names and paths are foreign text."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from sapo_desktop.dashboard.look.show import fit, plain
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.errors import known
+from sapo_desktop.services.first_questions import BaseGroup, BaseOffer, Offers
+
+NAME = 36
+"""Columns of a model's name; the whole of it stands below the list."""
+
+
+class BasesDialog(Dialog[BaseOffer | None]):
+    """The model that was chosen; None at Esc. What cannot be trained is there, grey, with its reason, and is passed over."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("r", "renew", "look again", show=False)]
+    AUTO_FOCUS: ClassVar[str | None] = "#bases"
+
+    def __init__(self, offers: Offers, chosen: str = "") -> None:
+        """chosen: the model under the cursor at first, where it is on the list."""
+        super().__init__()
+        self._offers, self._chosen = offers, chosen
+        self._rows: list[BaseOffer | None] = []
+        """A row of the list each: a model, or None for a title or a sentence."""
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box dialog bases"):
+            yield Static(Content.styled("A real model to start from", "bold"), markup=False)
+            yield Listing(id="bases", markup=False)
+            yield Static("", id="detail", markup=False)
+            yield Static("", id="complaint", markup=False)
+            keys = (("Enter", "take it"), ("↑ ↓", "choose"), ("r", "look again"), ("Esc", "back"))
+            yield Static(hint(*keys), markup=False)
+
+    def on_mount(self) -> None:
+        """Look at the disks, and whether the hub answers."""
+        self._look(False)
+
+    def action_renew(self) -> None:
+        """Look again."""
+        self._look(True)
+
+    def _look(self, again: bool) -> None:
+        self.complain("Looking for models on this computer …", "$muted")
+        self.run_worker(self._fill(again), group="bases", exclusive=True, exit_on_error=True)
+
+    async def _fill(self, again: bool) -> None:
+        try:
+            groups = await self._offers(again)
+        except known() as error:
+            self.complain(str(error))
+            return
+        self.complain("")
+        rows = self.query_one("#bases", OptionList)
+        rows.clear_options()
+        self._rows = []
+        for group in groups:
+            for row, offer in _lines(group, len(self._rows) > 0):
+                rows.add_option(Option(row, disabled=offer is None or bool(offer.blocked)))
+                self._rows.append(offer)
+        free = [place for place, offer in enumerate(self._rows) if offer is not None and not offer.blocked]
+        named = [place for place in free if (offer := self._rows[place]) is not None and offer.value == self._chosen]
+        rows.highlighted = next(iter([*named, *free]), None)
+        rows.focus()
+
+    def complain(self, text: str, style: str = "$warning") -> None:
+        """Say it; without a text the line is not there."""
+        self.query_one("#complaint").display = bool(text)
+        super().complain(text, style)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Say more about the model under the cursor."""
+        offer = self._rows[event.option_index] if event.option_index < len(self._rows) else None
+        more = f"{plain(offer.value, 100)}: {plain(offer.more or offer.detail, 300)}" if offer else ""
+        self.query_one("#detail", Static).update(Content.styled(more, "$muted"))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Close with the chosen model."""
+        event.stop()
+        self.dismiss(self._rows[event.option_index])
+
+
+def _lines(group: BaseGroup, below: bool) -> list[tuple[Content, BaseOffer | None]]:
+    """A group's title, its models and its sentences. below: another group is above it."""
+    title = Content.styled(plain(group.title, 100), "bold $accent")
+    lines: list[tuple[Content, BaseOffer | None]] = [(Content(""), None)] if below else []
+    lines.append((title, None))
+    for offer in group.offers:
+        grey = "$muted" if offer.blocked else ""
+        name = (f"  {fit(plain(offer.value, 200), NAME)} ", grey)
+        lines.append((Content.assemble(name, (plain(offer.detail, 160), "$muted")), offer))
+    return [*lines, *((Content.styled(f"  {plain(note, 200)}", "$muted"), None) for note in group.notes)]
