@@ -1,6 +1,6 @@
-"""Where a model's files are: the bundled starter, a local Hugging Face folder, or a hub id.
+"""Where a model's files are: the bundled starter, a local Hugging Face folder, a GGUF file, or a hub id.
 
-Only safetensors and JSON are ever fetched or read: pickled weights and remote code could run anything.
+Only safetensors, GGUF and JSON are ever fetched or read: pickled weights and remote code could run anything.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
 from sapo_backends.checkpoints import local_models, shards
+from sapo_backends.checkpoints.gguf_base.view import gguf_of, require_same, view_folder
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.errors import did_you_mean
 
 BUNDLED = ("starter", "starter-1m")
-WANTED = "Give the folder with config.json, model.safetensors and tokenizer.json."
+WANTED = "Give a GGUF file, or the folder with config.json, model.safetensors and tokenizer.json."
 _OTHER_HEADS = re.compile(r"\w+For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction)")
 """Architectures that predict no next token."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -65,10 +66,14 @@ def local(model: str) -> Path:
         return local(str(local_models.path_of(model)))
     if os.path.isfile(os.path.expanduser(model)):
         if local_models.is_gguf(Path(os.path.expanduser(model))):
-            raise ModelNotFound(f"{model} is a GGUF file; GGUF cannot be trained. {WANTED}")
+            return checked(view_folder(Path(model)))
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
+    if model.lower().endswith(".gguf"):
+        raise ModelNotFound(f"There is no file {model}. Name where it is now.")
     hint = did_you_mean(model, BUNDLED)
-    raise ModelNotFound(f"There is no model {model!r}.{hint} Give starter, a folder, or a hub id such as owner/name.")
+    raise ModelNotFound(
+        f"There is no model {model!r}.{hint} Give starter, a GGUF file, a folder, or a hub id such as owner/name."
+    )
 
 
 def bundled(name: str) -> Path:
@@ -88,7 +93,7 @@ def checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
             f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
-            "GGUF files and adapters alone cannot be trained."
+            "An adapter alone cannot be trained."
         )
     weights = [file.name for file in weight_files(folder)]
     if not weights:
@@ -147,5 +152,8 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder that hold its weights, each tensor once."""
+    """The files that hold a model's weights, each tensor once: safetensors of the folder, or the GGUF file that it stands for."""
+    if (file := gguf_of(folder)) is not None:
+        require_same(folder, file)
+        return [file]
     return [folder / name for name in sorted(shards.one_set({file.name for file in folder.glob("*.safetensors")}))]

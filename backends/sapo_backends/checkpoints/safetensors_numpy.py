@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import own_name, sees
+from sapo_backends.checkpoints.gguf_base import weights as gguf_weights
 from sapo_backends.checkpoints.locate import weight_files
 
 Float32 = NDArray[np.float32]
@@ -30,13 +31,16 @@ def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
     damaged."""
     for file in weight_files(folder):
         with _damage_in_words(file):
-            yield from _read(file)
+            yield from gguf_weights.tensors(file) if _is_gguf(file) else _read(file)
 
 
 def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every tensor that `tensors` gives, in its order, from the headers alone. Raises ModelNotFound."""
     for file in weight_files(folder):
         with _damage_in_words(file):
+            if _is_gguf(file):
+                yield from gguf_weights.shapes(file)
+                continue
             entries = _header(file)[0].items()
             yield from (
                 (own_name(name), tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES and not sees(name)
@@ -52,6 +56,9 @@ def elements(folder: Path, *, packed: int = 8) -> int:
     total = 0
     for file in weight_files(folder):
         with _damage_in_words(file):
+            if _is_gguf(file):
+                total += sum(prod(shape) for _, shape in gguf_weights.shapes(file))
+                continue
             entries = [entry for name, entry in _header(file)[0].items() if not sees(name)]
             total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
     return total
@@ -72,8 +79,12 @@ PIECE = 1 << 24
 def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, bytearray]]:
     """(own name, type as the header writes it, shape, first element, bytes) of every tensor, a piece at a time.
 
-    The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError.
+    The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError, ModelNotFound.
     """
+    if _is_gguf(file):
+        for name, shape, first, values in gguf_weights.pieces(file):
+            yield name, "F32", shape, first, bytearray(values.tobytes())
+        return
     header, start = _header(file)
     with file.open("rb", buffering=0) as stream:
         for name, entry in header.items():
@@ -86,6 +97,10 @@ def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, byt
                 if stream.readinto(piece) != len(piece):
                     raise ValueError(f"it ends within {name}")
                 yield own_name(name), entry["dtype"], tuple(entry["shape"]), (at - begin) // width, piece
+
+
+def _is_gguf(file: Path) -> bool:
+    return file.suffix != ".safetensors"
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
+from sapo_backends.checkpoints.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
+from sapo_backends.checkpoints.gguf_base.header import read_header
+from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware, round_memory
-from sapo_backends.common.cache_folder import cache_folder
 from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import F16, F32, Model
@@ -46,10 +48,14 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
         )
     folder = resolve(request.model, progress)
     spec = read_spec(folder)
-    kind = pick_kind(request.precision, folder)
+    own = gguf_of(folder) if request.precision == "auto" else None
     round_memory.require(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
     threads = request.threads or hardware.default_threads()
-    file = cached_gguf(folder, kind, cache, progress)
+    if own is None:
+        kind: str = pick_kind(request.precision, folder)
+        file = cached_gguf(folder, pick_kind(request.precision, folder), cache, progress)
+    else:  # the person's own file, mapped and never copied
+        file, kind = own, read_header(own).quantisation
     require_working(file, kind, spec.architecture, threads, default_cache())
     model = Model(file)
     lora = request.method == "lora"

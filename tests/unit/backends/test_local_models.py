@@ -14,7 +14,7 @@ import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
 from sapo_backends.checkpoints import local_models, locate
-from sapo_backends.checkpoints.gguf.header import HEADER_LIMIT, read_header
+from sapo_backends.checkpoints.gguf_base.header import HEADER_LIMIT, read_header
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.checkpoints.local_models import each_once, is_gguf, is_named, path_of, search
 from sapo_backends.errors import ModelNotFound

@@ -19,7 +19,7 @@ import msgspec
 
 from sapo_backends.checkpoints import local_models, locate
 from sapo_backends.checkpoints.gguf.forms import FORMS
-from sapo_backends.checkpoints.gguf.header import Header, read_header
+from sapo_backends.checkpoints.gguf_base.header import Header, read_header
 from sapo_backends.checkpoints.hub import cache
 from sapo_backends.checkpoints.local_models import LocalModel, Search
 from sapo_backends.checkpoints.tokenizer import read_json

@@ -126,19 +126,22 @@ class Header:
         return self.number(f"{self.architecture}.{key}", default)
 
 
-def read_header(path: Path) -> Header:
-    """The header of a file. Raises ModelNotFound that says what is wrong with it."""
+def read_header(path: Path, vocabulary: bool = False) -> Header:
+    """The header of a file. vocabulary: arrays of texts and long arrays are kept, too; a glance passes them over.
+
+    Raises ModelNotFound that says what is wrong with it.
+    """
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             content = file.read(_FIRST)
             try:
-                return _parsed(content, size)
+                return _parsed(content, size, vocabulary)
             except struct.error:
                 if len(content) == size or len(content) < _FIRST:
                     raise
                 content += file.read(HEADER_LIMIT - _FIRST)
-                return _parsed(content, size)
+                return _parsed(content, size, vocabulary)
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read ({error.strerror or error}).") from error
     except (struct.error, OverflowError, ValueError) as error:
@@ -149,7 +152,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else "its header is cut off"
 
 
-def _parsed(content: bytes, size: int) -> Header:
+def _parsed(content: bytes, size: int, vocabulary: bool) -> Header:
     """Raises struct.error where the content ends too early, ValueError where it says what cannot be."""
     if content[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
@@ -162,7 +165,7 @@ def _parsed(content: bytes, size: int) -> Header:
     for _ in range(entries):
         key, place = _text(content, place)
         (kind,) = struct.unpack_from("<I", content, place)
-        value, place, length = _value(content, place + 4, kind)
+        value, place, length = _value(content, place + 4, kind, vocabulary)
         if length is not None:
             lengths[key] = length
         if value is not None:
@@ -198,31 +201,37 @@ def _text(content: bytes, place: int) -> tuple[str, int]:
     return content[place + 8 : min(end, place + 8 + _TEXT)].decode("utf-8", "replace"), end
 
 
-def _value(content: bytes, place: int, kind: int) -> tuple[Any, int, int | None]:
+def _value(content: bytes, place: int, kind: int, vocabulary: bool) -> tuple[Any, int, int | None]:
     """(what is kept, where the next entry begins, how many entries an array has)."""
     if kind == _STRING:
         text, place = _text(content, place)
         return text, place, None
     if kind == _ARRAY:
         inner, count = struct.unpack_from("<IQ", content, place)
-        return *_array(content, place + 12, inner, count), count
+        return *_array(content, place + 12, inner, count, vocabulary), count
     if kind not in _SCALARS:
         raise ValueError(f"an entry has the unknown type {kind}")
     (value,) = struct.unpack_from(f"<{_SCALARS[kind]}", content, place)
     return value, place + struct.calcsize(f"<{_SCALARS[kind]}"), None
 
 
-def _array(content: bytes, place: int, inner: int, count: int) -> tuple[Any, int]:
-    """Texts are passed over: a vocabulary is no part of a glance."""
+def _array(content: bytes, place: int, inner: int, count: int, vocabulary: bool) -> tuple[Any, int]:
+    """(its values, where it ends). Without `vocabulary` texts and long arrays are passed over: they are no part of a glance."""
     if inner == _STRING:
-        read, end = struct.Struct("<Q").unpack_from, place
+        read, end, texts = struct.Struct("<Q").unpack_from, place, list[str]()
         for _ in range(count):
-            end += 8 + read(content, end)[0]
-        return None, end
+            begin = end + 8
+            end = begin + read(content, end)[0]
+            if vocabulary:
+                if end > len(content):
+                    raise struct.error("a text ends behind the header")
+                texts.append(content[begin:end].decode("utf-8", "replace"))
+        return tuple(texts) if vocabulary else None, end
     if inner not in _SCALARS:
         raise ValueError("an array holds arrays")
     size = struct.calcsize(f"<{_SCALARS[inner]}")
     if size * count > len(content) - place:
         raise struct.error("more numbers than the header has room for")
-    kept = struct.unpack_from(f"<{count}{_SCALARS[inner]}", content, place) if count <= _NUMBERS else None
+    wanted = vocabulary or count <= _NUMBERS
+    kept = struct.unpack_from(f"<{count}{_SCALARS[inner]}", content, place) if wanted else None
     return kept, place + size * count

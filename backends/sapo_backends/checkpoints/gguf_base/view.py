@@ -1,0 +1,141 @@
+"""The small folder that stands for a GGUF file: config.json and the tokenizer's files, made of what the file says.
+
+It lies in the app's cache, and every reader of a Hugging Face folder works with it. The weights stay where the person has
+them; POINTER says where. Nothing is written beside the person's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.checkpoints.gguf_base.config_json import config_json
+from sapo_backends.checkpoints.gguf_base.header import Header, read_header
+from sapo_backends.checkpoints.gguf_base.tokenizer_json import end_tokens, tokenizer_files
+from sapo_backends.checkpoints.gguf_base.weights import require_readable, shapes, small_tensor
+from sapo_backends.checkpoints.spec import decoder_spec, linears
+from sapo_backends.errors import ModelNotFound
+
+POINTER = "gguf.json"
+FORMAT = 1
+"""Counted up when the same file would be read differently."""
+SAMPLE = 1 << 16
+
+
+def view_folder(file: Path) -> Path:
+    """The folder for a GGUF file, made unless it is there. Raises ModelNotFound with the file's name and what is wrong."""
+    try:
+        file = file.expanduser().resolve(strict=True)
+        state = file.stat()
+        folder = (
+            cache_folder()
+            / "gguf-bases"
+            / f"{file.name.removesuffix('.gguf')[:60]}-{_fingerprint(file, state.st_size)}"
+        )
+        if _points_to(folder, file, state):
+            return folder
+        header = read_header(file, vocabulary=True)
+        _make(folder, file, header, state)
+    except OSError as error:
+        raise ModelNotFound(f"{file} cannot be read ({error.strerror or error}).") from error
+    except ModelNotFound as error:
+        raise ModelNotFound(str(error) if str(file) in str(error) else f"{file} cannot be used. {error}") from error
+    return folder
+
+
+def _fingerprint(file: Path, size: int) -> str:
+    """Names the content: its size, and what stands at its beginning, in its middle and at its end."""
+    digest = hashlib.sha256(f"{FORMAT} {size}".encode())
+    with file.open("rb") as stream:
+        for start in (0, size // 2, max(0, size - SAMPLE)):
+            stream.seek(start)
+            digest.update(stream.read(SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def _points_to(folder: Path, file: Path, state: os.stat_result) -> bool:
+    pointer = _pointer(folder)
+    return pointer == _pointing(file, state) and (folder / "tokenizer.json").is_file()
+
+
+def _pointing(file: Path, state: os.stat_result) -> dict[str, Any]:
+    return {"file": str(file), "bytes": state.st_size, "modified_ns": state.st_mtime_ns, "format": FORMAT}
+
+
+def _pointer(folder: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads((folder / POINTER).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def gguf_of(folder: Path) -> Path | None:
+    """The GGUF file that holds the weights of this folder; None where it is a usual one."""
+    pointer = _pointer(folder)
+    return Path(str(pointer["file"])) if pointer and "file" in pointer else None
+
+
+def require_same(folder: Path, file: Path) -> None:
+    """The file is there, as it was when the folder was made. Raises ModelNotFound."""
+    pointer = _pointer(folder) or {}
+    try:
+        state = file.stat()
+    except OSError as error:
+        raise ModelNotFound(f"{file} is not there any more. Put it back, or name where it is now.") from error
+    if (state.st_size, state.st_mtime_ns) != (pointer.get("bytes"), pointer.get("modified_ns")):
+        raise ModelNotFound(f"{file} was changed while it was in use. Start again.")
+
+
+def _make(folder: Path, file: Path, header: Header, state: os.stat_result) -> None:
+    require_readable(file, header)
+    config = config_json(header, lambda name: small_tensor(file, header, name))
+    _require_whole(file, config)
+    tokenizer, settings = tokenizer_files(header)
+    ends = end_tokens(header)
+    if not ends:
+        raise ModelNotFound("It names no token that ends a text (tokenizer.ggml.eos_token_id). Use another file.")
+    files = {
+        "config.json": config,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": settings,
+        "generation_config.json": {"eos_token_id": ends[0] if len(ends) == 1 else ends},
+        POINTER: _pointing(file, state),
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
+        made = Path(scratch) / "view"
+        made.mkdir()
+        for name, content in files.items():
+            (made / name).write_text(json.dumps(content), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            made.replace(folder)
+        except OSError:  # another process made it in the meantime
+            if not _points_to(folder, file, state):
+                raise
+
+
+def _require_whole(file: Path, config: dict[str, Any]) -> None:
+    """Every tensor that the decoder needs is there with the shape that it needs."""
+    spec = decoder_spec(config)
+    have = dict(shapes(file))
+    wanted = {"model.embed_tokens.weight": (spec.vocabulary, spec.hidden), "model.norm.weight": (spec.hidden,)}
+    if not spec.tied:
+        wanted["lm_head.weight"] = (spec.vocabulary, spec.hidden)
+    for layer in range(spec.layers):
+        for _, columns, parts, bias in linears(spec, layer):
+            for module, rows in parts:
+                wanted[f"{module}.weight"] = (rows, columns)
+                if bias:
+                    wanted[f"{module}.bias"] = (rows,)
+    for name, shape in wanted.items():
+        if have.get(name) != shape:
+            what = "lacks" if name not in have else f"has another shape than {shape} for"
+            raise ModelNotFound(f"{file} {what} {name}: it is damaged. Download it again.")
