@@ -196,7 +196,7 @@ def test_a_folder_without_rows_is_an_error(tmp_path: Path) -> None:
 def test_a_row_format_that_is_stored_keeps_its_fields() -> None:
     assert set(msgspec.to_builtins(TaskSpec(name="t"))) == {
         "format", "name", "description", "licence", "prompt", "system", "answer", "extract", "max_new_tokens",
-        "heldout_share", "difficulty", "verifier",
+        "heldout_share", "split", "difficulty", "shots", "verifier",
     }  # fmt: skip
 
 
