@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 import msgspec
@@ -35,8 +35,6 @@ from sapo_swarm.types import Question, TaskRef
 PROMPTS, PROMPTS_OF_LARGE = 64, 16
 """Training questions that a tiny model answers, and any other, with a whole group each: two answers do not tell whether a group
 is mixed."""
-LOOKS = 4
-"""At the progress."""
 FIRST_LOOK = 25
 """Rounds to the first held-out evaluation of a run."""
 UPDATE_SHARE = 1.0
@@ -143,7 +141,6 @@ class _Trial:
     config: RunConfig
     scorer: Scorer
     host: EngineHost
-    spent: list[float] = field(default_factory=list)
 
     async def questions(self) -> list[tuple[Question, Row]]:
         """Training questions that fit into the model's context, with their rows."""
@@ -162,7 +159,8 @@ class _Trial:
             return None
         config, engine = self.config, self.host.engine
         questions, rows = [q for q, _ in asked], [row for _, row in asked]
-        new, samples, at_once = new_tokens(config, self.task.spec.name), config.group_size, -(-len(asked) // LOOKS)
+        new, samples = new_tokens(config, self.task.spec.name), config.group_size
+        at_once = local_groups(config, engine.info.parameters)  # as many as in a round: it has room for them, and is timed so
         completions: list[list[Completion]] = []
         sampling = Sampling(config.temperature, 1.0, new)
         began = time.perf_counter()
@@ -180,7 +178,6 @@ class _Trial:
         low, high = wilson(sum(rates), len(rates))
         references = [right_answer(self.task.spec, row).strip() for row in rows] if self._has_references() else []
         wrong = next((c for group, rate in zip(completions, rates, strict=True) for c in group if rate < 1), None)
-        round_answers = local_groups(config, engine.info.parameters) * samples
         return Expectation(
             model=shown_model(config.model),
             prompts=len(rates),
@@ -192,7 +189,7 @@ class _Trial:
             group_size=samples,
             truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
             formed=sum(sum(scored.well_formed) for scored, *_ in judged) / answers,
-            round_s=seconds / answers * round_answers * (1 + UPDATE_SHARE),
+            round_s=seconds / answers * at_once * samples * (1 + UPDATE_SHARE),
             sample="\n".join(model_turns(engine.tokenizer, wrong or completions[0][0])),
             greedy=sum(scored.rewards[0] == 1.0 for scored, *_ in best) / len(rates),
             fitting=self._fitting([(row, text) for row, (_, texts, _) in zip(rows, judged, strict=True) for text in texts]),
