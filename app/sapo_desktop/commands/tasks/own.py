@@ -71,7 +71,9 @@ def new(args: argparse.Namespace) -> int:
         return 0
     asyncio.run(_look(task, table, args, home, keep_better=True))
     tried = f" --model {shlex.quote(args.model)}" if args.model else ""
-    print(f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}{tried}")
+    print(
+        f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}{tried}"
+    )
     print(f"Train on it: {train_on(name, args.model, taken(home))}")
     return 0
 
@@ -95,7 +97,11 @@ def show(args: argparse.Namespace) -> int:
     task = _named(args.target)
     _say(looking.described(task, ""))
     _asked(task)
-    _say(["", looking.compare_judge(task.spec.name)] if task.spec.rubric else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
+    _say(
+        ["", looking.compare_judge(task.spec.name)]
+        if task.spec.rubric
+        else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))]
+    )
     return 0
 
 

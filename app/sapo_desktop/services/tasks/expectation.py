@@ -1,7 +1,7 @@
 """What to expect of training a model on a task, from a few answers of the untrained model on this machine.
 
 The model answers training questions at temperature 1, a whole group each, and once at temperature 0. Where little is right,
-they are asked again behind worked examples; the better way of asking is the one that is told of.
+they are asked again behind worked examples, first at temperature 0, which is cheap; the better way of asking is told of.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Expectation:
     `group_size`, with both right and wrong answers. truncated, formed, fitting: shares that were cut off at `limit` tokens, that
     held an answer, that held one in the form of a right one. round_s: seconds that a round should take here. sample: an answer
     as it was written; reference: a right answer, "" where the task has none to show, and longest: tokens of the longest one.
-    shots: worked examples in each question; tried: (shots, rate, greedy) of the other way of asking, None where it was not tried.
+    shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where it was
+    not tried.
     """
 
     model: str
@@ -80,7 +81,7 @@ class Expectation:
     reference: str = ""
     longest: int = 0
     shots: int = 0
-    tried: tuple[int, float, float] | None = None
+    tried: tuple[int, float] | None = None
 
 
 def chance_of_mixed(rate: float, size: int) -> float:
@@ -105,10 +106,16 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
         if first is None or not _may_gain(task, first):
             return first
         longer = with_shots(task, SHOTS)
-        rows = [longer.question(row) for _, row in asked]
-        again = [(msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(asked, rows, strict=True)]
-        second = await trial.ask(again, lambda part: show(0.6 + 0.4 * part))
-        return first if second is None else _better(first, replace(second, shots=SHOTS))
+        texts = [longer.question(row) for _, row in asked]
+        again = [(msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(asked, texts, strict=True)]
+        greedy = sum(await trial.greedy([q for q, _ in again])) / len(again)
+        show(0.7)
+        if greedy < first.greedy + HELPS:
+            return replace(first, tried=(SHOTS, greedy))
+        second = await trial.ask(again, lambda part: show(0.7 + 0.3 * part))
+        if second is None or second.rate < first.rate:
+            return replace(first, tried=(SHOTS, greedy))
+        return replace(second, shots=SHOTS, tried=(0, first.greedy))
     finally:
         scorer.in_reasoning = False
         await host.close()
@@ -124,13 +131,6 @@ def _may_gain(task: OwnTask, found: Expectation) -> bool:
     """Little is right, and the rows can be shown."""
     rows_left = len(task.train) >= 4 * SHOTS
     return max(found.rate, found.greedy) < POOR and not task.spec.shots and rows_left and may_have_examples(task.spec)
-
-
-def _better(plain: Expectation, shown: Expectation) -> Expectation:
-    """The way of asking that earns more; the shorter one unless examples help for certain."""
-    helps = shown.rate >= plain.rate + HELPS or (shown.greedy >= plain.greedy + HELPS and shown.rate >= plain.rate)
-    best, other = (shown, plain) if helps else (plain, shown)
-    return replace(best, tried=(other.shots, other.rate, other.greedy))
 
 
 @dataclass
@@ -160,7 +160,9 @@ class _Trial:
         config, engine = self.config, self.host.engine
         questions, rows = [q for q, _ in asked], [row for _, row in asked]
         new, samples = new_tokens(config, self.task.spec.name), config.group_size
-        at_once = local_groups(config, engine.info.parameters)  # as many as in a round: it has room for them, and is timed so
+        at_once = local_groups(
+            config, engine.info.parameters
+        )  # as many as in a round: it has room for them, and is timed so
         completions: list[list[Completion]] = []
         sampling = Sampling(config.temperature, 1.0, new)
         began = time.perf_counter()
@@ -169,10 +171,9 @@ class _Trial:
             completions += await sampled(self.host, self.scorer, part, sampling, samples, first)
             show(0.8 * len(completions) / len(asked))
         seconds = time.perf_counter() - began
-        greedy = await sampled(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
+        best = await self.greedy(questions)
         show(1.0)
         judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
-        best = await verdicts(engine.tokenizer, self.scorer, questions, greedy)
         rates = [sum(r == 1.0 for r in scored.rewards) / samples for scored, *_ in judged]
         answers = len(rates) * samples
         low, high = wilson(sum(rates), len(rates))
@@ -191,13 +192,22 @@ class _Trial:
             formed=sum(sum(scored.well_formed) for scored, *_ in judged) / answers,
             round_s=seconds / answers * at_once * samples * (1 + UPDATE_SHARE),
             sample="\n".join(model_turns(engine.tokenizer, wrong or completions[0][0])),
-            greedy=sum(scored.rewards[0] == 1.0 for scored, *_ in best) / len(rates),
-            fitting=self._fitting([(row, text) for row, (_, texts, _) in zip(rows, judged, strict=True) for text in texts]),
+            greedy=sum(best) / len(best),
+            fitting=self._fitting(
+                [(row, text) for row, (_, texts, _) in zip(rows, judged, strict=True) for text in texts]
+            ),
             limit=new,
             reference=references[0] if references else "",
             longest=max((len(engine.tokenizer.encode_text(text)) for text in references), default=0),
             shots=self.task.spec.shots,
         )
+
+    async def greedy(self, questions: Sequence[Question]) -> list[bool]:
+        """Which of them the model answers right at temperature 0."""
+        new, engine = new_tokens(self.config, self.task.spec.name), self.host.engine
+        completions = await sampled(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
+        judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
+        return [scored.rewards[0] == 1.0 for scored, *_ in judged]
 
     def _has_references(self) -> bool:
         spec = self.task.spec
@@ -246,17 +256,17 @@ def _about_examples(found: Expectation, kept: bool) -> list[str]:
     """Whether worked examples in the question help."""
     if found.tried is None:
         return []
-    shots, rate, greedy = found.tried
-    other = f"{100 * rate:.1f} % at temperature 1, {100 * greedy:.0f} % at temperature 0"
+    shots, greedy = found.tried
+    other = f"{100 * greedy:.0f} % at temperature 0"
     if not found.shots:
-        return [f"With {shots} worked examples in each question: {other}. They do not help, and are left out."]
+        return [f"With {shots} worked examples in each question: {other}. That is no help, and they are left out."]
     what = "The task has them from now on" if kept else f"Write shots = {found.shots} into task.toml to have them"
     return [f"These figures are with {found.shots} worked examples in each question; without: {other}. {what}."]
 
 
 def _verdict(found: Expectation) -> str:
     """What the figures mean, and what is to be done: by the first cause that keeps a model from learning."""
-    hard = found.rate < TOO_HARD and found.mixed < 0.05
+    hard = found.rate < TOO_HARD and found.mixed < 0.05 and found.greedy < HELPS
     endless = found.truncated > CUT_OFF and bool(found.longest) and found.limit >= 2 * found.longest
     if found.formed < FEW_FORMED:
         held = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
@@ -264,10 +274,10 @@ def _verdict(found: Expectation) -> str:
         return _remedy(found, held, by_hand)
     if found.truncated > CUT_OFF and not endless:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
-    if hard and endless:
+    if endless and found.rate < POOR:
         more = f"{100 * found.truncated:.0f} % of the answers do not end where yours would: they are cut off at {found.limit} tokens"
         return _remedy(found, f"{more}, such as {_shown(found.sample)}", "")
-    if hard and found.fitting < RIGHT_FORM:
+    if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:
         form = f"answers look like {_shown(found.sample)} and yours like {_shown(found.reference)}"
         return _remedy(found, form, "Say in the prompt what an answer looks like.")
     if hard:
@@ -287,7 +297,7 @@ def _verdict(found: Expectation) -> str:
 def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
     """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
     if found.reference:
-        return f"{'Little' if found.rate >= TOO_HARD else 'Nothing'} right yet: {cause}. Training begins with your rows as examples, then practises."
+        return f"{'Little' if max(found.rate, found.greedy) >= TOO_HARD else 'Nothing'} right yet: {cause}. Training begins with your rows as examples, then practises."
     start = "Too hard for this model: " if found.rate < TOO_HARD and found.formed >= FEW_FORMED else ""
     text = f"{start}{cause}."
     return f"{text[0].upper()}{text[1:]} {by_hand}".strip()

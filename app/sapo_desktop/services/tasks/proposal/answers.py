@@ -143,7 +143,9 @@ def unlike(truths: Sequence[str]) -> str:
     known = {text.strip() for text in truths}
     model = sorted(known, key=lambda text: (len(text), text))[len(known) // 2]
     for step in range(1, 1000):
-        number = iter(f"{int('1' + ''.join(re.findall('[0-9]', model))) + 37 * step:d}"[1:])
+        if step == 100:  # all of that length may be taken
+            model = re.sub(r"[0-9]", lambda digit: f"{digit[0]}6", model, count=1)
+        number = iter(str(int("1" + "".join(re.findall("[0-9]", model))) + 37 * step)[1:])
         made = re.sub(r"[0-9]", lambda _: next(number, "7"), model)
         made = re.sub(r"(?<![\d.,])0(?=\d)", "4", made)  # no number begins with a nought
         if made not in known:

@@ -162,7 +162,9 @@ def _options(asked: Asked) -> str:
     """The options of a choice behind a question that does not name them."""
     if not isinstance(asked.verifier, Choice) or not asked.verifier.options or _yes_or_no(asked.verifier.options):
         return ""
-    named = all(option.casefold() in text.casefold() for text, _ in asked.pairs[:50] for option in asked.verifier.options)
+    named = all(
+        option.casefold() in text.casefold() for text, _ in asked.pairs[:50] for option in asked.verifier.options
+    )
     return "" if named else f"The answer is one of these: {', '.join(asked.verifier.options)}."
 
 
