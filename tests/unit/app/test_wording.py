@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,12 @@ def test_a_choice_names_its_options_and_asks_for_one_of_them_alone(tmp_path: Pat
     )
     assert (spec.system, spec.extract) == (SYSTEM, "last_line")
     assert spec.verifier == (Choice(options=("billing", "cancel", "delivery", "technical")),)
+
+
+def test_the_rows_that_are_held_out_have_the_answers_of_all_rows(tmp_path: Path) -> None:
+    found = of(tmp_path, ("message", "category"), messages())
+    counted = Counter(row["category"] for row in found.task.held_out)
+    assert counted == dict.fromkeys(("billing", "cancel", "delivery", "technical"), 2)
 
 
 def test_the_words_of_the_columns_are_those_of_the_question(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ HELPS = 0.15
 """Success that they must add: a question with them is longer, and every round takes longer with it."""
 FEW_FORMED = 0.2
 RIGHT_FORM = 0.5
+EXAMPLES_FIRST = "Training begins with your rows as examples, then practises."
 Show = Callable[[float], None]
 
 
@@ -59,8 +60,8 @@ class Expectation:
     `group_size`, with both right and wrong answers. truncated, formed, fitting: shares that were cut off at `limit` tokens, that
     held an answer, that held one in the form of a right one. round_s: seconds that a round should take here. sample: an answer
     as it was written; reference: a right answer, "" where the task has none to show, and longest: tokens of the longest one.
-    shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where it was
-    not tried.
+    shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where
+    it was not tried.
     """
 
     model: str
@@ -265,40 +266,46 @@ def _about_examples(found: Expectation, kept: bool) -> list[str]:
 
 
 def _verdict(found: Expectation) -> str:
-    """What the figures mean, and what is to be done: by the first cause that keeps a model from learning."""
-    hard = found.rate < TOO_HARD and found.mixed < 0.05 and found.greedy < HELPS
+    """What the figures mean, and what is to be done."""
     endless = found.truncated > CUT_OFF and bool(found.longest) and found.limit >= 2 * found.longest
-    if found.formed < FEW_FORMED:
-        held = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
-        by_hand = "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
-        return _remedy(found, held, by_hand)
-    if found.truncated > CUT_OFF and not endless:
+    if found.formed >= FEW_FORMED and found.truncated > CUT_OFF and not endless:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
-    if endless and found.rate < POOR:
-        more = f"{100 * found.truncated:.0f} % of the answers do not end where yours would: they are cut off at {found.limit} tokens"
-        return _remedy(found, f"{more}, such as {_shown(found.sample)}", "")
-    if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:
-        form = f"answers look like {_shown(found.sample)} and yours like {_shown(found.reference)}"
-        return _remedy(found, form, "Say in the prompt what an answer looks like.")
-    if hard:
-        right = " although they have the right form" if found.reference else ""
-        other = "Choose a larger model, easier rows, or partial credit (--partial-credit)."
-        where = "" if found.reference else "where nothing is ever right, there is nothing to learn from"
-        return _remedy(found, where or f"the answers are wrong{right}, such as {_shown(found.sample)}", other)
+    cause, by_hand = _obstacle(found, endless)
+    if cause:
+        return _remedy(found, cause, by_hand)
     if found.rate > TOO_EASY:
         return "Too easy: almost everything is right already. Choose harder rows or a smaller model."
     if found.mixed >= 0.3:
         return "Well suited: success is neither rare nor certain. A change is often visible after 25 to 100 rounds."
     if found.reference:
-        return "Little is right yet. Training begins with your rows as examples, then practises."
+        return f"Little is right yet. {EXAMPLES_FIRST}"
     return "Possible, but slow: few groups teach anything. Easier rows beside the hard ones help. Allow some hundred rounds."
+
+
+def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
+    """The first cause that keeps the model from learning, and what the person can do about it; "" for none. endless: answers are
+    cut off though yours have room."""
+    if found.formed < FEW_FORMED:
+        cause = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
+        return cause, "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
+    if endless and found.rate < POOR:
+        share = f"{100 * found.truncated:.0f} % of the answers do not end where yours would"
+        return f"{share}: they are cut off at {found.limit} tokens, such as {_shown(found.sample)}", ""
+    if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:
+        return f"answers look like {_shown(found.sample)} and yours like {_shown(found.reference)}", ""
+    if found.rate < TOO_HARD and found.mixed < 0.05 and found.greedy < HELPS:
+        wrong = f"the answers are wrong although they have the right form, such as {_shown(found.sample)}"
+        cause = wrong if found.reference else "where nothing is ever right, there is nothing to learn from"
+        return cause, "Choose a larger model, easier rows, or partial credit (--partial-credit)."
+    return "", ""
 
 
 def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
     """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
     if found.reference:
-        return f"{'Little' if max(found.rate, found.greedy) >= TOO_HARD else 'Nothing'} right yet: {cause}. Training begins with your rows as examples, then practises."
-    start = "Too hard for this model: " if found.rate < TOO_HARD and found.formed >= FEW_FORMED else ""
+        much = "Little" if max(found.rate, found.greedy) >= TOO_HARD else "Nothing"
+        return f"{much} right yet: {cause}. {EXAMPLES_FIRST}"
+    start = "Too hard for this model: " if found.formed >= FEW_FORMED else ""
     text = f"{start}{cause}."
     return f"{text[0].upper()}{text[1:]} {by_hand}".strip()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -196,12 +195,17 @@ def own_texts(task: OwnTask, rows: Sequence[Row]) -> list[str]:
         return texts
     every = set(texts[0].split("\n")).intersection(*(text.split("\n") for text in texts))
     texts = ["\n".join(line for line in text.split("\n") if line not in every) for text in texts]
-    start = os.path.commonprefix(texts)
-    start = start[: start.rfind(" ") + 1]
-    texts = [text[len(start) :] for text in texts]
-    end = os.path.commonprefix([text[::-1] for text in texts])[::-1]
-    size = len(end) - end.find(" ") if " " in end else 0
-    return [text[: len(text) - size] for text in texts]
+    start = _shared_start(texts)
+    texts = [text[start:] for text in texts]
+    end = _shared_start([text[::-1] for text in texts])
+    return [text[: len(text) - end] for text in texts]
+
+
+def _shared_start(texts: Sequence[str]) -> int:
+    """Characters, in whole words, that all begin with."""
+    first, last = min(texts), max(texts)  # what these two share, all between them do
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first.rfind(" ", 0, same) + 1
 
 
 def _contains(text: str, answer: str) -> bool:

@@ -66,8 +66,8 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return next((part.rubric for part in self.verifier if isinstance(part, Judged)), "")
 
     def fill(self, row: dict[str, str], text: str = "") -> str:
-        """The prompt of a row, or another text, with the row's cells. A cell is text: what looks like a {column} in it stays as it
-        is."""
+        """The prompt of a row, or another text, with the row's cells. A cell is text: what looks like a {column} in it stays
+        as it is."""
         return HOLE.sub(lambda hole: row[hole[1]], text or self.prompt)
 
     def cells(self, row: dict[str, str]) -> str:
@@ -135,7 +135,7 @@ def checked(tables: object, origin: str) -> TaskSpec:
         )
     if spec.shots and not may_have_examples(spec):
         raise BadTask(
-            f"{origin}: shots = {spec.shots} shows rows with their right answers, and this task has none to show, or wants them in "
-            "tags. Take shots out, or set another extract (last_line) and a verifier that compares with the answer column."
+            f"{origin}: shots = {spec.shots} shows rows with their right answers, and this task has none to show, or wants "
+            "them in tags. Take shots out, or set another extract (last_line) and a verifier that compares with the answers."
         )
     return spec

@@ -83,7 +83,8 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
     """The same from each answer: the held-out rows have the answers of all rows, in their proportions. Where there are more
     than FEW_ANSWERS different ones it is held_out_places.
 
-    answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side, if so many are held out.
+    answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side, if
+    so many are held out.
     """
     classes = [key(answer) for answer in answers]
     if len(set(classes)) > FEW_ANSWERS:

@@ -145,12 +145,17 @@ def unlike(truths: Sequence[str]) -> str:
     for step in range(1, 1000):
         if step == 100:  # all of that length may be taken
             model = re.sub(r"[0-9]", lambda digit: f"{digit[0]}6", model, count=1)
-        number = iter(str(int("1" + "".join(re.findall("[0-9]", model))) + 37 * step)[1:])
-        made = re.sub(r"[0-9]", lambda _: next(number, "7"), model)
-        made = re.sub(r"(?<![\d.,])0(?=\d)", "4", made)  # no number begins with a nought
+        made = _shifted(model, 37 * step)
         if made not in known:
             return made
     return model
+
+
+def _shifted(text: str, by: int) -> str:
+    """The text with other digits, as many as before; no number in it begins with a nought that did not."""
+    digits = iter(str(int("1" + "".join(re.findall("[0-9]", text))) + by)[1:])
+    made = re.sub(r"[0-9]", lambda _: next(digits, "7"), text)
+    return re.sub(r"(?<![\d.,])0(?=\d)", "4", made)
 
 
 def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:

@@ -29,7 +29,8 @@ NO_NAMES = frozenset(
 )
 """Columns whose name says nothing of what is in them."""
 SORTED_INTO = frozenset(
-    "category class label topic type intent tag group department genre kind team queue theme subject area".split()
+    ("category", "class", "label", "topic", "type", "intent", "tag", "group", "department")
+    + ("genre", "kind", "team", "queue", "theme", "subject", "area")
 )
 YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
 NO = frozenset({"no", "false", "n", "0", "nein", "non"})
@@ -140,22 +141,26 @@ def _instruction(asked: Asked, shown: str) -> str:
     """What is to be done with the row, as a person would say it."""
     verifier, name = asked.verifier, _shown(asked.answer_name)
     if isinstance(verifier, Choice) and verifier.options:
-        options = verifier.options
-        if _yes_or_no(options):
-            what = re.sub(r"^(is|has|are) ", "", name or "right")
-            return f"Read this {shown} and decide: {what}, {_or(options)}?"
-        if not name or name.rpartition(" ")[2] in SORTED_INTO:
-            return f"Sort this {shown} into one of these {plural(name or 'category')}: {', '.join(options)}."
-        return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
+        return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
     if isinstance(verifier, Items | ItemSet | Order):
         return f"List the {plural(name or 'item')} of this {shown}."
-    if isinstance(verifier, Number) and (numbers := few_numbers(asked.answers)):
-        return f"Give the {name or 'number'} for this {shown}. It is one of these: {', '.join(numbers)}."
     if isinstance(verifier, Exact) and not date_form(asked.answers) and _rewritten(asked):
         return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
-    return f"Give the {name or 'answer'} for this {shown}."
+    numbers = few_numbers(asked.answers) if isinstance(verifier, Number) else ()
+    among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
+    return f"Give the {name or 'answer'} for this {shown}.{among}"
+
+
+def _choose(options: Sequence[str], shown: str, name: str) -> str:
+    """The order to choose between these, for a column of that name."""
+    if _yes_or_no(options):
+        what = re.sub(r"^(is|has|are) ", "", name or "right")
+        return f"Read this {shown} and decide: {what}, {_or(options)}?"
+    if not name or name.rpartition(" ")[2] in SORTED_INTO:
+        return f"Sort this {shown} into one of these {plural(name or 'category')}: {', '.join(options)}."
+    return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
 
 
 def _options(asked: Asked) -> str:
