@@ -29,8 +29,24 @@ NO_NAMES = frozenset(
 )
 """Columns whose name says nothing of what is in them."""
 SORTED_INTO = frozenset(
-    ("category", "class", "label", "topic", "type", "intent", "tag", "group", "department")
-    + ("genre", "kind", "team", "queue", "theme", "subject", "area")
+    (
+        "category",
+        "class",
+        "label",
+        "topic",
+        "type",
+        "intent",
+        "tag",
+        "group",
+        "department",
+        "genre",
+        "kind",
+        "team",
+        "queue",
+        "theme",
+        "subject",
+        "area",
+    )
 )
 YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
 NO = frozenset({"no", "false", "n", "0", "nein", "non"})
@@ -80,7 +96,7 @@ class Wording:
 
 def propose_wording(asked: Asked) -> Wording:
     """A question that names what counts as right, and the verifier that wants just that."""
-    verifier = asked.verifier if asked.tagged else _strict(asked)
+    verifier = asked.verifier if asked.tagged and asks_itself(asked) else _strict(asked)
     asked = Asked(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
     cell, shown = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
     if asks_itself(asked):
