@@ -303,7 +303,7 @@ def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
 def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
     """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
     if found.reference:
-        much = "Little" if max(found.rate, found.greedy) >= TOO_HARD else "Nothing"
+        much = "Little" if max(found.rate, found.greedy) else "Nothing"
         return f"{much} right yet: {cause}. {EXAMPLES_FIRST}"
     start = "Too hard for this model: " if found.formed >= FEW_FORMED else ""
     text = f"{start}{cause}."
