@@ -199,6 +199,7 @@ class ScriptedTasks:
             verifiers=(("number", "all 240 answers are numbers"), ("text", "the same text")),
             summary=("240 rows with 3 columns; 216 to train on, 24 held out.",),
             said=("Row 12 has no answer: it is left out.", "Rows 30 and 31 ask the same."),
+            asked=("What is 17 + 25?", "", "Reply with the number only."),
         )
 
     async def taken(self, name: str) -> bool:

@@ -67,7 +67,7 @@ def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if held_out and ref.index >= len(task.held_out):
         raise NoSuchQuestion(f"Task {ref.dataset!r} has {len(task.held_out)} held-out rows.")
     row = task.held_out[ref.index] if held_out else _train_row(task, ref)
-    return task, {"question": task.spec.fill(row), "answer": row.get(task.spec.answer, ""), "row": row}
+    return task, {"question": task.question(row), "answer": row.get(task.spec.answer, ""), "row": row}
 
 
 def _train_row(task: OwnTask, ref: TaskRef) -> dict[str, str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.support.own_tasks import library_in, write_folder
 
+from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks import expectation
+from sapo_desktop.services.tasks.store import keep_shots
 from sapo_swarm.config import RunConfig
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
+from sapo_swarm.types import Question
 
 
 @pytest.mark.parametrize("tiny", [expectation.TINY, 1])
@@ -29,3 +33,90 @@ async def test_the_share_of_mixed_groups_is_that_of_the_success_however_large_th
     assert found is not None
     assert (found.prompts, found.rate) == (400, pytest.approx(0.15, abs=0.03))
     assert found.mixed == pytest.approx(expectation.chance_of_mixed(found.rate, config.group_size), abs=0.1)
+
+
+def trial(**changes: object) -> expectation.Expectation:
+    """What a trial found of a task with right answers to show: nothing right."""
+    usual: dict[str, object] = {
+        "model": "m.gguf", "prompts": 16, "answers": 128, "rate": 0.0, "low": 0.0, "high": 0.2, "mixed": 0.0, "group_size": 8,
+        "truncated": 0.0, "formed": 1.0, "round_s": 4.0, "sample": "It is a bill.", "limit": 24, "reference": "billing",
+        "longest": 3,
+    }  # fmt: skip
+    return expectation.Expectation(**(usual | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        (
+            {"formed": 0.1},
+            "Nothing right yet: only 10 % of the answers hold an answer at all, such as 'It is a bill.'.",
+        ),
+        (
+            {"truncated": 0.7},
+            "Nothing right yet: 70 % of the answers do not end where yours would: they are cut off at 24",
+        ),
+        ({"fitting": 0.2}, "Nothing right yet: answers look like 'It is a bill.' and yours like 'billing'."),
+        ({}, "Nothing right yet: the answers are wrong although they have the right form, such as 'It is a bill.'."),
+        ({"fitting": 0.2, "greedy": 0.4}, "Little right yet: answers look like"),
+        ({"rate": 0.05, "mixed": 0.2}, "Little is right yet."),
+    ],
+)
+def test_the_verdict_names_the_cause_and_begins_with_the_rows_as_examples(
+    changes: dict[str, object], cause: str
+) -> None:
+    verdict = expectation.sentences(trial(**changes))[-1]
+    assert verdict.startswith(cause)
+    assert verdict.endswith("Training begins with your rows as examples, then practises.")
+
+
+def test_an_answer_limit_below_the_persons_own_answers_is_to_be_raised() -> None:
+    assert "raise max_new_tokens" in expectation.sentences(trial(truncated=0.7, longest=20))[-1]
+
+
+def test_without_right_answers_to_show_the_remedy_is_the_persons() -> None:
+    assert expectation.sentences(trial(reference=""))[-1].startswith(
+        "Too hard for this model: where nothing is ever right"
+    )
+
+
+def test_what_worked_examples_brought_is_told_and_whether_they_stay() -> None:
+    left = expectation.sentences(trial(tried=(2, 0.05)))[-2]
+    assert (
+        left == "With 2 worked examples in each question: 5 % at temperature 0. That is no help, and they are left out."
+    )
+    better = trial(shots=2, greedy=0.5, tried=(0, 0.05))
+    assert expectation.sentences(better, kept=True)[-2].endswith(
+        "without: 5 % at temperature 0. The task has them from now on."
+    )
+    assert expectation.sentences(better)[-2].endswith("Write shots = 2 into task.toml to have them.")
+
+
+async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is right only behind worked examples: the fake one, asked with another skill there."""
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    rows = [{"question": f"Calculate {n // 20} + {n % 20}.", "answer": n // 20 + n % 20} for n in range(80)]
+    toml = 'extract = "last_number"\n[[verifier]]\nkind = "number"\n'
+    write_folder(home.tasks / "sums", toml, rows[:60], rows[60:])
+    true = expectation._Trial.greedy
+
+    async def right_behind_examples(self: expectation._Trial, questions: Sequence[Question]) -> list[bool]:
+        shown = ["Example:" in question.prompt for question in questions]
+        assert shown == [shown[0]] * len(shown)
+        await true(self, questions)
+        return shown
+
+    monkeypatch.setattr(expectation._Trial, "greedy", right_behind_examples)
+    config = RunConfig(model="fake:0", trainer="fake", tasks=("sums",), max_new_tokens=8)
+    with library_in(home.tasks):
+        before = library.find("sums")
+        async with Scorer() as scorer:
+            found = await expectation.measure(before, config, scorer)
+        assert found is not None
+        assert (found.shots, found.greedy, found.tried) == (2, 1.0, (0, 0.0))
+        after = keep_shots(before, found.shots, home)
+    assert (after.spec.shots, after.train, after.held_out) == (2, before.train, before.held_out)
+    assert after.digest != before.digest
+    assert "Example:" in after.question(after.held_out[0])

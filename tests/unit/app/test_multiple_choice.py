@@ -237,7 +237,8 @@ async def test_the_wizard_proposes_the_same_however_often_it_looks(tmp_path: Pat
     first = await actions.look(Answers(str(tmp_path / "quiz.csv")))
     assert (first.answers.question, first.answers.answer, first.answers.verifier) == ("question", "answer", "choice")
     assert first.columns == ("nr", "question", "a", "b", "c", "d", "answer")
-    assert first.rows[0][0].endswith("? A) Paris B) Rome C) Vienna D) Oslo Answer with the letter of the right option.")
+    assert first.rows[0][0].endswith("? A) Paris B) Rome C) Vienna D) Oslo")
+    assert "\n".join(first.asked).endswith("D) Oslo\nAnswer with the letter of the right option.")
     assert "Not used: column nr." in first.said
     assert await actions.look(first.answers) == first
 

@@ -13,6 +13,7 @@ from tests.support.own_tasks import library_in, sums, task_of
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
+from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.models.shelf.store import Record
 from sapo_desktop.services.tasks import examples, looking
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
@@ -90,6 +91,22 @@ def test_an_answer_that_dominates_or_stands_in_the_question_is_told_of(tmp_path:
     )
     assert "'yes' is right in 91 % of the rows" in found
     assert "The answer stands in the question in 20 of 22 rows (rows 2, 3, 4, 5, 6, …)" in found
+
+
+def test_options_that_every_question_names_give_no_answer_away(tmp_path: Path) -> None:
+    """Neither in the wording nor in the cells, at their beginning, their end or on a line of their own."""
+    kinds = ("red", "blue", "green")
+    rows = [(f"Box {n} is of the colour of {'sky' if n % 3 == 1 else 'leaves'}", kinds[n % 3]) for n in range(60)]
+    head = "text,colour\n"
+    plain = of(tmp_path, head + "".join(f"{text},{kind}\n" for text, kind in rows), base="m.gguf")
+    assert "red" in plain.task.spec.prompt
+    shapes = ('"Say red, blue or green: {}"', '"{} (red, blue or green)"', '"red, blue, green\n{}"')
+    for shape in shapes:
+        found = of(tmp_path, head + "".join(f"{shape.format(text)},{kind}\n" for text, kind in rows))
+        assert "The answer stands in the question" not in said(found), shape
+    assert "The answer stands in the question" not in said(plain)
+    leaking = of(tmp_path, head + "".join(f"{text} {kind},{kind}\n" for text, kind in rows), base="m.gguf")
+    assert "The answer stands in the question in 60 of 60 rows" in said(leaking)
 
 
 def test_a_held_out_question_that_is_trained_on_is_a_leak() -> None:
@@ -179,6 +196,14 @@ def test_what_to_expect_is_said_in_one_sentence(changes: dict[str, float], word:
     lines = sentences(Expectation(**(figures | usual | changes)))  # type: ignore[arg-type]
     assert word in lines[-1]
     assert "comes in about 2 minutes" in lines[2]
+
+
+def test_the_commands_that_train_repeat_what_was_tried() -> None:
+    made = train_on("my_task", "/my models/a b.gguf", ["my_task", "other"])
+    assert made == (
+        "sapo-desktop new my_task-2 --base '/my models/a b.gguf' --tasks my_task, then: sapo-desktop node my_task-2"
+    )
+    assert train_on("t") == "sapo-desktop new t --tasks t, then: sapo-desktop node t"
 
 
 @pytest.mark.parametrize("name", examples.names())

@@ -59,7 +59,7 @@ def test_check_measures_in_the_format_that_the_run_will_use(
         check(Namespace(target="sums", allow_code=False, json=False, model="", no_model=False))
     said = capsys.readouterr().out
     assert "judged wrong" not in said
-    assert "Only 0 % of the answers hold an answer at all" in said  # the fake model writes tags
+    assert "only 0 % of the answers hold an answer at all" in said  # the fake model writes tags
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ async def test_of_five_quick_changes_of_the_wording_the_first_and_the_last_are_l
     all_typed.set()
     last = await look
     assert len(drafts) == 3
-    assert last.rows[0][0].startswith("Say: ")
+    assert last.asked[0].startswith("Say: ")
 
 
 async def test_a_file_that_was_written_since_is_read_again(tmp_path: Path, drafts: list[Any]) -> None:

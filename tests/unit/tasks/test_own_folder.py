@@ -19,6 +19,7 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import DIGITS, read_task, spec_text, write_task
 from sapo_swarm.tasks.own.spec import TaskSpec, parse
+from sapo_swarm.tasks.own.split import held_out_places
 from sapo_swarm.tasks.own.verifiers import Choice, Exact, Number, Regex
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, conversation
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
@@ -132,6 +133,20 @@ def test_one_file_of_rows_is_split_when_it_is_read(tmp_path: Path) -> None:
     assert (len(task.train), len(task.held_out)) == (64, 16)
 
 
+def test_a_file_of_rows_is_split_by_the_rule_that_its_task_names(tmp_path: Path) -> None:
+    """Without a name by the older one, so that no folder that is there changes what it holds out."""
+    rows = [{"question": f"message {n}", "answer": "rare" if n % 10 == 0 else "often"} for n in range(100)]
+    for name, toml in (("old", ""), ("new", 'split = "balanced"\n')):
+        folder = write_folder(tmp_path / name, toml, rows, [])
+        (folder / "heldout.jsonl").unlink()
+        (folder / "train.jsonl").rename(folder / "rows.jsonl")
+    old, new = read_task(tmp_path / "old"), read_task(tmp_path / "new")
+    kept = {row["question"] for row in old.held_out}
+    assert kept == {f"message {n}" for n in held_out_places([row["question"] for row in rows], 0.2)}
+    assert sum(row["answer"] == "rare" for row in new.held_out) == 2
+    assert (len(old.held_out), len(new.held_out)) == (20, 20)
+
+
 def test_one_file_of_rows_is_split_by_its_cells_however_long_the_wording_around_them(tmp_path: Path) -> None:
     rows = [{"question": f"word{'xyz'[n % 3] * n}", "answer": n} for n in range(100)]
     folder = write_folder(
@@ -196,7 +211,7 @@ def test_a_folder_without_rows_is_an_error(tmp_path: Path) -> None:
 def test_a_row_format_that_is_stored_keeps_its_fields() -> None:
     assert set(msgspec.to_builtins(TaskSpec(name="t"))) == {
         "format", "name", "description", "licence", "prompt", "system", "answer", "extract", "max_new_tokens",
-        "heldout_share", "difficulty", "verifier",
+        "heldout_share", "split", "difficulty", "shots", "verifier",
     }  # fmt: skip
 
 

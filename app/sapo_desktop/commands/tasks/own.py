@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,13 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf.names import train_on
+from sapo_desktop.services.models.shelf.store import taken
 from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.tasks import examples as shipped
 from sapo_desktop.services.tasks import expectation, judging, looking, review, shortcuts
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
 from sapo_desktop.services.tasks.store import delete as remove
-from sapo_desktop.services.tasks.store import installed, keep, require_own, require_unused
+from sapo_desktop.services.tasks.store import installed, keep, keep_shots, require_own, require_unused
 from sapo_desktop.services.tasks.wizard.interface import Measured
 from sapo_desktop.streams import confirmed, json_line, progress
 from sapo_swarm.config import RunConfig
@@ -44,14 +46,14 @@ def new(args: argparse.Namespace) -> int:
     """From a file to a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
-    settings.load(home.settings)  # what is wrong with them is said before anything is stored
+    base = args.model or settings.load(home.settings).run.model  # what is wrong there is said before anything is stored
     looking.require_base(args.model, home)
     table: Table | None = None
     unsure: list[str] = []
     if args.target in shipped.names() and not Path(args.target).exists():
         task, reason = shipped.one(args.target), "as it ships"
     else:
-        found = draft(_path(args.target), _wishes(args))
+        found = draft(_path(args.target), _wishes(args, base))
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
@@ -59,7 +61,7 @@ def new(args: argparse.Namespace) -> int:
     _say([*looking.described(task, reason), *unsure])
     if kept is not None:
         print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
-    _rows(task)
+    _asked(task)
     name = task.spec.name
     if args.allow_code and task.code:
         _allow(name)
@@ -67,9 +69,12 @@ def new(args: argparse.Namespace) -> int:
         print(f"\nStored in {home.tasks / name}. It brings Python code, which never runs before you said yes to it:")
         print(f"read {home.tasks / name / task.code_name}, then: sapo-desktop tasks check {name} --allow-code")
         return 0
-    asyncio.run(_look(task, table, args, home))
-    print(f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}")
-    print(f"Train on it: {train_on(name)}")
+    asyncio.run(_look(task, table, args, home, keep_better=True))
+    tried = f" --model {shlex.quote(args.model)}" if args.model else ""
+    print(
+        f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}{tried}"
+    )
+    print(f"Train on it: {train_on(name, args.model, taken(home))}")
     return 0
 
 
@@ -83,6 +88,7 @@ def check(args: argparse.Namespace) -> int:
         print(json_line(asyncio.run(_measured(task, args, home))))
         return 0
     _say(looking.described(task, ""))
+    _asked(task)
     return 1 if asyncio.run(_look(task, None, args, home)) else 0
 
 
@@ -90,8 +96,12 @@ def show(args: argparse.Namespace) -> int:
     """What a task is, and the shortcuts that it leaves."""
     task = _named(args.target)
     _say(looking.described(task, ""))
-    _rows(task)
-    _say(["", looking.JUDGED] if task.spec.rubric else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))])
+    _asked(task)
+    _say(
+        ["", looking.compare_judge(task.spec.name)]
+        if task.spec.rubric
+        else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))]
+    )
     return 0
 
 
@@ -177,7 +187,7 @@ def _named(target: str) -> OwnTask:
     raise UsageError(f"There is no task of your own named {target!r}. {installed()}")
 
 
-def _wishes(args: argparse.Namespace) -> Wishes:
+def _wishes(args: argparse.Namespace, base: str) -> Wishes:
     if len(args.answer) > 1:
         raise UsageError("With new, --answer names one column.")
     if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
@@ -194,15 +204,20 @@ def _wishes(args: argparse.Namespace) -> Wishes:
         verifier=args.verifier,
         rubric=args.rubric,
         encoding=args.encoding,
+        base=base,
+        reasons=looking.reasons(base),
     )
 
 
-async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, home: Home) -> bool:
-    """Everything that can be told before training; True where there was something to warn of."""
+async def _look(
+    task: OwnTask, table: Table | None, args: argparse.Namespace, home: Home, keep_better: bool = False
+) -> bool:
+    """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
+    as many worked examples as the trial finds best."""
     config = looking.config_for(task, args.model, home)
     said = looking.told_by_rows(task, table, config)
     if task.spec.rubric:
-        _say(["", *(f"- {line}" for line in said), looking.JUDGED])
+        _say(["", *(f"- {line}" for line in said), looking.compare_judge(task.spec.name)])
         return bool(said)
     async with Scorer(answer_format=config.answer_format) as scorer:
         found = await shortcuts.measure(task, scorer, review.train_places(task, table))
@@ -213,18 +228,26 @@ async def _look(task: OwnTask, table: Table | None, args: argparse.Namespace, ho
         else:
             print("\nNothing to warn of.")
         if not args.no_model:
-            print(f"\nTrying {config.model} on training questions …", flush=True)
-            _say(await _try(task, config, scorer, lambda _: None))
+            shown = expectation.shown_model(config.model)
+            print(f"\nTrying {shown} on training questions …", flush=True)
+            _say(await _try(task, config, scorer, lambda _: None, home if keep_better else None))
     return bool(said)
 
 
-async def _try(task: OwnTask, config: RunConfig, scorer: Scorer, show: expectation.Show) -> list[str]:
-    """What the model does with the task, in sentences."""
+async def _try(
+    task: OwnTask, config: RunConfig, scorer: Scorer, show: expectation.Show, keep_in: Home | None = None
+) -> list[str]:
+    """What the model does with the task, in sentences. keep_in: where the task gets the worked examples that help."""
     try:
         found = await expectation.measure(task, config, scorer, show)
     except BackendError as error:
         return [f"It could not be tried: {error}"]
-    return ["None of the questions fits into the model's context."] if found is None else expectation.sentences(found)
+    if found is None:
+        return ["None of the questions fits into the model's context."]
+    kept = keep_in is not None and found.shots != task.spec.shots
+    if keep_in is not None and kept:
+        keep_shots(task, found.shots, keep_in)
+    return expectation.sentences(found, kept)
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Measured:
@@ -236,15 +259,18 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
 
     table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:
-        return Measured((), (), (looking.JUDGED,))
+        return Measured((), (), (looking.compare_judge(task.spec.name),))
     show("looking for shortcuts", 0.0)
     async with Scorer(answer_format=config.answer_format) as scorer:
         found = await shortcuts.measure(task, scorer, review.train_places(task, table))
-        said = () if args.no_model else await _try(task, config, scorer, partial(show, f"trying {config.model}"))
+        trying = partial(show, f"trying {expectation.shown_model(config.model)}")
+        said = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
     return Measured(tuple(shortcuts.sentences(found)[:2]), tuple(shortcuts.warnings(found)), tuple(said))
 
 
-def _rows(task: OwnTask) -> None:
+def _asked(task: OwnTask) -> None:
+    """The first question as a model reads it, then the first rows."""
+    _say(["", "Asked:", *(f"  | {line}" for line in looking.preview(task)), ""])
     for number, (asked, answer) in enumerate(looking.rows(task), 1):
         _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
 

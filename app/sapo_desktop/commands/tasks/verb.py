@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--extract",
         default="",
         choices=get_args(Extract),
-        help="where a completion's answer stands (default: tags; whole with --reward)",
+        help="where a completion's answer stands (default: proposed with the verifier; tags for a bundled starter)",
     )
     new.add_argument(
         "--verifier", default="", metavar="KIND", help="how it is judged, such as exact or number (default: proposed)"
@@ -121,6 +121,11 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     judge.add_argument("--judge-url", default="", metavar="URL", help="the judge (default: run.judge_url)")
     judge.add_argument("--judge-model", default="", metavar="NAME", help="its name there (default: run.judge_model)")
+    new.add_argument(
+        "--keep-shots",
+        action="store_true",
+        help="with check --json: give the stored task as many worked examples as the trial finds best (new always does)",
+    )
     new.add_argument("--no-model", action="store_true", help="do not try a model on it")
     swarm = parser.add_argument_group("a task in a swarm (share, offered, accept)")
     swarm.add_argument(

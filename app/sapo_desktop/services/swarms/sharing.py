@@ -153,7 +153,7 @@ def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
     truths = (truth_column(spec, part) for part in spec.verifier if needs_truth(part))
     columns = dict.fromkeys([*truths, *([spec.difficulty] if spec.difficulty else [])])
     for number, row in enumerate(task.train[:SHOWN], 1):
-        lines += [f"{number}. {cut(spec.fill(row))}"]
+        lines += [f"{number}. {cut(task.question(row))}"]
         lines += [f"   {column}: {cut(row[column], TRUTH)}" for column in columns if column in row]
     return [safe_text(line, LINE, lines=False) for line in lines]
 

@@ -1,13 +1,22 @@
-"""What to expect of training a model on a task, from a few answers of the untrained model on this machine."""
+"""What to expect of training a model on a task, from a few answers of the untrained model on this machine.
+
+The model answers training questions at temperature 1, a whole group each, and once at temperature 0. Where little is right,
+they are asked again behind worked examples, first at temperature 0, which is cheap; the better way of asking is told of.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+import msgspec
 
 from sapo_backends.base import Completion, Sampling
 from sapo_desktop.services.machine import engines
+from sapo_desktop.services.tasks.answer_form import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
@@ -18,18 +27,28 @@ from sapo_swarm.node.round.turns import model_turns, prompt_ids, verdicts
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.rows import Row
+from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
+from sapo_swarm.tasks.own.worked_examples import choose_examples
 from sapo_swarm.types import Question, TaskRef
 
 PROMPTS, PROMPTS_OF_LARGE = 64, 16
 """Training questions that a tiny model answers, and any other, with a whole group each: two answers do not tell whether a group
 is mixed."""
-LOOKS = 4
-"""At the progress."""
 FIRST_LOOK = 25
 """Rounds to the first held-out evaluation of a run."""
 UPDATE_SHARE = 1.0
 """Seconds of an update for a second of generation, about: measured on starter."""
 TOO_EASY, TOO_HARD = 0.9, 0.01
+POOR = 0.3
+"""Success at either temperature below which worked examples are tried."""
+SHOTS = 2
+"""Worked examples that are tried."""
+HELPS = 0.15
+"""Success that they must add: a question with them is longer, and every round takes longer with it."""
+FEW_FORMED = 0.2
+RIGHT_FORM = 0.5
+EXAMPLES_FIRST = "Training begins with your rows as examples, then practises."
 Show = Callable[[float], None]
 
 
@@ -37,9 +56,12 @@ Show = Callable[[float], None]
 class Expectation:
     """What `answers` answers to `prompts` questions say.
 
-    rate: share of right ones, with its 95 % interval. mixed: share of the groups, of `group_size`, with both right and wrong
-    answers. truncated, formed: shares that were cut off, that held an answer. round_s: seconds that a round should take here.
-    sample: an answer as it was written.
+    rate: share of right ones at temperature 1, with its 95 % interval; greedy: at temperature 0. mixed: share of the groups, of
+    `group_size`, with both right and wrong answers. truncated, formed, fitting: shares that were cut off at `limit` tokens, that
+    held an answer, that held one in the form of a right one. round_s: seconds that a round should take here. sample: an answer
+    as it was written; reference: a right answer, "" where the task has none to show, and longest: tokens of the longest one.
+    shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where
+    it was not tried.
     """
 
     model: str
@@ -54,6 +76,13 @@ class Expectation:
     formed: float
     round_s: float
     sample: str
+    greedy: float = 0.0
+    fitting: float = 1.0
+    limit: int = 0
+    reference: str = ""
+    longest: int = 0
+    shots: int = 0
+    tried: tuple[int, float] | None = None
 
 
 def chance_of_mixed(rate: float, size: int) -> float:
@@ -72,49 +101,126 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
         await host.load(lambda: engines.builder(config)(lambda *_: None))
         show(0.2)
         scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
-        return await _ask(task, config, scorer, host, show)
+        trial = _Trial(task, config, scorer, host)
+        asked = await trial.questions()
+        first = await trial.ask(asked, lambda part: show(0.2 + 0.4 * part))
+        if first is None or not _may_gain(task, first):
+            return first
+        longer = with_shots(task, SHOTS)
+        texts = [longer.question(row) for _, row in asked]
+        again = [(msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(asked, texts, strict=True)]
+        greedy = sum(await trial.greedy([q for q, _ in again])) / len(again)
+        show(0.7)
+        if greedy < first.greedy + HELPS:
+            return replace(first, tried=(SHOTS, greedy))
+        second = await trial.ask(again, lambda part: show(0.7 + 0.3 * part))
+        if second is None or second.rate < first.rate:
+            return replace(first, tried=(SHOTS, greedy))
+        return replace(second, shots=SHOTS, tried=(0, first.greedy))
     finally:
         scorer.in_reasoning = False
         await host.close()
 
 
-async def _ask(task: OwnTask, config: RunConfig, scorer: Scorer, host: EngineHost, show: Show) -> Expectation | None:
-    engine, info = host.engine, host.engine.info
-    places = _spread(len(task.train), PROMPTS if info.parameters < TINY else PROMPTS_OF_LARGE)
-    refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in places]
-    found = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
-    prompts = [(q, prompt_ids(engine.tokenizer, scorer, q)) for q in found]
-    new = new_tokens(config, task.spec.name)
-    asked = [q for q, ids in prompts if len(ids) + new <= info.context_length]
-    if not asked:
-        return None
-    samples, at_once = config.group_size, -(-len(asked) // LOOKS)
-    began = time.perf_counter()
-    completions: list[list[Completion]] = []
-    sampling = Sampling(config.temperature, 1.0, new)
-    for first in range(0, len(asked), at_once):
-        completions += await sampled(host, scorer, asked[first : first + at_once], sampling, samples, first)
-        show(0.2 + 0.7 * len(completions) / len(asked))
-    seconds = time.perf_counter() - began
-    scored = [verdict for verdict, *_ in await verdicts(engine.tokenizer, scorer, asked, completions)]
-    rates = [sum(r == 1.0 for r in s.rewards) / samples for s in scored]
-    answers = len(rates) * samples
-    low, high = wilson(sum(rates), len(rates))
-    round_answers = local_groups(config, info.parameters) * config.group_size
-    return Expectation(
-        model=config.model,
-        prompts=len(rates),
-        answers=answers,
-        rate=sum(rates) / len(rates),
-        low=low,
-        high=high,
-        mixed=sum(0.0 < rate < 1.0 for rate in rates) / len(rates),
-        group_size=config.group_size,
-        truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
-        formed=sum(sum(s.well_formed) for s in scored) / answers,
-        round_s=seconds / answers * round_answers * (1 + UPDATE_SHARE),
-        sample="\n".join(model_turns(engine.tokenizer, completions[0][0])),
-    )
+def with_shots(task: OwnTask, shots: int) -> OwnTask:
+    """The task with so many worked examples in each question; another version of it, whose digests are not those here."""
+    spec = msgspec.structs.replace(task.spec, shots=shots)
+    return replace(task, spec=spec, examples=choose_examples(spec, task.train))
+
+
+def _may_gain(task: OwnTask, found: Expectation) -> bool:
+    """Little is right, and the rows can be shown."""
+    rows_left = len(task.train) >= 4 * SHOTS
+    return max(found.rate, found.greedy) < POOR and not task.spec.shots and rows_left and may_have_examples(task.spec)
+
+
+@dataclass
+class _Trial:
+    """One loaded model and one task."""
+
+    task: OwnTask
+    config: RunConfig
+    scorer: Scorer
+    host: EngineHost
+
+    async def questions(self) -> list[tuple[Question, Row]]:
+        """Training questions that fit into the model's context, with their rows."""
+        info, tokenizer = self.host.engine.info, self.host.engine.tokenizer
+        places = _spread(len(self.task.train), PROMPTS if info.parameters < TINY else PROMPTS_OF_LARGE)
+        refs = [TaskRef(self.task.spec.name, "own", number, 0, self.task.generator) for number in places]
+        found = zip(await self.scorer.questions(refs), (self.task.train[place] for place in places), strict=True)
+        both = [(question, row) for question, row in found if isinstance(question, Question)]
+        new = new_tokens(self.config, self.task.spec.name)
+        room = info.context_length - new
+        return [(q, row) for q, row in both if len(prompt_ids(tokenizer, self.scorer, q)) <= room]
+
+    async def ask(self, asked: Sequence[tuple[Question, Row]], show: Show) -> Expectation | None:
+        """What the model answers at both temperatures. None where there is nothing to ask."""
+        if not asked:
+            return None
+        config, engine = self.config, self.host.engine
+        questions, rows = [q for q, _ in asked], [row for _, row in asked]
+        new, samples = new_tokens(config, self.task.spec.name), config.group_size
+        at_once = local_groups(
+            config, engine.info.parameters
+        )  # as many as in a round: it has room for them, and is timed so
+        completions: list[list[Completion]] = []
+        sampling = Sampling(config.temperature, 1.0, new)
+        began = time.perf_counter()
+        for first in range(0, len(asked), at_once):
+            part = questions[first : first + at_once]
+            completions += await sampled(self.host, self.scorer, part, sampling, samples, first)
+            show(0.8 * len(completions) / len(asked))
+        seconds = time.perf_counter() - began
+        best = await self.greedy(questions)
+        show(1.0)
+        judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
+        rates = [sum(r == 1.0 for r in scored.rewards) / samples for scored, *_ in judged]
+        answers = len(rates) * samples
+        low, high = wilson(sum(rates), len(rates))
+        references = [right_answer(self.task.spec, row).strip() for row in rows] if self._has_references() else []
+        wrong = next((c for group, rate in zip(completions, rates, strict=True) for c in group if rate < 1), None)
+        return Expectation(
+            model=shown_model(config.model),
+            prompts=len(rates),
+            answers=answers,
+            rate=sum(rates) / len(rates),
+            low=low,
+            high=high,
+            mixed=sum(0.0 < rate < 1.0 for rate in rates) / len(rates),
+            group_size=samples,
+            truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
+            formed=sum(sum(scored.well_formed) for scored, *_ in judged) / answers,
+            round_s=seconds / answers * at_once * samples * (1 + UPDATE_SHARE),
+            sample="\n".join(model_turns(engine.tokenizer, wrong or completions[0][0])),
+            greedy=sum(best) / len(best),
+            fitting=self._fitting(
+                [(row, text) for row, (_, texts, _) in zip(rows, judged, strict=True) for text in texts]
+            ),
+            limit=new,
+            reference=references[0] if references else "",
+            longest=max((len(engine.tokenizer.encode_text(text)) for text in references), default=0),
+            shots=self.task.spec.shots,
+        )
+
+    async def greedy(self, questions: Sequence[Question]) -> list[bool]:
+        """Which of them the model answers right at temperature 0."""
+        new, engine = new_tokens(self.config, self.task.spec.name), self.host.engine
+        completions = await sampled(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
+        judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
+        return [scored.rewards[0] == 1.0 for scored, *_ in judged]
+
+    def _has_references(self) -> bool:
+        spec = self.task.spec
+        return may_have_examples(msgspec.structs.replace(spec, extract="whole"))
+
+    def _fitting(self, written: Sequence[tuple[Row, str]]) -> float:
+        """The share of the answers that have the form of a right one; 1 where nothing says what that is."""
+        if not self._has_references():
+            return 1.0
+        form, reasoning = self.scorer.answer_format, self.scorer.in_reasoning
+        answers = [(row, written_answer_of(self.task, text, form, reasoning)) for row, text in written]
+        return sum(has_form(self.task, row, answer) for row, answer in answers) / len(answers)
 
 
 def _spread(rows: int, most: int) -> list[int]:
@@ -123,11 +229,17 @@ def _spread(rows: int, most: int) -> list[int]:
     return [number * rows // count for number in range(count)]
 
 
-def sentences(found: Expectation) -> list[str]:
-    """What a friend would say about the figures."""
+def shown_model(model: str) -> str:
+    """What a base is called in a sentence: a file or folder by its last part."""
+    return PurePath(model).name if os.path.exists(os.path.expanduser(model)) else model
+
+
+def sentences(found: Expectation, kept: bool = False) -> list[str]:
+    """What a friend would say about the figures. kept: the task has the better number of worked examples from now on."""
     lines = [
         f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions right before training "
-        f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers).",
+        f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
+        f"{100 * found.greedy:.0f} % at temperature 0.",
         f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
         f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
     ]
@@ -138,27 +250,64 @@ def sentences(found: Expectation) -> list[str]:
         if minutes >= 1
         else f"A round takes about {found.round_s:.1f} s here; the first held-out comparison comes within a minute."
     )
-    return [*lines, _verdict(found)]
+    return [*lines, *_about_examples(found, kept), _verdict(found)]
+
+
+def _about_examples(found: Expectation, kept: bool) -> list[str]:
+    """Whether worked examples in the question help."""
+    if found.tried is None:
+        return []
+    shots, greedy = found.tried
+    other = f"{100 * greedy:.0f} % at temperature 0"
+    if not found.shots:
+        return [f"With {shots} worked examples in each question: {other}. That is no help, and they are left out."]
+    what = "The task has them from now on" if kept else f"Write shots = {found.shots} into task.toml to have them"
+    return [f"These figures are with {found.shots} worked examples in each question; without: {other}. {what}."]
 
 
 def _verdict(found: Expectation) -> str:
-    if found.formed < 0.2:
-        return (
-            f"Only {100 * found.formed:.0f} % of the answers hold an answer at all (for example: {_shown(found.sample)}). "
-            "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
-        )
-    if found.truncated > CUT_OFF:
+    """What the figures mean, and what is to be done."""
+    endless = found.truncated > CUT_OFF and bool(found.longest) and found.limit >= 2 * found.longest
+    if found.formed >= FEW_FORMED and found.truncated > CUT_OFF and not endless:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
-    if found.rate < TOO_HARD and found.mixed < 0.05:
-        return (
-            "Too hard for this model: where nothing is ever right, there is nothing to learn from. "
-            "Choose a larger model, easier rows, or partial credit (--partial-credit)."
-        )
+    cause, by_hand = _obstacle(found, endless)
+    if cause:
+        return _remedy(found, cause, by_hand)
     if found.rate > TOO_EASY:
         return "Too easy: almost everything is right already. Choose harder rows or a smaller model."
     if found.mixed >= 0.3:
         return "Well suited: success is neither rare nor certain. A change is often visible after 25 to 100 rounds."
+    if found.reference:
+        return f"Little is right yet. {EXAMPLES_FIRST}"
     return "Possible, but slow: few groups teach anything. Easier rows beside the hard ones help. Allow some hundred rounds."
+
+
+def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
+    """The first cause that keeps the model from learning, and what the person can do about it; "" for none. endless: answers are
+    cut off though yours have room."""
+    if found.formed < FEW_FORMED:
+        cause = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
+        return cause, "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
+    if endless and found.rate < POOR:
+        share = f"{100 * found.truncated:.0f} % of the answers do not end where yours would"
+        return f"{share}: they are cut off at {found.limit} tokens, such as {_shown(found.sample)}", ""
+    if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:
+        return f"answers look like {_shown(found.sample)} and yours like {_shown(found.reference)}", ""
+    if found.rate < TOO_HARD and found.mixed < 0.05 and found.greedy < HELPS:
+        wrong = f"the answers are wrong although they have the right form, such as {_shown(found.sample)}"
+        cause = wrong if found.reference else "where nothing is ever right, there is nothing to learn from"
+        return cause, "Choose a larger model, easier rows, or partial credit (--partial-credit)."
+    return "", ""
+
+
+def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
+    """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
+    if found.reference:
+        much = "Little" if max(found.rate, found.greedy) else "Nothing"
+        return f"{much} right yet: {cause}. {EXAMPLES_FIRST}"
+    start = "Too hard for this model: " if found.formed >= FEW_FORMED else ""
+    text = f"{start}{cause}."
+    return f"{text[0].upper()}{text[1:]} {by_hand}".strip()
 
 
 def _shown(text: str) -> str:

@@ -16,7 +16,7 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.rows import Table
-from sapo_swarm.tasks.own.verifiers import Number, Verifier
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, Number, Verifier
 
 SHOWN = 5
 """Rows that are shown."""
@@ -27,15 +27,28 @@ PROBLEMS = 20
 
 NEVER_SHARED = "Rollouts of several turns stay on this machine: they are never shared with a swarm."
 
-JUDGED = (
-    "It is judged by a model, not verified: before a model is trained on it, compare the judge with your own ratings: "
-    "sapo-desktop tasks judge NAME"
-)
+PREVIEW = 1500
+"""Characters of a whole question that are shown."""
+
+
+def compare_judge(name: str) -> str:
+    """What comes before training on a judged task."""
+    return (
+        "It is judged by a model, not verified: before a model is trained on it, compare the judge with your own ratings: "
+        f"sapo-desktop tasks judge {name}"
+    )
 
 
 def rows(task: OwnTask) -> list[tuple[str, str]]:
-    """(question, answer) of the first rows, cut to what can be shown."""
-    return [(cut(task.spec.fill(row)), cut(row.get(task.spec.answer, ""))) for row in task.train[:SHOWN]]
+    """(what tells its question from others, answer) of the first rows, cut to what can be shown."""
+    shown = task.train[:SHOWN]
+    return [(cut(task.spec.cells(row) or task.spec.fill(row)), cut(row.get(task.spec.answer, ""))) for row in shown]
+
+
+def preview(task: OwnTask) -> list[str]:
+    """The first row's question in lines, as the model will read it."""
+    text = task.question(task.train[0])
+    return [*text[:PREVIEW].split("\n"), *([f"… ({len(text):,} characters)"] if len(text) > PREVIEW else [])]
 
 
 def cut(text: str, most: int = CELL) -> str:
@@ -91,6 +104,12 @@ def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
     return flags.with_room(msgspec.structs.replace(config, **changes))
 
 
+def reasons(base: str) -> bool:
+    """The model thinks before each answer, as far as its files on this disk say."""
+    plain = RunConfig(model=base, tasks=())
+    return flags.with_room(plain).max_new_tokens > plain.max_new_tokens
+
+
 def require_base(model: str, home: Home) -> None:
     """Raise UsageError where that is a model of the person's own."""
     mine = [one.record.base for one in store.all_models(home) if one.name == model]
@@ -110,8 +129,9 @@ def described(task: OwnTask, reason: str) -> list[str]:
         f"{len(task.held_out):,} held out to measure with.",
         f"Version {task.digest[:12]}.",
         *([spec.description] if spec.description else []),
-        f"Asked: {spec.prompt}",
+        *([f"System prompt: {spec.system}"] if spec.system else []),
         f"Judged by: {judged}; the answer is taken from: {spec.extract}.",
+        *([f"Worked examples in each question: {spec.shots}."] if spec.shots else []),
         *(
             [f"Difficulty: {_levels(task)}. Sampled where success is neither rare nor certain."]
             if spec.difficulty
@@ -122,12 +142,16 @@ def described(task: OwnTask, reason: str) -> list[str]:
 
 
 def _terms(part: Verifier) -> str:
-    """The verifier's kind, and what a number may differ by and look like."""
+    """The verifier's kind, and what an answer may differ by and look like."""
     found = [str(part.__struct_config__.tag)]
     if isinstance(part, Number):
         found += [f"{name} {value:g}" for name, value in (("abs", part.abs), ("rel", part.rel)) if value]
-        found += [f"units {' '.join(part.units)}"] if part.units else []
+        found += [f"units {' '.join(part.units)}{' (needed)' * part.need_unit}"] if part.units else []
         found += ['decimal mark ","'] if part.decimal == "," else []
+    if isinstance(part, Exact) and part.case:
+        found += ["case counts"]
+    if isinstance(part, Choice) and part.options:
+        found += [f"of {len(part.options)}"]
     return ", ".join(found)
 
 

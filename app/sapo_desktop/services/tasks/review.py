@@ -94,12 +94,9 @@ def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: i
     """Rows whose question leaves no room for an answer in the model's context, and whose answer is longer than is written."""
     found = []
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
-    asked = [(row, len(task.spec.fill(row.row))) for row in usable]
-    far = [
-        row
-        for row, size in asked
-        if size > context - new_tokens and tokens(task.spec.fill(row.row)) > context - new_tokens
-    ]
+    asked = [(row, task.question(row.row)) for row in usable]
+    most = context - new_tokens
+    far = [row for row, text in asked if len(text) > most and tokens(text) > most]
     if far:
         found.append(
             f"{_those(far)} too long: question and answer must fit into {context:,} tokens. They are never asked. "
@@ -180,13 +177,35 @@ def _given_away(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     """Answers that stand in their question: what extraction is about, and a leak everywhere else."""
     if not _has_answers(task):
         return []
-    met = [row for row in rows if _contains(task.spec.fill(row.row), right_answer(task.spec, row.row))]
+    texts = own_texts(task, [row.row for row in rows])
+    met = [row for row, text in zip(rows, texts, strict=True) if _contains(text, right_answer(task.spec, row.row))]
     if not met or len(met) < 0.2 * len(rows):
         return []
     return [
         f"The answer stands in the question in {len(met)} of {len(rows)} rows ({_list([r.number for r in met])}). "
         "Right for a task of finding it; a leak in any other."
     ]
+
+
+def own_texts(task: OwnTask, rows: Sequence[Row]) -> list[str]:
+    """What each question says that not all of them say: its cells, without the lines, the beginning and the end that they share.
+    Options that are named in every question give no answer away."""
+    texts = [task.spec.cells(row) for row in rows]
+    if len(texts) < 2:
+        return texts
+    every = set(texts[0].split("\n")).intersection(*(text.split("\n") for text in texts))
+    texts = ["\n".join(line for line in text.split("\n") if line not in every) for text in texts]
+    start = _shared_start(texts)
+    texts = [text[start:] for text in texts]
+    end = _shared_start([text[::-1] for text in texts])
+    return [text[: len(text) - end] for text in texts]
+
+
+def _shared_start(texts: Sequence[str]) -> int:
+    """Characters, in whole words, that all begin with."""
+    first, last = min(texts), max(texts)  # what these two share, all between them do
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first.rfind(" ", 0, same) + 1
 
 
 def _contains(text: str, answer: str) -> bool:

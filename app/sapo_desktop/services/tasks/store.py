@@ -6,6 +6,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -13,7 +15,8 @@ from sapo_desktop.services.models.shelf.store import all_models
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library, shared
 from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.folder import OwnTask, read_task, write_task
+from sapo_swarm.tasks.own.folder import SPEC, OwnTask, read_task, spec_text, write_task
+from sapo_swarm.whole_file import write_whole
 
 
 def keep(task: OwnTask, home: Home, replace: bool) -> Path | None:
@@ -40,6 +43,17 @@ def keep(task: OwnTask, home: Home, replace: bool) -> Path | None:
         shutil.rmtree(aside, ignore_errors=True)
     library.use(home.tasks)
     return kept if lost else None
+
+
+def keep_shots(task: OwnTask, shots: int, home: Home) -> OwnTask:
+    """The stored task with so many worked examples in each question, which is another version of it. Raises AppError, BadTask."""
+    spec = msgspec.structs.replace(task.spec, shots=shots)
+    try:
+        write_whole(home.tasks / spec.name / SPEC, spec_text(spec))
+    except OSError as error:
+        raise AppError(f"Cannot write {home.tasks / spec.name / SPEC} ({error.strerror or error}).") from error
+    library.use(home.tasks)
+    return library.find(spec.name)
 
 
 def _files(folder: Path) -> dict[str, bytes]:

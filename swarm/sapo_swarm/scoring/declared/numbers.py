@@ -23,7 +23,7 @@ def number(part: Number, case: Case) -> float:
     """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are no numbers."""
     answer, unit = measure(case.answer, part)
     truth, wanted = measure(case.truth, part)
-    if answer is None or truth is None or (unit and wanted and unit != wanted):
+    if answer is None or truth is None or (wanted and unit != wanted and (unit or part.need_unit)):
         return 0.0
     allowed = max(Fraction(str(part.abs)), Fraction(str(part.rel)) * abs(truth))
     return float(abs(answer - truth) <= allowed)
@@ -35,6 +35,8 @@ def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
         return None, ""
     names = sorted(filter(None, map(plain, part.units)), key=len, reverse=True)
     left, unit = plain(text.translate(MINUS)), ""
+    if part.need_unit:
+        left = _in_case(left, names)
     if not left.endswith(tuple(names)):
         left = left.rstrip(".")
     for name in names:
@@ -47,6 +49,16 @@ def measure(text: str, part: Number) -> tuple[Fraction | None, str]:
     if part.decimal == ",":
         left = left.replace(".", " ").replace(",", ".") if "," in left else left.replace(".", ",")
     return _value(left), unit
+
+
+def _in_case(text: str, names: list[str]) -> str:
+    """The text with the unit at its end as the task writes it: 2 KM is 2 km, unless the task knows both."""
+    folded = [name.casefold() for name in names]
+    for name, fold in zip(names, folded, strict=True):
+        end = text.rstrip(".")
+        if end.casefold().endswith(fold) and len(end) > len(name) and not end[: -len(name)][-1:].isalpha():
+            return text if end.endswith(name) or folded.count(fold) > 1 else f"{end[: -len(name)]}{name}"
+    return text
 
 
 def _value(text: str) -> Fraction | None:

@@ -19,8 +19,9 @@ from sapo_swarm.tasks.own.levels import levels
 from sapo_swarm.tasks.own.patterns import Patterns
 from sapo_swarm.tasks.own.python_tests import unit_tests
 from sapo_swarm.tasks.own.rows import EMPTY, Names, Row, Table, decode, read_bytes, read_jsonl
-from sapo_swarm.tasks.own.spec import TaskSpec, needs_truth, parse, truth_column
+from sapo_swarm.tasks.own.spec import TaskSpec, needs_truth, parse, right_answer, truth_column
 from sapo_swarm.tasks.own.verifiers import Environment, Function, JsonSchema, PythonTests, Regex, Sql
+from sapo_swarm.tasks.own.worked_examples import ask_with_examples, choose_examples
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
 SCHEMA, FIXTURE, CODE, ENVIRONMENT = "schema.json", "fixture.sqlite", "reward.py", "environment.py"
@@ -44,6 +45,7 @@ class OwnTask:
 
     problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
     reward.py or environment.py, never run here. levels: of difficulty, as places of training rows; {} where there are none.
+    examples: training rows that questions may show with their answers, () where the task shows none.
     """
 
     spec: TaskSpec
@@ -56,6 +58,11 @@ class OwnTask:
     code: bytes = b""
     problems: tuple[str, ...] = field(default=(), compare=False)
     levels: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    examples: tuple[Row, ...] = field(default=(), compare=False)
+
+    def question(self, row: Row) -> str:
+        """What is asked for a row, behind the task's worked examples where it has some."""
+        return ask_with_examples(self.spec, self.examples, row) if self.examples else self.spec.fill(row)
 
     @property
     def code_name(self) -> str:
@@ -120,7 +127,8 @@ def make(
     whole = content_digest(content(spec, kept[0], kept[1], schema, fixture, code))
     lean = content_digest(content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
     found = levels(spec.difficulty, kept[0])
-    return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found)
+    shown = choose_examples(spec, kept[0])
+    return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found, shown)
 
 
 def content(
@@ -197,13 +205,18 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
 
 
 def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
-    """(train, held-out) of one table by what a row asks, without the wording around it. Rows without what the prompt needs go to
-    the first, to be told of there."""
+    """(train, held-out) of one table by what a row asks, without the wording around it; by the rule `balanced` also by its right
+    answer. Rows without what the prompt needs go to the first, to be told of there."""
+    from sapo_swarm.tasks.own.split import balanced_places, held_out_places  # NumPy: a coordinator does without
+
     asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
     prompts = [spec.cells(table.rows[place]) for place in asked]
-    from sapo_swarm.tasks.own.split import held_out_places  # brings NumPy, which a coordinator does without
-
-    chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)} if prompts else set()
+    chosen: set[int] = set()
+    if prompts and spec.split == "balanced":
+        answers = [right_answer(spec, table.rows[place]) for place in asked]
+        chosen = {asked[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
+    elif prompts:
+        chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)}
     sides = Table(table.columns, problems=table.problems, more=table.more), Table(table.columns)
     for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):
         sides[place in chosen].add(number, row)

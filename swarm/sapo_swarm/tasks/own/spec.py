@@ -15,7 +15,9 @@ from sapo_swarm.tasks.own.verifiers import Column, Environment, Exact, Judged, P
 from sapo_swarm.types import Name
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
-_HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
+HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
+"""Where a cell goes in a prompt."""
+MAX_SHOTS = 4
 
 
 class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,8 +25,9 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
     extract: where a completion's answer stands (tags: the <answer>...</answer> at its end). max_new_tokens: what an answer needs,
-    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files. difficulty: the column that
-    says how hard a row is, "" for none.
+    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files; split: by which rule, see
+    sapo_swarm.tasks.own.split. difficulty: the column that says how hard a row is, "" for none. shots: worked examples in each
+    question, see sapo_swarm.tasks.own.worked_examples.
     """
 
     format: Literal[1] = 1
@@ -37,14 +40,16 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     extract: Extract = "tags"
     max_new_tokens: Annotated[int, Meta(ge=0, le=8192)] = 0
     heldout_share: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
+    split: Literal["content", "balanced"] = "content"
     difficulty: Column = ""
+    shots: Annotated[int, Meta(ge=0, le=MAX_SHOTS)] = 0
     verifier: Annotated[tuple[Verifier, ...], Meta(min_length=1, max_length=8)] = (Exact(),)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that the prompt and the verifiers read: every row needs them."""
         found = [
-            *_HOLE.findall(self.prompt),
+            *HOLE.findall(self.prompt),
             *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
             *([self.difficulty] if self.difficulty else []),
         ]
@@ -60,13 +65,14 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """What a judge judges by; "" where the answers are verified."""
         return next((part.rubric for part in self.verifier if isinstance(part, Judged)), "")
 
-    def fill(self, row: dict[str, str]) -> str:
-        """The prompt of a row. A cell is text: what looks like a {column} in it stays as it is."""
-        return _HOLE.sub(lambda hole: row[hole[1]], self.prompt)
+    def fill(self, row: dict[str, str], text: str = "") -> str:
+        """The prompt of a row, or another text, with the row's cells. A cell is text: what looks like a {column} in it stays
+        as it is."""
+        return HOLE.sub(lambda hole: row[hole[1]], text or self.prompt)
 
     def cells(self, row: dict[str, str]) -> str:
         """What tells a row's question from others: its cells without the wording around them."""
-        return "\n".join(row[name] for name in dict.fromkeys(_HOLE.findall(self.prompt)))
+        return "\n".join(row[name] for name in dict.fromkeys(HOLE.findall(self.prompt)))
 
 
 def truth_column(spec: TaskSpec, part: Part) -> str:
@@ -89,6 +95,14 @@ def needs_truth(part: Part) -> bool:
     return not isinstance(part, (Environment, Format, Function, JsonSchema, Judged, Length)) and not (
         isinstance(part, Regex) and bool(part.pattern)
     )
+
+
+def may_have_examples(spec: TaskSpec) -> bool:
+    """Its rows can be shown with their right answers: the answer column holds what a completion may be."""
+    from sapo_swarm.tasks.own.verifiers import TRUTHFUL
+
+    compared = any(isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier)
+    return compared and spec.extract != "tags" and not spec.turns and not spec.rubric
 
 
 def parse(text: str, origin: str) -> TaskSpec:
@@ -115,8 +129,13 @@ def checked(tables: object, origin: str) -> TaskSpec:
             f"{origin}: a judged task has no other verifier, so that no figure mixes what was judged with what was verified. "
             "Make two tasks of it."
         )
-    if not _HOLE.search(spec.prompt):
+    if not HOLE.search(spec.prompt):
         raise BadTask(
             f"{origin}: the prompt names no column, so every question would be the same. Write {{question}} in it."
+        )
+    if spec.shots and not may_have_examples(spec):
+        raise BadTask(
+            f"{origin}: shots = {spec.shots} shows rows with their right answers, and this task has none to show, or wants "
+            "them in tags. Take shots out, or set another extract (last_line) and a verifier that compares with the answers."
         )
     return spec

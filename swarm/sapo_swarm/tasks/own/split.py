@@ -2,6 +2,9 @@
 
 Rows that ask the same thing (apart from case, white space, quotes and a full stop), and long texts that are nearly the same,
 stay on one side: a model must not meet a held-out question in other clothes.
+
+Two rules, named by `split` in task.toml so that a folder keeps the rows that it has held out: by content alone
+(held_out_places), and by content within each answer (balanced_places).
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import hashlib
 import re
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +25,8 @@ WIDTH = 2
 """Words that a text is compared by, in a row."""
 ALIKE = 0.7
 """Share of those that two texts have in common from which on they count as one."""
+FEW_ANSWERS = 24
+"""Different answers up to which they are classes."""
 HASHES = 8
 _PRIME = (1 << 31) - 1
 _FACTORS: NDArray[np.uint64] = np.random.default_rng(8).integers(1, _PRIME, size=(2, HASHES, 1), dtype=np.uint64)
@@ -71,6 +77,49 @@ def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
     count = min(max(1, round(share * len(ranked))), max(0, len(ranked) - 1))
     chosen = set(ranked[:count])
     return frozenset(place for place, group in enumerate(groups) if group in chosen)
+
+
+def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float) -> frozenset[int]:
+    """The same from each answer: the held-out rows have the answers of all rows, in their proportions. Where there are more
+    than FEW_ANSWERS different ones it is held_out_places.
+
+    answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side, if
+    so many are held out.
+    """
+    classes = [key(answer) for answer in answers]
+    if len(set(classes)) > FEW_ANSWERS:
+        return held_out_places(prompts, share)
+    groups = clusters(prompts)
+    members: dict[int, Counter[str]] = defaultdict(Counter)
+    for group, answer in zip(groups, classes, strict=True):
+        members[group][answer] += 1
+    strata: dict[str, list[int]] = defaultdict(list)
+    for group, counted in members.items():  # rows of one question that have different answers go with the commonest
+        strata[min(counted, key=lambda answer: (-counted[answer], answer))].append(group)
+    total = min(max(1, round(share * len(members))), max(0, len(members) - 1))
+    quotas = _quotas({answer: len(found) for answer, found in strata.items()}, total)
+    chosen: set[int] = set()
+    for answer, found in strata.items():
+        found.sort(key=lambda group: hashlib.sha256(key(prompts[group]).encode("utf-8", "replace")).digest())
+        chosen.update(found[: quotas[answer]])
+    return frozenset(place for place, group in enumerate(groups) if group in chosen)
+
+
+def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """How many of each are held out, by the largest remainder: `total` in all, a few less where an answer has too few."""
+    exact = {name: total * size / sum(sizes.values()) for name, size in sizes.items()}
+    found = {name: int(part) for name, part in exact.items()}
+    by_rest = sorted(exact, key=lambda name: (found[name] - exact[name], name))
+    for name in by_rest[: total - sum(found.values())]:
+        found[name] += 1
+    for name in sorted(sizes):
+        largest = max(sorted(found), key=lambda other: found[other])
+        if not found[name] and sizes[name] > 1 and found[largest] > 1:
+            found[largest] -= 1
+            found[name] = 1
+        elif found[name] == sizes[name] and sum(found.values()) > 1:  # the last one of its answer is better trained on
+            found[name] -= 1
+    return found
 
 
 def _shingles(plain: str) -> Shingles:

@@ -38,12 +38,14 @@ class Number(Part, frozen=True, tag="number"):
     """A number within `abs` or within `rel` of the truth, whichever is wider.
 
     units: written after a number and not compared, except that an answer's unit must be the truth's where both have one.
+    need_unit: an answer without the truth's unit is wrong, and case does not count in units that differ in more than that.
     decimal: the decimal mark; the other of "." and "," (and a blank) may stand between thousands.
     """
 
     abs: Tolerance = 0.0
     rel: Tolerance = 0.0
     units: Annotated[tuple[Short, ...], Meta(max_length=64)] = ()
+    need_unit: bool = False
     decimal: Annotated[str, Meta(pattern=r"^[.,]\Z")] = "."
 
 

@@ -65,6 +65,7 @@ class DraftScreen(Dialog[Made | None]):
         self._actions = actions
         self._asked = Answers(path, base=base)
         self._seen: Seen | None = None
+        self._proposed = ""  # where the answer stands, if the person says nothing
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -87,7 +88,7 @@ class DraftScreen(Dialog[Made | None]):
             with Horizontal(classes="field", id="wording"):
                 yield Static("Wording", markup=False)
                 yield Input(
-                    placeholder="the question as it is; or a text with {column} in it",
+                    placeholder="as proposed below; or a text with {column} in it",
                     id="prompt",
                     compact=True,
                     max_length=4000,
@@ -122,7 +123,7 @@ class DraftScreen(Dialog[Made | None]):
             question=self._value("question"),
             answer=self._value("answer"),
             prompt=self.query_one("#prompt", Input).value.strip(),
-            extract=self._value("extract"),
+            extract=self._value("extract") if self._value("extract") != self._proposed else "",
             verifier=self._value("verifier"),
             base=self._value("base"),
         )
@@ -151,6 +152,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._unreadable()
             return
         self._asked, self._seen = seen.answers, seen
+        self._proposed = seen.extract or self._proposed
         self._show(seen, first)
 
     def _show(self, seen: Seen, first: bool) -> None:
@@ -169,7 +171,7 @@ class DraftScreen(Dialog[Made | None]):
         count = len(seen.said)
         heading = f"{count} thing{'s' if count != 1 else ''} to look at" if count else "Nothing to warn of."
         self.query_one("#complaint", Static).update(Content(plain(seen.summary[0], 300)))
-        self.query_one("#rows", Static).update(_rows(seen.rows))
+        self.query_one("#rows", Static).update(_rows(seen.asked, seen.rows))
         said = [Content.styled(heading, "bold" if count else "$muted")]
         said += [Content.assemble(("- ", "$warning"), plain(line, 600)) for line in seen.said]
         self.query_one("#said", Static).update(Content("\n").join(said))
@@ -234,12 +236,14 @@ class DraftScreen(Dialog[Made | None]):
             self.dismiss(made)
 
 
-def _rows(rows: Sequence[tuple[str, str]]) -> Content:
-    """The first rows as a model will see them, with the answers."""
-    lines = []
-    for number, (asked, answer) in enumerate(rows, 1):
+def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
+    """The first question as a model will read it, and the first rows with their answers."""
+    lines = [Content.styled("The model reads, of row 1:", "$muted")] if asked else []
+    lines += [Content.assemble(("| ", "$muted"), plain(line, 600)) for line in asked]
+    lines += [Content("")] if asked else []
+    for number, (text, answer) in enumerate(rows, 1):
         lines += [
-            Content.assemble((f"{number}. ", "$muted"), plain(asked, 300)),
+            Content.assemble((f"{number}. ", "$muted"), plain(text, 300)),
             Content.assemble(("   answer: ", "$muted"), (plain(answer, 300), "bold")),
         ]
     return Content("\n").join(lines)

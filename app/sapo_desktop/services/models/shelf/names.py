@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection
 
 from sapo_backends.checkpoints.locate import BUNDLED
@@ -47,10 +48,12 @@ def suggested(text: str) -> str:
     return f"my-{name}"[:LONGEST].rstrip(".-_") if _has_meaning(name) else name
 
 
-def train_on(task: str) -> str:
-    """The commands that train a new model on a task."""
-    name = suggested(task)
-    return f"sapo-desktop new {name} --tasks {task}, then: sapo-desktop node {name}"
+def train_on(task: str, base: str = "", taken: Collection[str] = ()) -> str:
+    """The commands that train a new model on a task. base: that it was tried on, "" for the one of the settings; taken: names of
+    models that there are."""
+    name = free(suggested(task), taken)
+    start = f" --base {shlex.quote(base)}" if base else ""
+    return f"sapo-desktop new {name}{start} --tasks {task}, then: sapo-desktop node {name}"
 
 
 def free(name: str, taken: Collection[str]) -> str:

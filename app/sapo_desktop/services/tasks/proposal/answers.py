@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from sapo_swarm.scoring.declared import items
 from sapo_swarm.scoring.declared.judge import declared
 from sapo_swarm.scoring.declared.numbers import MINUS
 from sapo_swarm.scoring.declared.words import label
@@ -29,6 +30,21 @@ _SYMBOL = re.compile(
     r"[kMG]?Hz|[kMGT]B|[mk][VW]|MW|[kM]Wh|mAh?|[kM]J|kcal|[hk]?Pa|bar|in|ft|yd|mi|oz|lb"
 )
 """Units that are no part of a code. Single capitals are none: 12A may be a house number."""
+_DATES = tuple(
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"\d{4}-[01]\d-[0-3]\d", "YYYY-MM-DD"),
+        (r"\d{4}-[01]\d-[0-3]\d[ T][0-2]\d:[0-5]\d", "YYYY-MM-DD HH:MM"),
+        (r"\d{4}/[01]\d/[0-3]\d", "YYYY/MM/DD"),
+        (r"[0-3]\d\.[01]\d\.\d{4}", "DD.MM.YYYY"),
+        (r"[0-3]\d/[0-3]\d/\d{4}", ""),
+        (r"[0-3]\d-[0-3]\d-\d{4}", ""),
+        (r"[0-2]\d:[0-5]\d", "HH:MM"),
+        (r"\d{1,2} [A-Z][a-z]{2,8} \d{4}", "D Month YYYY"),
+        (r"[A-Z][a-z]{2,8} \d{1,2}, \d{4}", "Month D, YYYY"),
+    )
+)
+"""Forms of dates and times; "" where days and months must be told apart by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +81,9 @@ class _Written:
         return marks[-1] if plain else ""
 
 
-def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
-    """The verifier that fits these answers best, and the others by which most of them are right."""
-    best = Proposal(*propose(truths))
+def proposals(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Proposal, ...]:
+    """The verifier that fits these answers best, and the others by which most of them are right. questions: of each answer."""
+    best = Proposal(*propose(truths, questions))
     mark = separator(truths)
     others = (
         Proposal(Exact(), "the text itself, whatever its case and spacing"),
@@ -83,11 +99,11 @@ def proposals(truths: Sequence[str]) -> tuple[Proposal, ...]:
     return (best, *(one for one in fits if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
 
 
-def propose(truths: Sequence[str]) -> tuple[Verifier, str]:
+def propose(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verifier, str]:
     """A verifier for these answers, and why."""
     if not truths:
         return Exact(), "there is no answer to look at"
-    fits = (found for found in _candidates(truths) if _right(found[0], truths) >= MOST)
+    fits = (found for found in _candidates(truths, questions) if _right(found[0], truths) >= MOST)
     return next(fits, (Exact(), "text, whatever its case and spacing"))
 
 
@@ -96,7 +112,81 @@ def separator(truths: Sequence[str]) -> str:
     return max((",", ";", "|", " "), key=lambda mark: sum(mark in text for text in truths[:1000]))
 
 
-def _candidates(truths: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+def date_form(truths: Sequence[str]) -> str:
+    """The form of dates and times, such as YYYY-MM-DD, where the answers are some; "" where they are not."""
+    for pattern, form in _DATES:
+        if truths and sum(pattern.fullmatch(text.strip()) is not None for text in truths) >= MOST * len(truths):
+            return form if form else _day_or_month_first(truths)
+    return ""
+
+
+def _day_or_month_first(truths: Sequence[str]) -> str:
+    """DD/MM/YYYY or MM/DD/YYYY, by which of both exceeds 12; where neither does, an example of the form."""
+    mark = next(char for char in truths[0].strip() if not char.isdigit())
+    parts = [text.strip().split(mark) for text in truths if text.count(mark) == 2]
+    day_first, month_first = (any(int(one[place]) > 12 for one in parts) for place in (0, 1))
+    if day_first == month_first:
+        return f"{unlike(truths)} (such a date)"
+    return f"DD{mark}MM{mark}YYYY" if day_first else f"MM{mark}DD{mark}YYYY"
+
+
+def few_numbers(truths: Sequence[str]) -> tuple[str, ...]:
+    """The whole numbers that the answers are, where there are only a few, as in a rating; () else."""
+    found = {text.strip() for text in truths}
+    if not 1 < len(found) <= FEW or len(truths) < 4 * len(found) or not all(DIGITS.match(text) for text in found):
+        return ()
+    return tuple(sorted(found, key=float))
+
+
+def unlike(truths: Sequence[str]) -> str:
+    """An answer that looks like these and is none of them: an example that gives no row away."""
+    known = {text.strip() for text in truths}
+    model = sorted(known, key=lambda text: (len(text), text))[len(known) // 2]
+    for step in range(1, 1000):
+        if step == 100:  # all of that length may be taken
+            model = re.sub(r"[0-9]", lambda digit: f"{digit[0]}6", model, count=1)
+        made = _shifted(model, 37 * step)
+        if made not in known:
+            return made
+    return model
+
+
+def _shifted(text: str, by: int) -> str:
+    """The text with other digits, as many as before; no number in it begins with a nought that did not."""
+    digits = iter(str(int("1" + "".join(re.findall("[0-9]", text))) + by)[1:])
+    made = re.sub(r"[0-9]", lambda _: next(digits, "7"), text)
+    return re.sub(r"(?<![\d.,])0(?=\d)", "4", made)
+
+
+def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+    """Lists: short items of a vocabulary, or of the question, and not always as many. In any order only where no two answers
+    are told apart by it."""
+    mark = max((";", "|", ","), key=lambda char: sum(char in text for text in truths))
+    lists = [items.split(text, mark) for text in truths]
+    flat = [item for found in lists for item in found]
+    several = sum(len(found) > 1 for found in lists)
+    if 2 * several < len(truths) or len({len(found) for found in lists}) < 2:
+        return
+    if any(len(item.split()) > 4 or len(item) > 40 or item[-1:] in ".!?" for item in flat):
+        return
+    asked = [text.casefold() for text in questions]
+    taken = sum(all(item in text for item in found) for found, text in zip(lists, asked, strict=False))
+    if len(set(flat)) > 0.7 * len(flat) and taken < 0.8 * len(truths):
+        return
+    places = [[text.find(item) for item in found] for found, text in zip(lists, asked, strict=False)]
+    in_place = [found for found in places if len(found) > 1 and min(found) >= 0]
+    ordered = len(in_place) >= 0.9 * several and all(found == sorted(found) for found in in_place)
+    ordered = ordered or all(found == sorted(found) for found in lists)
+    sets = {frozenset(found) for found in lists}
+    if ordered or len(sets) < len({tuple(found) for found in lists}) or any(len(set(f)) < len(f) for f in lists):
+        yield Items(separator=mark), f"the answers are lists with {mark!r} between their items"
+    else:
+        yield ItemSet(separator=mark), f"the answers are lists with {mark!r} between their items, in any order"
+
+
+def _candidates(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+    if form := date_form(truths):
+        yield Exact(), f"the answers are dates or times: {form}"
     written = _written(truths)
     if len(written) >= MOST * len(truths) and not _codes(written):
         yield _number(written)
@@ -107,6 +197,7 @@ def _candidates(truths: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
         shown = {text.casefold(): text for text in reversed(truths)}
         if all(len(text) <= 64 for text in shown.values()):
             yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+    yield from _listed(truths, questions)
 
 
 def _distinct(options: Collection[str]) -> bool:

@@ -17,6 +17,8 @@ QUESTIONS = (
     *("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from"),
     *("frage", "aufgabe", "pregunta", "domanda"),
 )
+ASKING = ("question", "prompt", "instruction", "problem", "query", "frage", "aufgabe", "pregunta", "domanda")
+"""Those of them that hold questions and orders, not what something is asked about."""
 ANSWERS = (
     *("answer", "output", "target", "label", "category", "completion", "expected", "response", "solution"),
     *("result", "to", "correct_answer", "right_answer", "antwort", "richtige_antwort", "losung", "ergebnis"),

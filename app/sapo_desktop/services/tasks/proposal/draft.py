@@ -10,9 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal import columns, options
 from sapo_desktop.services.tasks.proposal.answers import KINDS, Proposal, proposals
+from sapo_desktop.services.tasks.proposal.wording import Asked, Wording, plain_wording, propose_wording
 from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.protocol.safe_text import safe_text
@@ -29,7 +31,8 @@ RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "sh
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the person said about the file; "" is for the app to propose."""
+    """What the person said about the file; "" is for the app to propose. base: the model that will be asked; reasons: it thinks
+    before it answers, so that no answer is short."""
 
     name: str = ""
     question: str = ""
@@ -42,6 +45,14 @@ class Wishes:
     verifier: str = ""
     rubric: str = ""
     encoding: str = ""
+    base: str = BUNDLED[0]
+    reasons: bool = False
+
+    @property
+    def tagged(self) -> bool:
+        """Answers stand between tags: the person said so, or the base was trained to write them."""
+        made_for_tags = self.base in BUNDLED or self.base.partition(":")[0] == "fake"
+        return self.extract == "tags" or (not self.extract and made_for_tags)
 
 
 @dataclass(frozen=True)
@@ -78,15 +89,21 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     taken = [encoding_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
     if merged:
         sides = [options.put_in(side, merged) for side in sides]
-    truths = [row[answer].strip() for row in sides[0].rows if row.get(answer, "").strip()]
-    offered = _of_letters(sides[0], truths) if merged else proposals(truths)
+    pairs = [(row.get(question, ""), row[answer].strip()) for row in sides[0].rows if row.get(answer, "").strip()]
+    truths = [truth for _, truth in pairs]
+    offered = _of_letters(sides[0], truths) if merged else proposals(truths, [asked for asked, _ in pairs])
     chosen, code = _judged(offered, wishes)
+    names = [columns.heading(table, name) if name else "" for name in (question, answer)]
+    asked = Asked(question, names[0], names[1], pairs, chosen.verifier, wishes.tagged)
+    wording = _wording(table, wishes, asked, merged is not None)
     spec = TaskSpec(
         name=free_name(wishes.name or path.stem),
-        prompt=_holes(table, wishes.prompt) or f"{{{question}}}" + (f"\n{options.ASKS}" if merged else ""),
+        prompt=wording.prompt,
+        system=wording.system,
         answer=answer,
-        extract=wishes.extract or ("tags" if wishes.reward is None else "whole"),
-        verifier=(chosen.verifier,),
+        extract=wishes.extract or wording.extract,
+        max_new_tokens=0 if wishes.reasons else wording.max_new_tokens,
+        verifier=(wording.verifier,),
     )
     checked(msgspec.to_builtins(spec), "The task")
     missing = [name for name in spec.columns if name not in sides[0].columns]
@@ -94,7 +111,8 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
     hard, why_not = columns.difficulty(spec, [row for side in sides for row in side.rows])
     spec = msgspec.structs.replace(spec, difficulty=hard)
-    train, held_out = sides if len(sides) > 1 else split(sides[0], spec)
+    rule: Literal["balanced", "content"] = "balanced" if isinstance(wording.verifier, Choice) else "content"
+    train, held_out = sides if len(sides) > 1 else split(sides[0], msgspec.structs.replace(spec, split=rule))
     if wishes.heldout is None and not held_out.rows:
         raise UsageError(
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
@@ -132,6 +150,18 @@ def _question_and_answer(table: Table, wishes: Wishes, merged: options.Options |
     if wishes.prompt:
         return "", answer
     return columns.question(table, wishes.question, [name for name in left if name != answer]), answer
+
+
+def _wording(table: Table, wishes: Wishes, asked: Asked, lettered: bool) -> Wording:
+    """How it is asked: in the person's words where there are some. lettered: the options of each row have letters. What runs
+    code or is judged by a rubric is asked as it stands in the file."""
+    prompt = _holes(table, wishes.prompt)
+    if wishes.reward or wishes.environment or wishes.rubric:
+        extract: Extract = "tags" if wishes.reward is None else "whole"
+        return Wording(prompt or f"{{{asked.question}}}", asked.verifier, extract=extract)
+    if lettered and not prompt:
+        prompt = f"{{{asked.question}}}\n{options.ASKS}"
+    return plain_wording(prompt, asked) if prompt else propose_wording(asked)
 
 
 def _holes(table: Table, prompt: str) -> str:

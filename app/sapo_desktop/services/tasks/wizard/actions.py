@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar, get_args
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 import msgspec
 
@@ -69,7 +69,9 @@ class HomeTasks:
         path = typed_path(answers.path)
         if self._last is not None and path.exists():
             stamp, asked, draft_of, seen = self._last
-            if stamp == _stamp(path) and replace(answers, name="") in (asked, replace(seen.answers, name="")):
+            whole = replace(seen.answers, name="")
+            same = (asked, whole, replace(whole, extract="" if seen.extract else whole.extract))
+            if stamp == _stamp(path) and replace(answers, name="") in same:
                 return _renamed(seen, draft_of, answers.name or path.stem)
         found = self._draft(answers)
         seen = self._seen(answers, found)
@@ -98,6 +100,8 @@ class HomeTasks:
             verifiers=tuple((one.kind, one.reason) for one in found.proposals),
             summary=tuple(looking.described(found.task, found.reason)),
             said=(*filter(None, [found.guessed]), *found.notes, *said),
+            asked=tuple(looking.preview(found.task)),
+            extract=spec.extract if not answers.extract else "",
         )
 
     def _draft(self, answers: Answers) -> Draft:
@@ -107,9 +111,16 @@ class HomeTasks:
             task = examples.one(answers.path)
             offer = tuple(Proposal(part, "as it ships") for part in task.spec.verifier[:1])
             return Draft(task, Table(), "as it ships", offer)
-        extract: Extract = answers.extract if answers.extract in get_args(Extract) else "tags"  # type: ignore[assignment]
+        extract: Extract | Literal[""] = answers.extract if answers.extract in get_args(Extract) else ""  # type: ignore[assignment]
         wishes = Wishes(
-            answers.name, answers.question, answers.answer, answers.prompt, extract, verifier=answers.verifier
+            answers.name,
+            answers.question,
+            answers.answer,
+            answers.prompt,
+            extract,
+            verifier=answers.verifier,
+            base=answers.base,
+            reasons=bool(answers.base) and looking.reasons(answers.base),
         )
         return draft(path, wishes, self._table(path))
 
@@ -142,7 +153,7 @@ class HomeTasks:
     async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
         """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
         row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
-        arguments = ["tasks", "check", name, "--json", "--model", base]
+        arguments = ["tasks", "check", name, "--json", "--keep-shots", "--model", base]
         arguments += ["--source", source] if source not in examples.names() else []
         async with node_held(self._home), contextlib.aclosing(children.run(arguments)) as steps:
             async for step in steps:

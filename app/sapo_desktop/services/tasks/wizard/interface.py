@@ -24,7 +24,7 @@ class Answers:
     question: str = ""
     answer: str = ""
     prompt: str = ""
-    extract: str = "tags"
+    extract: str = ""
     verifier: str = ""
     base: str = ""
 
@@ -35,6 +35,7 @@ class Seen:
 
     answers: with everything that was left to the app. rows: (question, answer) of the first ones, cut. verifiers: (kind, why),
     the chosen one first where nothing was chosen. summary: sentences on what it is; said: things to look at, with row numbers.
+    asked: the first row's question in lines, as the model will read it; extract: where the answer stands, as the app proposes it.
     """
 
     columns: tuple[str, ...]
@@ -43,6 +44,8 @@ class Seen:
     verifiers: tuple[tuple[str, str], ...]
     summary: tuple[str, ...]
     said: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+    extract: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,303 @@
+"""How the rows of a file are asked, so that the question says what the verifier wants: the options of a choice, the form of a
+number, a date or a list, the keys of JSON. Wording and verifier are settled together; neither is right without the other.
+
+A bundled starter is asked as it was trained to be asked: its answer between <answer> tags, a plain question in its own words.
+Every other model is asked for the answer alone, for small models write no tags that they were never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sapo_desktop.services.tasks.proposal.answers import date_form, few_numbers, unlike
+from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS
+from sapo_swarm.scoring.declared.items import split
+from sapo_swarm.tasks.own.spec import Extract
+from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, Verifier
+
+SYSTEM = "Give only the answer that is asked for, without an explanation."
+"""Of a task whose answers stand alone: the app's own prompt asks for steps and tags."""
+NO_NAMES = frozenset(
+    {*QUESTIONS, "content", "body", "x", "output", "target", "completion", "expected", "response", "solution"}
+    | {"result", "to", "answer", "correct_answer", "right_answer", "y", "gold", "antwort", "losung", "respuesta"}
+)
+"""Columns whose name says nothing of what is in them."""
+SORTED_INTO = frozenset(
+    (
+        "category",
+        "class",
+        "label",
+        "topic",
+        "type",
+        "intent",
+        "tag",
+        "group",
+        "department",
+        "genre",
+        "kind",
+        "team",
+        "queue",
+        "theme",
+        "subject",
+        "area",
+    )
+)
+YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
+NO = frozenset({"no", "false", "n", "0", "nein", "non"})
+LONGEST_NAME = 30
+SLACK = 16
+"""Tokens beyond the longest answer: a few words before it are no reason to cut it off."""
+REWRITTEN = 0.5
+"""Share of an answer's words that stand in its question from which on it is the question in another form."""
+_ASKS = re.compile(
+    r"(what|which|who|whom|whose|how|when|where|why|is|are|was|were|does|do|did|can|could|should|will|would|has|have|if|"
+    r"calculate|compute|convert|count|evaluate|solve|simplify|find|give|list|name|tell|say|write|translate|sort|reverse|"
+    r"complete|add|subtract|multiply|divide|double|round|choose|answer|explain|describe|determine|identify|classify)\b",
+    re.IGNORECASE,
+)
+_MARKS: Mapping[str, str] = {",": "commas", ";": "semicolons", "|": "vertical bars", " ": "spaces"}
+_PLACES = ("no", "one", "two", "three", "four", "five", "six")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a wording is made from. question: the column; question_name, answer_name: what the file calls both columns; pairs:
+    (question, right answer) of the rows; verifier: how they are judged; tagged: the answer stands in tags."""
+
+    question: str
+    question_name: str
+    answer_name: str
+    pairs: Sequence[tuple[str, str]]
+    verifier: Verifier
+    tagged: bool
+
+    @property
+    def answers(self) -> list[str]:
+        """The right answers."""
+        return [answer for _, answer in self.pairs]
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How it is asked and judged. system, max_new_tokens: as in task.toml."""
+
+    prompt: str
+    verifier: Verifier
+    system: str = ""
+    extract: Extract = "tags"
+    max_new_tokens: int = 0
+
+
+def propose_wording(asked: Asked) -> Wording:
+    """A question that names what counts as right, and the verifier that wants just that."""
+    verifier = asked.verifier if asked.tagged and asks_itself(asked) else _strict(asked)
+    asked = Asked(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
+    cell, shown = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
+    if asks_itself(asked):
+        parts = [cell, _options(asked)]
+    else:
+        parts = [_instruction(asked, shown), f"{shown[0].upper()}{shown[1:]}: {cell}"]
+    parts += [reply_form(asked)] if not asked.tagged or len(parts[0]) > len(cell) else []
+    return plain_wording("\n\n".join(filter(None, parts)), asked)
+
+
+def plain_wording(prompt: str, asked: Asked) -> Wording:
+    """A wording that is there already, with where its answer stands and how long that may be."""
+    if asked.tagged:
+        return Wording(prompt, asked.verifier)
+    lines = any("\n" in answer.strip() for answer in asked.answers)
+    extract: Extract = "json" if isinstance(asked.verifier, JsonEqual) else "whole" if lines else "last_line"
+    return Wording(prompt, asked.verifier, SYSTEM, extract, max(map(_tokens, asked.answers), default=0) + SLACK)
+
+
+def asks_itself(asked: Asked) -> bool:
+    """The cells are questions or orders: nothing need be said before them."""
+    if asked.question in ASKING:
+        return True
+    cells = [text.strip() for text, _ in asked.pairs[:200]]
+    asking = sum(text.endswith("?") or _ASKS.match(text) is not None for text in cells)
+    return 2 * asking > len(cells) and not (isinstance(asked.verifier, Choice) and asked.verifier.options)
+
+
+def reply_form(asked: Asked) -> str:
+    """One sentence on what the reply shall be, as the verifier wants it. "" where tags say it and nothing is to be added."""
+    thing = _form(asked)
+    if asked.tagged:
+        return f"The answer is {thing}." if "," in thing or "(" in thing else ""
+    if isinstance(asked.verifier, Choice) and _yes_or_no(asked.verifier.options):
+        return f"Reply {thing} only."
+    return f"Reply only with {thing}." if "," in thing or "(" in thing else f"Reply with {thing} only."
+
+
+def _form(asked: Asked) -> str:
+    """What a right answer looks like: the category; a number and its unit (km or m), for example 3.2 km."""
+    verifier, name = asked.verifier, _shown(asked.answer_name) or "answer"
+    if isinstance(verifier, Choice) and _yes_or_no(verifier.options):
+        return _or(verifier.options)
+    if isinstance(verifier, Number):
+        return _number_form(verifier, asked.answers)
+    if isinstance(verifier, JsonEqual):
+        return _json_form(asked.answers)
+    if isinstance(verifier, Items | ItemSet | Order):
+        order = "in any order" if isinstance(verifier, ItemSet) else "in the right order"
+        order = "in alphabetical order" if not isinstance(verifier, ItemSet) and _alphabetical(asked) else order
+        return f"the {plural(name)}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
+    if form := date_form(asked.answers):
+        return f"the {name}, in the form {form}"
+    return f"the {name}"
+
+
+def _instruction(asked: Asked, shown: str) -> str:
+    """What is to be done with the row, as a person would say it."""
+    verifier, name = asked.verifier, _shown(asked.answer_name)
+    if isinstance(verifier, Choice) and verifier.options:
+        return _choose(verifier.options, shown, name)
+    if isinstance(verifier, JsonEqual):
+        return f"Turn this {shown} into JSON."
+    if isinstance(verifier, Items | ItemSet | Order):
+        return f"List the {plural(name or 'item')} of this {shown}."
+    if isinstance(verifier, Exact) and not date_form(asked.answers) and _rewritten(asked):
+        return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+    numbers = few_numbers(asked.answers) if isinstance(verifier, Number) else ()
+    among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
+    return f"Give the {name or 'answer'} for this {shown}.{among}"
+
+
+def _choose(options: Sequence[str], shown: str, name: str) -> str:
+    """The order to choose between these, for a column of that name."""
+    if _yes_or_no(options):
+        what = re.sub(r"^(is|has|are) ", "", name or "right")
+        return f"Read this {shown} and decide: {what}, {_or(options)}?"
+    if not name or name.rpartition(" ")[2] in SORTED_INTO:
+        return f"Sort this {shown} into one of these {plural(name or 'category')}: {', '.join(options)}."
+    return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
+
+
+def _options(asked: Asked) -> str:
+    """The options of a choice behind a question that does not name them."""
+    if not isinstance(asked.verifier, Choice) or not asked.verifier.options or _yes_or_no(asked.verifier.options):
+        return ""
+    named = all(
+        option.casefold() in text.casefold() for text, _ in asked.pairs[:50] for option in asked.verifier.options
+    )
+    return "" if named else f"The answer is one of these: {', '.join(asked.verifier.options)}."
+
+
+def _strict(asked: Asked) -> Verifier:
+    """The verifier, wanting what the wording asks for: a unit where there are several, the case where the question is right but
+    for its case."""
+    verifier = asked.verifier
+    if isinstance(verifier, Number) and len(verifier.units) > 1:
+        units = sum(answer.strip()[-1:].isdigit() for answer in asked.answers)
+        return verifier if units else msgspec.structs.replace(verifier, need_unit=True)
+    if isinstance(verifier, Exact) and not verifier.case:
+        same = sum(text.strip().casefold() == answer.strip().casefold() for text, answer in asked.pairs)
+        return msgspec.structs.replace(verifier, case=True) if 10 * same > len(asked.pairs) > 0 else verifier
+    return verifier
+
+
+def _number_form(verifier: Number, answers: Sequence[str]) -> str:
+    example = unlike(answers)
+    if len(verifier.units) > 1 and verifier.need_unit:
+        return f"a number and its unit ({_or(verifier.units)}), for example {example}"
+    if verifier.units:
+        return f"the number in {_or(verifier.units)}, for example {example}"
+    places = Counter(len(text.strip().rpartition(verifier.decimal)[2]) for text in answers if verifier.decimal in text)
+    if verifier.abs and len(places) == 1 and places.total() == len(answers):
+        (count,) = places
+        word = _PLACES[count] if count < len(_PLACES) else str(count)
+        return f"the number, with {word} decimal place{'s' * (count > 1)}, for example {example}"
+    return f"the number, for example {example}" if verifier.abs else "the number"
+
+
+def _json_form(answers: Sequence[str]) -> str:
+    """The keys of the objects, with what their values are; those that stand in every answer first."""
+    keys: dict[str, Counter[str]] = {}
+    objects = 0
+    for text in answers:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            objects += 1
+            for key, held in value.items():
+                keys.setdefault(key, Counter())[_kind(held)] += 1
+    if not keys or 2 * objects < len(answers):
+        return "JSON"
+    shown = [f'"{key}" ({_or(sorted(keys[key]))})' for key in sorted(keys, key=lambda key: keys[key].total() < objects)]
+    some = "" if all(found.total() == objects for found in keys.values()) else ", without those that have no value"
+    return f"one JSON object, with the key{'s' * (len(shown) > 1)} {_and(shown)}{some}"
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, dict):
+        return "object"
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "number"
+
+
+def _shown(name: str) -> str:
+    """A column's name in a sentence: customer_message is customer message; "" for one that says nothing."""
+    plain = " ".join(re.sub(r"[_{}\s-]+", " ", name).split())
+    if plain.casefold().replace(" ", "_") in NO_NAMES or not re.search(r"[^\W\d_]", plain) or len(plain) > LONGEST_NAME:
+        return ""
+    return "" if re.fullmatch(r"column \d+", plain) else plain if plain.isupper() else plain.lower()
+
+
+def plural(name: str) -> str:
+    """Several of them, in English: category is categories."""
+    if name.endswith(("s", "data")) and not name.endswith(("class", "ss")):
+        return name
+    if re.search(r"[^aeiou]y\Z", name):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith(("s", "x", "z", "ch", "sh")) else f"{name}s"
+
+
+def _article(name: str) -> str:
+    last = name.rpartition(" ")[2]
+    return "" if last.endswith("s") or last in ("style", "text", "english", "code", "json") else "the "
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _or(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _yes_or_no(options: Sequence[str]) -> bool:
+    folded = {option.casefold() for option in options}
+    return len(folded) == 2 and bool(folded & YES) and bool(folded & NO)
+
+
+def _alphabetical(asked: Asked) -> bool:
+    mark = getattr(asked.verifier, "separator", ",")
+    lists = [found for answer in asked.answers if len(found := split(answer, mark)) > 1]
+    return bool(lists) and all(found == sorted(found) for found in lists)
+
+
+def _rewritten(asked: Asked) -> bool:
+    """Most words of the answers stand in their questions."""
+    shares = []
+    for text, answer in asked.pairs[:200]:
+        words = re.findall(r"\w+", answer.casefold())
+        known = set(re.findall(r"\w+", text.casefold()))
+        shares.append(sum(word in known for word in words) / len(words) if len(words) > 1 else 0.0)
+    return bool(shares) and sum(shares) / len(shares) >= REWRITTEN
+
+
+def _tokens(text: str) -> int:
+    """More tokens than any usual tokenizer makes of the text: digits, marks and foreign letters may be one or more each."""
+    letters = sum(char.isascii() and char.isalpha() for char in text)
+    return (letters + 1) // 2 + len(text.encode("utf-8", "replace")) - letters
