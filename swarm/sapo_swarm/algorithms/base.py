@@ -72,8 +72,8 @@ def examples_rate(method: str, parameters: int) -> float:
 
 
 def rate_share(config: RunConfig, round_number: int) -> float:
-    """The part of the learning rate in force in a round of practice (0, 1, …): 1, or in the second half of a planned run the straight
-    line down to final_rate at its last round.
+    """The part of the learning rate in force in a round of practice (0, 1, …): 1, or in the second half of a planned run the
+    straight line down to final_rate at its last round.
 
     The noise of the last steps is what a constant rate leaves in the weights: see docs/decisions/0011-falling-rate.md.
     """

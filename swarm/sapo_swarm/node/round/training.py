@@ -59,7 +59,7 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         samples += work.stage_samples
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
-        rate = context.policy.learning_rate * rate_share(context.config, work.round)
+        rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
         tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
