@@ -231,7 +231,8 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     answers: completions at `temperature`, group_size a question; right, well_formed, truncated: of them; low, high: 95 % interval
     of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn. greedy:
     questions right at temperature 0. examples: verified texts of a pass. limits: task -> tokens that an answer may have from
-    now on, {} where the settings decide. sample: an answer as it was written, safe to show. sentence: what the node does now, and why.
+    now on, {} where the settings decide. sample: an answer as it was written, safe to show. sentence: what the node does now,
+    and why.
     """
 
     round: int

@@ -63,6 +63,11 @@ EXAMPLES_RATES = ((200_000_000, 1e-3), (700_000_000, 5e-4))
 LARGE_EXAMPLES_RATE = 2e-4
 
 
+AFTER_EXAMPLES = 0.3
+"""Share of the default learning rate that practice takes after an examples phase: most answers are right then, and the few
+wrong ones of a batch, with normalised advantages, would pull at all that was learned. Measured: decision 52."""
+
+
 def examples_rate(method: str, parameters: int) -> float:
     """The Adam step of the examples phase. Imitation of right answers bears larger steps than a policy gradient: the direction
     is the same in every batch. Measured: docs/decisions/0052-examples-first.md."""

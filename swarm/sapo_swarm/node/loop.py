@@ -21,7 +21,7 @@ from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.examples.phase import ExamplesPhase, with_limits
+from sapo_swarm.node.examples.phase import ExamplesPhase
 from sapo_swarm.node.governor import requests as wishes
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.ticker import Pace, tick
@@ -39,6 +39,7 @@ from sapo_swarm.node.storage import aha
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import with_limits
 
 
 class Node:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -452,13 +452,3 @@ def answer_limits(context: RoundContext, examples: Sequence[Example]) -> dict[st
         if longest:
             limits[task] = min(max(LEAST_LIMIT, math.ceil(SPARE * longest)), engine.info.context_length // 2)
     return limits
-
-
-def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
-    """The settings with these limits of answers in force."""
-    if not limits:
-        return config
-    by_task = {**task_tokens(config), **limits}
-    others = [] if all(task in by_task for task in config.tasks) else [config.max_new_tokens]
-    tokens = tuple(f"{task}={number}" for task, number in by_task.items())
-    return msgspec.structs.replace(config, max_new_tokens=max([*by_task.values(), *others]), task_tokens=tokens)

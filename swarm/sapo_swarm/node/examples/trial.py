@@ -64,29 +64,45 @@ class BaseTrial:
                 self.questions = await _questions(context)
             if not self.questions:
                 return None
-            await self._ask(context, show)
+            scored = await self._ask(context, show)
+            at_zero = await self._scored(context, self.greedy)
         finally:
             self.seconds += time.perf_counter() - began
-        tokenizer, scorer = context.host.engine.tokenizer, context.scorer
-        scored = [verdict for verdict, *_ in await verdicts(tokenizer, scorer, self.questions, self.answers)]
-        at_zero = [verdict for verdict, *_ in await verdicts(tokenizer, scorer, self.questions, self.greedy)]
         return self._counted(context, scored, at_zero)
 
-    async def _ask(self, context: RoundContext, show: Show) -> None:
+    async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[Scored]:
+        questions = (self.questions or [])[: len(table)]
+        verdict = await verdicts(context.host.engine.tokenizer, context.scorer, questions, table)
+        return [scored for scored, *_ in verdict]
+
+    async def _ask(self, context: RoundContext, show: Show) -> list[Scored]:
+        """The verdicts on the groups. Where so far no answer had the form that is asked for, no more questions are asked: the
+        next ones would say the same, and each costs seconds."""
         config, asked = context.config, self.questions or []
-        limit, size = partial(new_tokens, config), config.group_size
-        plans = ((self.answers, config.temperature, size, CHUNK), (self.greedy, 0.0, 1, len(asked)))
-        for number, (table, temperature, samples, chunk) in enumerate(plans):
-            while len(table) < len(asked):
-                show((number + len(table) / len(asked)) * 0.5)
-                first = len(table)
-                part = asked[first : first + chunk]
-                seed = round_seed(context.node_key, config.seed, first, f"trial-{temperature}")
-                sampling = Sampling(temperature, 1.0, config.max_new_tokens)
-                table += await sampled(
-                    context.host, context.scorer, part, sampling, samples, seed, limit, self._begun, context.portion
-                )
-                self._begun = Begun()
+        scored: list[Scored] = await self._scored(context, self.answers)
+        while len(self.answers) < len(asked):
+            show(0.8 * len(self.answers) / len(asked))
+            part = asked[len(self.answers) : len(self.answers) + CHUNK]
+            self.answers += await self._sampled(context, part, config.temperature, config.group_size)
+            scored = await self._scored(context, self.answers)
+            if not any(any(verdict.well_formed) for verdict in scored):
+                asked = self.questions = asked[: len(self.answers)]
+        show(0.8)
+        if len(self.greedy) < len(asked):
+            self.greedy += await self._sampled(context, asked[len(self.greedy) :], 0.0, 1)
+        return scored
+
+    async def _sampled(
+        self, context: RoundContext, questions: Sequence[Question], temperature: float, samples: int
+    ) -> list[list[Completion]]:
+        config, limit = context.config, partial(new_tokens, context.config)
+        seed = round_seed(context.node_key, config.seed, len(self.answers), f"trial-{temperature}")
+        sampling = Sampling(temperature, 1.0, config.max_new_tokens)
+        table = await sampled(
+            context.host, context.scorer, questions, sampling, samples, seed, limit, self._begun, context.portion
+        )
+        self._begun = Begun()
+        return table
 
     def _counted(self, context: RoundContext, scored: Sequence[Scored], at_zero: Sequence[Scored]) -> TrialMeasured:
         questions = self.questions or []
