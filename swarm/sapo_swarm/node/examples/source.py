@@ -25,7 +25,7 @@ from sapo_swarm.types import Question, TaskRef
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
 
-BATCH = 32
+BATCH = 16
 """Texts of one optimizer step, about: a pass is cut into equal parts."""
 ROWS_OF_A_PASS = 2048
 """Rows of a table in one pass at most; of more, every pass takes others."""
