@@ -115,7 +115,7 @@ class Node:
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
-        self._evaluate_next = items or self.config.eval_items
+        self._evaluate_next = items or self._regular_items
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
@@ -234,7 +234,7 @@ class Node:
         """The weights are evaluated next where they lack their regular evaluation."""
         practised = -1 if self.examples.running(self.config) else self.practised
         if await self._guarded.due(self.rounds_done, practised):
-            self._evaluate_next = self._evaluate_next or self.config.eval_items
+            self._evaluate_next = self._evaluate_next or self._regular_items
 
     async def _try_base(self, context: RoundContext, examiner: Examiner) -> tuple[RoundContext, Examiner]:
         """The trial of the base; what works with the limits of answers that follow from it."""
@@ -258,11 +258,11 @@ class Node:
             if self.examples.reading_due(self.config):
                 reading = await self.examples.read(context, self.rounds_done)
                 if reading.over and examiner.regular:
-                    self._evaluate_next = self._evaluate_next or self.config.eval_items
+                    self._evaluate_next = self._evaluate_next or self._regular_items
                 return work
         await self._round(context, work)
         if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
-            self._evaluate_next = self.config.eval_items
+            self._evaluate_next = self._regular_items
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
 
@@ -297,6 +297,11 @@ class Node:
         await self.host.call(self.store.save, reason)
         await self.store.tell()
         self.bus.stream(self.activity.end("Saving"))
+
+    @property
+    def _regular_items(self) -> int:
+        """Held-out questions of each task in a regular evaluation."""
+        return self.config.eval_items
 
     @property
     def _guarded(self) -> Guard:

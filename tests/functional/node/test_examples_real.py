@@ -25,9 +25,10 @@ def folder(real_model: Path, tmp_path: Path) -> Path:
     """SmolLM2 in Hugging Face's layout, with dequantised weights."""
     transformers = pytest.importorskip("transformers")
     source, name = real_model.parent, real_model.name
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype="float32")
-    model.config.quantization_config = None
-    model.hf_quantizer = None
+    quantised = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype="float32")
+    shape = transformers.AutoConfig.from_pretrained(source, gguf_file=name)
+    model = transformers.AutoModelForCausalLM.from_config(shape)
+    model.load_state_dict(quantised.state_dict())
     model.save_pretrained(tmp_path / "base")
     transformers.AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(tmp_path / "base")
     return tmp_path / "base"

@@ -81,6 +81,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     if last is None or run is None:
         sequences = run.local_groups * run.group_size if run else 0
         first = f"The first round samples {sequences} rollouts." if run else ""
+        first = state.base_trial.sentence if state.base_trial is not None else first
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
     if last.examples:
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
