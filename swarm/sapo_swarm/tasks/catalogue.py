@@ -234,10 +234,11 @@ def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
 
 
 def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
-    """The settings with these limits of answers in force (task -> tokens, events.TrialMeasured). Raises BadTask."""
-    if not limits:
+    """The settings with these limits of answers in force (task -> tokens, events.TrialMeasured), where the person chose none.
+    Raises BadTask."""
+    if not limits or config.max_new_tokens != RunConfig().max_new_tokens:
         return config
-    by_task = {**task_tokens(config), **limits}
+    by_task = {**limits, **task_tokens(config)}
     others = [] if all(task in by_task for task in config.tasks) else [config.max_new_tokens]
     tokens = tuple(f"{task}={number}" for task, number in by_task.items())
     return msgspec.structs.replace(config, max_new_tokens=max([*by_task.values(), *others]), task_tokens=tokens)

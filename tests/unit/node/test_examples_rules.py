@@ -186,6 +186,13 @@ def test_limits_of_the_trial_raise_and_lower_what_an_answer_may_have() -> None:
     assert with_limits(both, {}) is both
 
 
+def test_limits_that_a_person_chose_stay() -> None:
+    chosen = RunConfig(tasks=("bf",), max_new_tokens=64)
+    assert with_limits(chosen, {"bf": 24}) is chosen
+    by_task = RunConfig(tasks=("bf",), task_tokens=("bf=40",))
+    assert new_tokens(with_limits(by_task, {"bf": 24}), "bf") == 40
+
+
 def test_larger_models_take_smaller_steps_on_examples() -> None:
     rates = [examples_rate("lora", size) for size in (135_000_000, 500_000_000, 1_500_000_000)]
     assert rates == sorted(rates, reverse=True)
