@@ -142,12 +142,11 @@ class ExamplesPhase:
         self.steps, self.tokens, self.seconds = (last.step, last.tokens, last.seconds) if last else (0, 0, 0.0)
         if last is not None and last.over:
             return
-        for event in await asyncio.to_thread(self.journal.read, 0, ("round",)):
-            if (
-                isinstance(event, RoundFinished)
-                and event.examples
-                and (last.round if last else 0) <= event.round < rounds_done
-            ):
+        since = last.round if last else 0
+        stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
+        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # one that was taken back is there twice
+        for number, event in newest.items():
+            if event.examples and since <= number < rounds_done:
                 self._count(event)
 
     def _count(self, event: RoundFinished) -> None:
