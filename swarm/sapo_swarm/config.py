@@ -81,6 +81,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "auto"
 
+    examples: Annotated[
+        Literal["auto", "off", "only"],
+        _doc(
+            "Whether training begins with verified examples: auto = where a short trial shows that practice alone would have too "
+            "little to learn from; off = never; only = examples and no practice"
+        ),
+    ] = "auto"
+
     curriculum: Annotated[
         Literal["uniform", "tasks", "presets"],
         _doc(

@@ -15,7 +15,9 @@ from sapo_swarm.types import Group, Peer
 Mode = Literal["silo", "swarm"]
 State = Literal["starting", "running", "pausing", "paused", "finishing", "stopped", "failed"]
 STATES: tuple[State, ...] = get_args(State)
-PhaseName = Literal["open", "questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate"]
+PhaseName = Literal[
+    "open", "questions", "generate", "score", "exchange", "update", "checkpoint", "evaluate", "trial", "examples"
+]
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -33,7 +35,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
     solved: tasks that the model solved at least once. judged: its rewards are verdicts of a judge; else they are verified.
     computed_by: which decoder and decode path of the engine, in words; "" from engines and versions that do not say.
-    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said."""
+    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said.
+    rounds_planned: rounds of practice; examples_rounds: of the rounds before `round`, those of examples (RoundFinished)."""
 
     run_id: str
     mode: Mode
@@ -61,6 +64,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     held_out: str = ""
     judged: bool = False
     trial: str = ""
+    examples_rounds: int = 0
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
@@ -102,6 +106,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     (whose groups are in no reward), and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this
     record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums of counts and seconds, means of
     figures, lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
+    examples: verified texts that the update imitated; such a round samples nothing and has no reward. 0: a round of practice.
     """
 
     round: int
@@ -133,6 +138,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     lowest: dict[str, float] = {}
     highest: dict[str, float] = {}
     taught: dict[str, int] = {}
+    examples: int = 0
 
 
 class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
@@ -200,6 +206,77 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     seconds: float
     base_missing: int = 0
     asked: int = 0
+
+
+class TaskTrial(msgspec.Struct, frozen=True):
+    """One task's part of a TrialMeasured, in counts; the fields are its."""
+
+    task: str
+    questions: int
+    answers: int
+    right: int
+    greedy: int
+    well_formed: int
+    truncated: int
+    unequal: int
+
+
+Plan = Literal["practice", "examples", "only", "nothing"]
+"""What follows from a trial: practice at once, examples and then practice, examples alone, or there is nothing to begin with."""
+
+
+class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
+    """What the untrained model makes of training questions, before the first round: never of held-out ones.
+
+    answers: completions at `temperature`, group_size a question; right, well_formed, truncated: of them; low, high: 95 % interval
+    of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn. greedy:
+    questions right at temperature 0. examples: verified texts of a pass. limits: task -> tokens that an answer may have from
+    now on, {} where the settings decide. sample: an answer as it was written, safe to show. sentence: what the node does now,
+    and why.
+    """
+
+    round: int
+    temperature: float
+    group_size: int
+    questions: int
+    answers: int
+    right: int
+    low: float
+    high: float
+    greedy: int
+    well_formed: int
+    truncated: int
+    unequal: int
+    tasks: tuple[TaskTrial, ...]
+    seconds: float
+    sample: str
+    examples: int
+    plan: Plan
+    sentence: str
+    limits: dict[str, int] = {}
+
+
+class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
+    """How far the examples phase is: its training rows set aside, which are no example, were answered.
+
+    round: rounds done. step: of them rounds of examples. passes: over the examples, so far. right: of `items` rows, at
+    temperature 0. unequal: of `groups` questions those with both right and wrong answers at the training temperature (0 groups:
+    not measured). logprob: mean log-probability of a token of the right answers to the rows set aside; None: not measured.
+    tokens: trained on in the phase; seconds: worked in it, readings included. over: the phase ends here, and `sentence` says why.
+    """
+
+    round: int
+    step: int
+    passes: float
+    right: int
+    items: int
+    unequal: int
+    groups: int
+    logprob: float | None
+    tokens: int
+    seconds: float
+    over: bool
+    sentence: str
 
 
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
@@ -278,6 +355,8 @@ Event = (
     | GroupRecorded
     | FirstSuccess
     | Evaluated
+    | TrialMeasured
+    | ExamplesRead
     | SwarmUpdated
     | ExternalSwitched
     | CheckpointSaved

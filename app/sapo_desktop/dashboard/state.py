@@ -19,6 +19,7 @@ from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
     Evaluated,
     Event,
+    ExamplesRead,
     ExternalSwitched,
     FirstSuccess,
     GroupRecorded,
@@ -30,6 +31,7 @@ from sapo_swarm.events import (
     State,
     StateChanged,
     SwarmUpdated,
+    TrialMeasured,
     Vitals,
 )
 from sapo_swarm.node.storage.aha import Trails, followed
@@ -67,6 +69,12 @@ class DashboardState(msgspec.Struct, frozen=True):
     round: RoundFinished | None = None
     rounds: int = 0
     """Rounds finished in this run, as told."""
+    examples_rounds: int = 0
+    """Of them those of examples."""
+    base_trial: TrialMeasured | None = None
+    """What the untrained model made of training questions."""
+    reading: ExamplesRead | None = None
+    """How far the examples phase is, or was when it ended."""
     round_time: float = 0.0
     round_seconds: float | None = None
     """Time worked on the last round; pauses do not count."""
@@ -92,6 +100,11 @@ class DashboardState(msgspec.Struct, frozen=True):
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
+
+    @property
+    def practised(self) -> int:
+        """Rounds of practice, which planned rounds count."""
+        return self.rounds - self.examples_rounds
 
     @property
     def silo(self) -> bool:
@@ -160,6 +173,12 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
                 gained=state.gained.after(event),
                 log=state.log.append(line),
             )
+        case TrialMeasured():
+            line = LogLine(seq=event.seq, time=event.time, level="info", text=event.sentence)
+            state = replace(state, base_trial=event, log=state.log.append(line))
+        case ExamplesRead():
+            line = LogLine(seq=event.seq, time=event.time, level="info", text=event.sentence)
+            state = replace(state, reading=event, log=state.log.append(line))
         case SwarmUpdated():
             state = _swarm(state, event)
         case ExternalSwitched():
@@ -191,6 +210,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
         return replace(
             state,
             run=event,
+            examples_rounds=event.examples_rounds,
             trial=state.trial.after(event),
             phase=None,
             phases=(),
@@ -201,7 +221,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             log=state.log.append(line),
         )
     fresh = DashboardState(run=event, link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
-    fresh = replace(fresh, trial=fresh.trial.after(event))
+    fresh = replace(fresh, trial=fresh.trial.after(event), examples_rounds=event.examples_rounds)
     return replace(fresh, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
 
 
@@ -261,6 +281,7 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
         state,
         round=event,
         rounds=event.round + 1,
+        examples_rounds=state.examples_rounds + (event.covers if event.examples else 0),
         round_time=event.time,
         round_seconds=sum(event.seconds.values()) / event.covers or None,
         tokens=state.tokens + event.tokens_generated,

@@ -63,7 +63,7 @@ def dashboard(state: DashboardState, now: float) -> list[str]:
         rows.append(trend(name, line.series, figures.clock, True, smooth))
     rows += _held_out(state)
     if state.round is not None:
-        rows += [round_sentence(state.round), _updated(state.round)]
+        rows += [round_sentence(state.round, state.examples_rounds), _updated(state.round)]
     rows += [*_marks(state, now), _machine(state)]
     rows += [group_sentence(event) for event in state.groups.newest(3)]
     return [spoken(row) for row in rows]
@@ -84,21 +84,24 @@ def _held_out(state: DashboardState) -> list[str]:
     return [*rows, "By task: " + "; ".join(told)] if told else rows
 
 
-def round_sentence(event: RoundFinished) -> str:
-    """The figures of one round."""
+def round_sentence(event: RoundFinished, examples_rounds: int = 0) -> str:
+    """The figures of one round. examples_rounds: rounds of examples so far, which are counted by themselves."""
+    if event.examples:
+        return f"Examples, step {examples_rounds}: {event.examples} right answers imitated, {sum(event.seconds.values()):.1f} s"
     external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
     local = "none" if event.reward_local is None else f"{event.reward_local:.2f}"
     taken = (
         f", {event.external_groups} of up to {event.external_wanted} external groups" if event.external_wanted else ""
     )
+    number = event.round + 1 - examples_rounds
     return (
-        f"Round {event.round + 1}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
+        f"Round {number}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
         f"{event.local_groups} local groups{taken}; {sum(event.seconds.values()) / max(event.covers, 1):.1f} s"
     )
 
 
 def _updated(event: RoundFinished) -> str:
-    if event.loss is None:
+    if event.loss is None and not event.examples:
         return "The last round changed nothing: no group had unequal rewards"
     parts = [("loss", event.loss), ("gradient norm", event.grad_norm), ("entropy", event.entropy)]
     return "Last update: " + ", ".join(f"{name} {value:.3f}" for name, value in parts if value is not None)

@@ -58,9 +58,27 @@ def learning_rate(config: RunConfig, method: str, parameters: int, groups: int =
     return 1e-4 if method == "lora" else 1e-6
 
 
+EXAMPLES_RATES = ((200_000_000, 1e-3), (700_000_000, 5e-4))
+"""Adapters: the step of the examples phase up to so many parameters; of larger models LARGE_EXAMPLES_RATE."""
+LARGE_EXAMPLES_RATE = 2e-4
+
+
+AFTER_EXAMPLES = 0.3
+"""Share of the default learning rate that practice takes after an examples phase: most answers are right then, and the few
+wrong ones of a batch, with normalised advantages, would pull at all that was learned. Measured: decision 52."""
+
+
+def examples_rate(method: str, parameters: int) -> float:
+    """The Adam step of the examples phase. Imitation of right answers bears larger steps than a policy gradient: the direction
+    is the same in every batch. Measured: docs/decisions/0052-examples-first.md."""
+    if method == "lora":
+        return next((rate for limit, rate in EXAMPLES_RATES if parameters <= limit), LARGE_EXAMPLES_RATE)
+    return min(1e-3, 5e-4 * math.sqrt(5e6 / parameters)) if parameters < TINY else 1e-5
+
+
 def rate_share(config: RunConfig, round_number: int) -> float:
-    """The part of the learning rate in force in a round (0, 1, …): 1, or in the second half of a planned run the straight
-    line down to final_rate at its last round.
+    """The part of the learning rate in force in a round of practice (0, 1, …): 1, or in the second half of a planned run the
+    straight line down to final_rate at its last round.
 
     The noise of the last steps is what a constant rate leaves in the weights: see docs/decisions/0011-falling-rate.md.
     """

@@ -11,14 +11,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sapo_backends.base import Cancelled, TemplateRefused
+from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
 from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.examples.phase import ExamplesPhase
 from sapo_swarm.node.governor import requests as wishes
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.ticker import Pace, tick
@@ -29,12 +32,14 @@ from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, rec
 from sapo_swarm.node.round.cut_off import cut_off
 from sapo_swarm.node.round.resume import drop_external, outlived, torn
 from sapo_swarm.node.round.stage import stage
+from sapo_swarm.node.round.stalled import Stalled
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, reasoning_notes, require_held_out, round_context
 from sapo_swarm.node.storage import aha
 from sapo_swarm.node.storage.journal import Journal, JournalError
 from sapo_swarm.node.storage.retention import Retention
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import with_limits
 
 
 class Node:
@@ -53,6 +58,8 @@ class Node:
         self.pace = Pace()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha.FirstSuccesses()
+        self.examples = ExamplesPhase(self.journal, self.bus)
+        self.stalled = Stalled()
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
         self._opened = asyncio.Event()
@@ -63,6 +70,11 @@ class Node:
     def rounds_done(self) -> int:
         """Rounds behind the weights."""
         return self.store.rounds_done
+
+    @property
+    def practised(self) -> int:
+        """Of them those of practice, which the planned rounds count."""
+        return self.rounds_done - self.examples.steps
 
     # -- what the control server and the CLI call ---------------------------------------------------------------
 
@@ -83,7 +95,7 @@ class Node:
             backend=loaded.backend if loaded else config.trainer,
             device=loaded.device if loaded else config.device,
             round=self.rounds_done,
-            rounds_planned=config.rounds,
+            rounds_planned=config.rounds + self.examples.steps if config.rounds else 0,
             phase=now.phase if now.state in ("running", "finishing") else None,
             phase_fraction=now.fraction,
             eta_s=now.eta_s,
@@ -103,7 +115,7 @@ class Node:
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
-        self._evaluate_next = items or self.config.eval_items
+        self._evaluate_next = items or self._regular_items
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
@@ -150,6 +162,8 @@ class Node:
                 raise
             return "Stopped before the model was open; nothing of it is lost."
         await self._run_rounds(context, examiner)
+        if self.examples.steps:
+            return f"Stopped after {self.examples.steps} steps of examples and {self.practised} rounds of practice."
         return f"Stopped after round {self.rounds_done}."
 
     async def _open(self, scorer: Scorer) -> tuple[RoundContext, Examiner]:
@@ -162,7 +176,9 @@ class Node:
         setup, info = self.setup, engine.info
         reasons = scorer.in_reasoning = engine.tokenizer.opens_reasoning
         setup.notes += reasoning_notes(self.config) if reasons else ()
-        self.config = config = as_opened(self.config, info.parameters, reasons=reasons)
+        await self.examples.open(self.store.rounds_done)
+        opened = as_opened(self.config, info.parameters, reasons=reasons)
+        self.config = config = with_limits(opened, self.examples.trial.limits if self.examples.trial else {})
         setup.exchange.attach(self.host, scorer, excluded)
         examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)
@@ -174,24 +190,28 @@ class Node:
         await self.store.open(found, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha.KINDS)))
         memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        await self.examples.open(self.store.rounds_done)
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
-        await opening.announce(setup, config, info, self.store)
+        await opening.announce(setup, config, info, self.store, self.examples.steps)
         await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
         self.activity.phase = None
         self._opened.set()
         return context, examiner
 
     async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
-        config, run_control = self.config, self.run_control
+        run_control = self.run_control
         work = await self.store.in_flight(context)
-        if await self._guarded.due(self.rounds_done):
-            self._evaluate_next = self._evaluate_next or config.eval_items
-        while not run_control.requests.stop:
-            if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
-                break
+        if not self.examples.trial_due(context, self.rounds_done):
+            await self._owe_evaluation()
+        while not run_control.requests.stop and not self._complete(context):
+            context = replace(context, examples_rounds=self.examples.steps)
+            run_control.tell(self.examples.doing(self.config), self.examples.steps, self.stalled.notice)
             try:
                 if await self._may_work(context, work):
-                    work = await self._work(context, examiner, work)
+                    if self.examples.trial_due(context, self.rounds_done):
+                        context, examiner = await self._try_base(context, examiner)
+                    else:
+                        work = await self._work(context, examiner, work)
                     if self.store.due():
                         await self._save("time", work)
             except Cancelled:
@@ -203,15 +223,46 @@ class Node:
                 await run_control.failed(error)
         await self._leave(context, work)
 
+    def _complete(self, context: RoundContext) -> bool:
+        """Everything that was planned is done."""
+        config = self.config
+        if self._evaluate_next or self.examples.running(config) or self.examples.trial_due(context, self.rounds_done):
+            return False
+        return config.examples == "only" or 0 < config.rounds <= self.practised
+
+    async def _owe_evaluation(self) -> None:
+        """The weights are evaluated next where they lack their regular evaluation."""
+        practised = -1 if self.examples.running(self.config) else self.practised
+        if await self._guarded.due(self.rounds_done, practised):
+            self._evaluate_next = self._evaluate_next or self._regular_items
+
+    async def _try_base(self, context: RoundContext, examiner: Examiner) -> tuple[RoundContext, Examiner]:
+        """The trial of the base; what works with the limits of answers that follow from it."""
+        trial = await self.examples.try_base(context, self.rounds_done)
+        self.run_control.succeeded()
+        if trial.limits:
+            self.config = with_limits(self.config, trial.limits)
+            examiner = Examiner(self.config, self.host, context.scorer, self.setup.folder / "evaluations")
+            self._guarded.config, self._guarded.examiner = self.config, examiner
+        await self._owe_evaluation()
+        return replace(context, config=self.config), examiner
+
     async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
-        """An evaluation, a closer look, or a round; the round that is next to work on. One that is in the weights comes first."""
+        """An evaluation, a closer look, a reading or a round; the round to work on next. One in the weights comes first."""
         work = await self.store.mend(work) if torn(work) else work
         if work.stats is None and (self._evaluate_next or self._guarded.busy):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
+        if work.stats is None and self.examples.running(self.config):
+            await self.examples.prepare(context)
+            if self.examples.reading_due(self.config):
+                reading = await self.examples.read(context, self.rounds_done)
+                if reading.over and examiner.regular:
+                    self._evaluate_next = self._evaluate_next or self._regular_items
+                return work
         await self._round(context, work)
-        if self.config.eval_every and self.rounds_done % self.config.eval_every == 0:
-            self._evaluate_next = self.config.eval_items
+        if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
+            self._evaluate_next = self._regular_items
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
 
@@ -248,12 +299,21 @@ class Node:
         self.bus.stream(self.activity.end("Saving"))
 
     @property
+    def _regular_items(self) -> int:
+        """Held-out questions of each task in a regular evaluation."""
+        return self.config.eval_items
+
+    @property
     def _guarded(self) -> Guard:
         assert self.guard is not None
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
         """Its phases, as far as they are missing. It may have waited for days; others' groups may be switched off at any time."""
+        if work.examples or self.examples.running(self.config):
+            await self.examples.train(context, work)
+            await self._finish(work)
+            return
         if outlived(work, time.time()):
             drop_external(work)
         for phase in (phases.sample_questions, phases.generate, phases.score, phases.share, stage, update):
@@ -265,12 +325,19 @@ class Node:
     async def _finish(self, work: RoundWork) -> None:
         """Log and publish what a round leaves that is in the weights. What the disk refuses is done another time, and nothing
         twice. Raises OSError, JournalError."""
-        if work.stats is not None and work.round == self.rounds_done:
+        if work.stats is not None and work.round == self.rounds_done and work.examples:
+            done = self.examples.finished(work)
+            await asyncio.to_thread(self.store.finished, work, [done], set(self.store.solved))
+            self.examples.trained(done)
+            work.untold = (done,)
+        elif work.stats is not None and work.round == self.rounds_done:
             solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
             events = self.firsts.told(stamp(record(work, wanted, solved), time.time()), work.external or ())
             await asyncio.to_thread(self.store.finished, work, events, solved)
             news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
             work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
+            for event in events:
+                work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
         if untold := work.untold:
             await self.bus.publish(*untold)
             work.untold = ()

@@ -115,9 +115,12 @@ class Opening:
         )
         await self.bus.publish(LogLine(level="warning", text=text))
 
-    async def announce(self, setup: NodeSetup, config: RunConfig, info: EngineInfo, store: ModelStore) -> None:
+    async def announce(
+        self, setup: NodeSetup, config: RunConfig, info: EngineInfo, store: ModelStore, examples_rounds: int
+    ) -> None:
         """Tell that the model is open, and of events in its journal that cannot be read. Raises JournalError."""
-        started = await asyncio.to_thread(announcement, setup.run_id, setup.mode, config, info, store.rounds_done)
+        about = setup.run_id, setup.mode, config, info, store.rounds_done, examples_rounds
+        started = await asyncio.to_thread(announcement, *about)
         known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
         known |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
         await self.bus.publish(msgspec.structs.replace(started, **known))

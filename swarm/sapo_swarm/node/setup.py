@@ -158,8 +158,11 @@ def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: E
     )
 
 
-def announcement(run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int) -> RunStarted:
-    """The event with which every opening of a model begins; reads the disk. config: with the engine's decisions in."""
+def announcement(
+    run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, examples_rounds: int = 0
+) -> RunStarted:
+    """The event with which every opening of a model begins; reads the disk. config: with the engine's decisions in.
+    examples_rounds: of the rounds done."""
     return RunStarted(
         run_id=run_id,
         mode=mode,
@@ -180,5 +183,6 @@ def announcement(run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, r
         versions=versions(info.backend),
         computed_by=info.extra.get("computed_by", ""),
         held_out=held_out_name(config.tasks, config.preset),
+        examples_rounds=examples_rounds,
         judged=any(library.has(task) and bool(library.find(task).spec.rubric) for task in config.tasks),
     )

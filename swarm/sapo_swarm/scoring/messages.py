@@ -21,7 +21,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another.
     truth: the answer that the task itself gives is wanted too. It never leaves this machine. read: nothing is wanted but that
-    the task of the person's own is read.
+    the task of the person's own is read. example: a whole completion that earns everything is wanted, in the form that is asked
+    for.
     """
 
     ref: TaskRef
@@ -31,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     final: bool = False
     truth: bool = False
     read: bool = False
+    example: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +41,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
     shortcut: places of the texts that a contrast cost something. costly: it failed for want of time or memory.
     seconds: of processor time that the job took. tools: of the task's environment, as JSON. step: where an episode stands.
-    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides). last: the
+    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides). Of an
+    example the completion, "" where the task's own answer does not pass its own verifier. last: the
     worker ran out of memory, and ends itself after this reply.
     """
 

@@ -137,6 +137,16 @@ class Scorer:
         reply = (await self._submit([Job(question.ref, truth=True)]))[0]
         return reply.truth if reply.prompt == question.prompt else ""
 
+    async def examples(self, refs: Sequence[TaskRef]) -> list[tuple[Question, str] | None]:
+        """Of each reference its question and a completion that earns everything, in the form that its prompt asks for; None
+        where the task gives no answer that passes its own verifier, or no such question. Raises ScorerUnavailable."""
+        jobs = [Job(ref, rule=self._rule(STRICT), example=True) for ref in refs]
+        replies = await self._submit(jobs)
+        return [
+            (question, reply.truth) if isinstance(question := _question(ref, reply), Question) and reply.truth else None
+            for ref, reply in zip(refs, replies, strict=True)
+        ]
+
     async def score(self, ref: TaskRef, texts: Sequence[str], rule: RewardRule = STRICT) -> Scored:
         """Score the completions of one question. Raises ScoringFailed, ScorerUnavailable."""
         result = (await self.score_many([(ref, texts)], rule))[0]

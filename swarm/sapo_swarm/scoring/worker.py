@@ -21,6 +21,7 @@ import msgspec
 
 from sapo_swarm.scoring import limits, python_runner
 from sapo_swarm.scoring.declared import generated, values
+from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.declared.function import load
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.turns.environment import blueprint
@@ -29,6 +30,7 @@ from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_epi
 from sapo_swarm.tasks.catalogue import contrasts
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, declares
+from sapo_swarm.tasks.own.spec import right_answer
 from sapo_swarm.tasks.own.verifiers import JsonSchema, PythonTests
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
@@ -125,6 +127,8 @@ def answer(job: Job) -> Reply:
                 return _episode(job, dataset, entry, deadline)
             if job.truth and entry.get("answer") is not None:
                 truth = str(entry["answer"])[:MAX_COMPLETION_BYTES]
+            if job.example:
+                truth = _example(job, dataset, entry)
             for text in job.texts:
                 reward, formed = score_text(text, job.ref.dataset, dataset, entry, job.rule, job.ref.preset)
                 if reward and others is None:
@@ -149,6 +153,19 @@ def answer(job: Job) -> Reply:
     return Reply(
         prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds, truth=truth
     )
+
+
+def _example(job: Job, dataset: Any, entry: dict[str, Any]) -> str:
+    """The task's own answer as a completion, where the task's own verifier gives it everything; else "". Raises as a verifier
+    does."""
+    own = dataset if isinstance(dataset, OwnTask) else None
+    answer = entry.get("answer") if own is None else right_answer(own.spec, entry["row"])
+    if answer is None or not str(answer).strip():
+        return ""
+    text = enclose("tags" if own is None else own.spec.extract, str(answer), job.rule.answer_format)
+    whole = len(text.encode("utf-8", "replace")) <= MAX_COMPLETION_BYTES
+    right = whole and score_text(text, job.ref.dataset, dataset, entry, job.rule, job.ref.preset)[0] == 1.0
+    return text if right else ""
 
 
 def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA, LIBRARY_PRESET
@@ -229,3 +231,14 @@ def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
     """The same where the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
     wanted = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
     return min(wanted or config.max_new_tokens, config.max_new_tokens)
+
+
+def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
+    """The settings with these limits of answers in force (task -> tokens, events.TrialMeasured), where the person chose none.
+    Raises BadTask."""
+    if not limits or config.max_new_tokens != RunConfig().max_new_tokens:
+        return config
+    by_task = {**limits, **task_tokens(config)}
+    others = [] if all(task in by_task for task in config.tasks) else [config.max_new_tokens]
+    tokens = tuple(f"{task}={number}" for task, number in by_task.items())
+    return msgspec.structs.replace(config, max_new_tokens=max([*by_task.values(), *others]), task_tokens=tokens)

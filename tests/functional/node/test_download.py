@@ -22,7 +22,7 @@ from sapo_desktop.services import first_run
 from sapo_swarm.node.control.api import ControlClient, NodeStatus
 
 ID = "owner/starter-1m"
-TRAIN = ("--silo", "--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2")
+TRAIN = "--silo --examples off --trainer torch --tasks basic_arithmetic --local-groups 1 --group-size 2".split()
 QUICK = (*TRAIN, "--eval-every", "0", "--max-new-tokens", "4", "--precision", "float32")
 
 AT_HALF_A_MEGABYTE = "559 kB of 2.2 MB, 26 %"

@@ -234,7 +234,7 @@ async def _serve(
                 if isinstance(event, RunStarted):
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
                         await asyncio.to_thread(training.opened, session)
-                if isinstance(event, RoundFinished):
+                if isinstance(event, RoundFinished) and not event.examples:
                     took.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):
                     reporter.show(event)

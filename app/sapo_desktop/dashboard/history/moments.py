@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sapo_swarm.events import Event, ExternalSwitched, FirstSuccess, GroupRecorded, RunStarted, StateChanged
+from sapo_swarm.events import (
+    Event,
+    ExamplesRead,
+    ExternalSwitched,
+    FirstSuccess,
+    GroupRecorded,
+    RunStarted,
+    StateChanged,
+    TrialMeasured,
+)
 
-Letter = Literal["P", "J", "L", "C", "R", "B", "S"]
+Letter = Literal["P", "J", "L", "C", "R", "B", "S", "E"]
 MEANINGS: dict[Letter, str] = {
     "B": "best",
     "R": "rolled back",
     "S": "first solved",
+    "E": "examples began or ended",
     "J": "joined",
     "L": "left",
     "C": "changed",
@@ -55,6 +65,8 @@ def _of(event: Event, rounds: int) -> tuple[Moment, ...]:
             return of_session(event)
         case StateChanged(state="paused"):
             return (Moment("P", rounds, event.time),)
+        case TrialMeasured(plan="examples" | "only") | ExamplesRead(over=True):
+            return (Moment("E", event.round, event.time),)
         case ExternalSwitched() if event.restored:
             return (Moment("R", event.round, event.time),)
         case GroupRecorded(first_solved=True) | FirstSuccess(node=""):

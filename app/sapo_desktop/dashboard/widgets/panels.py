@@ -81,15 +81,18 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     if last is None or run is None:
         sequences = run.local_groups * run.group_size if run else 0
         first = f"The first round samples {sequences} rollouts." if run else ""
+        first = state.base_trial.sentence if state.base_trial is not None else first
         return [Content.styled(line, MUTED) for line in wrap(first, width)]
+    if last.examples:
+        return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
-    left = run.rounds_planned - state.rounds
+    left = run.rounds_planned - state.practised
     seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
     eta = f" · done in {age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
-        Content.assemble("round ", (f"{last.round + 1}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
+        Content.assemble("round ", (f"{state.practised}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),
         Content.styled(f"{groups} · unequal rewards in {last.nonzero_groups} local", MUTED),
         Content.assemble((_cut_off(last), "$warning"), (_update_line(state), MUTED)),
     ]
@@ -100,6 +103,14 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
+
+
+def _examples_lines(state: DashboardState, last: RoundFinished) -> list[str]:
+    """The newest step of the examples phase."""
+    read, loss = state.reading, "" if last.loss is None else f"loss {last.loss:.3f} · "
+    took = f"{loss}{last.examples} texts · {sum(last.seconds.values()):.1f} s a step"
+    right = [f"{read.right} of {read.items} right on rows set aside"] if read is not None and read.items else []
+    return [f"examples {state.examples_rounds} · right answers are imitated", *right, took]
 
 
 def _cut_off(last: RoundFinished) -> str:

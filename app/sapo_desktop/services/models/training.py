@@ -37,7 +37,7 @@ class Session:
         """
         if self.rounds is not None:
             return self.rounds
-        done = history.rounds_behind(self.model) if self.model else 0
+        done = history.practised(self.model) if self.model else 0
         return self.config.rounds if self.config.rounds > done else 0
 
 
@@ -62,7 +62,7 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     kept = changes.kept_identity(model, config)
     if rounds is not None:
         kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
-        done = history.rounds_behind(model)
+        done = history.practised(model)
         if 0 < rounds < done:
             raise UsageError(
                 f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "

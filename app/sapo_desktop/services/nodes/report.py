@@ -13,6 +13,7 @@ from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
     Evaluated,
     Event,
+    ExamplesRead,
     ExternalSwitched,
     FirstSuccess,
     LogLine,
@@ -21,6 +22,7 @@ from sapo_swarm.events import (
     RunStarted,
     StateChanged,
     SwarmUpdated,
+    TrialMeasured,
 )
 from sapo_swarm.node.clock import duration
 from sapo_swarm.node.round.cut_off import CUT_OFF
@@ -57,6 +59,8 @@ class Reporter:
         self._tokens = 0
         self._seconds = 0.0
         self._planned = 0
+        self._examples = 0
+        self._reading: ExamplesRead | None = None
         self._local = "local"
         self._connected: bool | None = None
         self._spoke = 0.0
@@ -69,7 +73,8 @@ class Reporter:
         self._spoke = event.time
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
-            self._seconds += sum(event.seconds.values())
+            self._seconds += 0.0 if event.examples else sum(event.seconds.values())
+            self._examples += event.covers if event.examples else 0
             if event.reward_local is not None:
                 self._rounds += 1
                 if self._rounds <= _EDGE:
@@ -78,8 +83,10 @@ class Reporter:
         elif isinstance(event, Evaluated):
             self._evaluated = event
         elif isinstance(event, RunStarted):
-            self._planned = event.rounds_planned
+            self._planned, self._examples = event.rounds_planned, event.examples_rounds
             self._local = "judged" if event.judged else "local"
+        elif isinstance(event, ExamplesRead):
+            self._reading = event
         if self._quiet:
             return
         text = json_line(event) if self._json else self._line(event)
@@ -106,6 +113,7 @@ class Reporter:
                 "kind": "summary",
                 "folder": str(folder),
                 "rounds": rounds,
+                "examples_rounds": self._examples,
                 "reward_local_first": _mean(first),
                 "reward_local_last": _mean(final),
                 "tokens_generated": self._tokens,
@@ -114,11 +122,14 @@ class Reporter:
             }
             self._print(json_line(data))
             return
-        if not rounds:
+        if not rounds and not self._examples:
             return
-        seconds = self._seconds
-        spent = duration(seconds)
-        lines = ["", f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated."]
+        lines, read = [""], self._reading
+        if read is not None:
+            lines.append(f"Examples: {read.step} steps in {duration(read.seconds)}. {_right(read)}".rstrip())
+        if rounds:
+            spent = duration(self._seconds)
+            lines.append(f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated.")
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
             lines.append(f"Local reward: {_mean(first):.3f} {share}.")
@@ -160,7 +171,7 @@ class Reporter:
                 return self._swarm(event)
             case Evaluated():
                 return f"held-out pass@1 {_held_out(event)}"
-            case StateChanged() | ExternalSwitched():
+            case StateChanged() | ExternalSwitched() | TrialMeasured() | ExamplesRead():
                 return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
                 return safe_text(event.text, 400, lines=False)
@@ -175,7 +186,14 @@ class Reporter:
         self._connected = event.connected
         return f"swarm: {safe_text(event.sentence, 300, lines=False)}"
 
+    def _of_examples(self, event: RoundFinished) -> str:
+        loss = "" if event.loss is None else f"loss {event.loss:.3f}"
+        parts = [_right(self._reading), loss, f"{event.examples} texts", f"{sum(event.seconds.values()):.1f} s"]
+        return f"examples {self._examples:>3}  {'  '.join(filter(None, parts))}"
+
     def _round(self, event: RoundFinished) -> str:
+        if event.examples:
+            return self._of_examples(event)
         planned = f"/{self._planned}" if self._planned else ""
         took = sum(event.seconds.values())
         rate = event.tokens_generated / max(event.seconds.get("generate", 0.0), 1e-6)
@@ -185,10 +203,15 @@ class Reporter:
         share = event.truncated / max(1, event.completions)
         cut = f"cut off {100 * share:.0f} %  " if share > CUT_OFF else ""
         return (
-            f"round {event.round + 1:>4}{planned}  {self._local} {event.reward_local or 0.0:.3f}{external}  "
+            f"round {event.round + 1 - self._examples:>4}{planned}  {self._local} {event.reward_local or 0.0:.3f}{external}  "
             f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  {cut}"
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
+
+
+def _right(event: ExamplesRead | None) -> str:
+    """Of the rows set aside how many are right, "" where none were read."""
+    return f"{event.right}/{event.items} right on rows set aside" if event is not None and event.items else ""
 
 
 def _held_out(event: Evaluated) -> str:

@@ -73,9 +73,10 @@ class Guard:
         events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
         self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
 
-    async def due(self, rounds_done: int) -> bool:
-        """These weights lack their regular evaluation, because a stop or a kill came first. Raises JournalError."""
-        if not self.examiner.regular or rounds_done % self.config.eval_every:
+    async def due(self, rounds_done: int, practised: int) -> bool:
+        """These weights lack their regular evaluation, because a stop or a kill came first. practised: of the rounds done those
+        of practice; -1: a phase of examples is on its way. Raises JournalError."""
+        if not self.examiner.regular or (rounds_done and practised % self.config.eval_every):
             return False
         if not rounds_done:
             return bool(await self.examiner.base_missing())

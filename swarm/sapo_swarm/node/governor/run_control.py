@@ -41,7 +41,10 @@ Take = Callable[[float, float], bool]
 class RunControl:
     """cancel: interrupts the engine when a wish asks for it. take: has the engine take a share and a duty (Effort), True when
     threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory.
-    paused: from the start, until the person goes on."""
+    paused: from the start, until the person goes on.
+
+    doing: what is worked on where it is no round of practice; before: rounds before the first of these; notice: what is said
+    beside every sentence of a working node."""
 
     def __init__(
         self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0, paused: bool = False
@@ -49,6 +52,7 @@ class RunControl:
         self.requests = Requests(FOREVER if paused else 0.0, failure=ENDED.format(deaths) if deaths > 1 else "")
         self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
+        self.doing, self.before, self.notice = "", 0, ""
         self._changed = asyncio.Event()
         self._failures = 0
         self._saying: set[asyncio.Task[None]] = set()
@@ -76,14 +80,14 @@ class RunControl:
         if self._told != (told := (effort_now, self.requests.anyway_until > steady())):
             self._told = told
             if now.state in ("running", "finishing"):
-                self._soon(now.state, f"Working on round {now.round + 1}")
+                self._soon(now.state, self._working_on(now.round))
         return effort_now
 
     def besides(self) -> str:
         """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
         slower = aside(self.requests, steady(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
-        return self._pending() + slower + less
+        return self._pending() + slower + less + (self.notice if self.working else "")
 
     def _pending(self) -> str:
         return pending(self.requests, self._activity.state, steady())
@@ -111,9 +115,9 @@ class RunControl:
             if now.state in ("running", "finishing") and not requests.stop:
                 now.state, now.sentence = "pausing", "Pausing" if interrupt else "Pausing once this update is done"
         elif requests.finish and now.state == "running":
-            self._soon("finishing", f"Finishing round {now.round + 1}, then pausing · space goes on")
+            self._soon("finishing", self._finishing(now.round))
         elif not requests.finish and now.state == "finishing":
-            self._soon("running", f"Working on round {now.round + 1}")
+            self._soon("running", self._working_on(now.round))
         self.wake()
 
     def _soon(self, state: NodeState, sentence: str) -> None:
@@ -152,9 +156,25 @@ class RunControl:
 
     async def _working(self, round_number: int) -> None:
         if self.requests.finish:
-            await self.say("finishing", f"Finishing round {round_number + 1}, then pausing · space goes on")
+            await self.say("finishing", self._finishing(round_number))
         else:
-            await self.say("running", f"Working on round {round_number + 1}")
+            await self.say("running", self._working_on(round_number))
+
+    def _working_on(self, round_number: int) -> str:
+        return self.doing or f"Working on round {round_number - self.before + 1}"
+
+    def _finishing(self, round_number: int) -> str:
+        work = self.doing or f"round {round_number - self.before + 1}"
+        return f"Finishing {work[0].lower()}{work[1:]}, then pausing · space goes on"
+
+    def tell(self, doing: str, before: int, notice: str) -> None:
+        """See the class; a node that works says so where anything of it is another."""
+        if (self.doing, self.before, self.notice) == (doing, before, notice):
+            return
+        said, now = self.notice != notice or self.doing != doing, self._activity
+        self.doing, self.before, self.notice = doing, before, notice
+        if said and now.state == "running":
+            self._soon("running", self._working_on(now.round))
 
     async def settled(self) -> None:
         """Returns when everything that was to be said is said."""
@@ -198,7 +218,7 @@ class RunControl:
             found = None if self.requests.stop else obstacle(self.requests, clock, wall)
             sentence, reason = sentence + then, found[0] if found else ""
         if state in ("running", "finishing"):
-            sentence += aside(self.requests, clock, wall)
+            sentence += aside(self.requests, clock, wall) + self.notice
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         changed = StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until)
         try:

@@ -39,7 +39,8 @@ class Pace:
     def count(self, events: Sequence[Event]) -> None:
         """A round is done, with these events."""
         (done,) = (event for event in events if isinstance(event, RoundFinished))
-        self.tokens_per_s = done.tokens_generated / max(done.seconds.get("generate", 0.0), 1e-6)
+        if not done.examples:
+            self.tokens_per_s = done.tokens_generated / max(done.seconds.get("generate", 0.0), 1e-6)
         now = time.monotonic()
         if self._last:
             took = now - self._last

@@ -185,7 +185,7 @@ class RoundWork:
     the external groups were, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of
     earlier rounds that the update used besides `trained`. steps, staged: of the run's stage, whether it is over;
     stage_samples: what it adds to the update; stage_groups: its groups, with advantages; figures: its counts. untold:
-    events of the finished round that are not in the journal yet.
+    events of the finished round that are not in the journal yet. examples: verified texts of the update, in a round of them.
     """
 
     round: int
@@ -212,6 +212,7 @@ class RoundWork:
     figures: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     untold: tuple[Event, ...] = ()
+    examples: int = 0
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:
@@ -239,7 +240,7 @@ class RoundContext:
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
     memory: local groups of earlier rounds, for replay and the curriculum.
     excluded: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
-    sampled at once.
+    sampled at once. examples_rounds: rounds before the first one of practice.
     """
 
     config: RunConfig
@@ -258,6 +259,7 @@ class RoundContext:
     memory: Memory = field(default_factory=Memory)
     excluded: frozenset[str] = frozenset()
     portion: Portion = field(default_factory=Portion)
+    examples_rounds: int = 0
 
     @property
     def sampling(self) -> Sampling:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sapo_backends.base import Cancelled, TokenSequence, TrainSample, UpdateStats
-from sapo_swarm.algorithms.base import rate_share
+from sapo_swarm.algorithms.base import AFTER_EXAMPLES, rate_share
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round.phases import round_seed
@@ -59,7 +59,9 @@ async def update(context: RoundContext, work: RoundWork) -> None:
         samples += work.stage_samples
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
-        rate = context.policy.learning_rate * rate_share(context.config, work.round)
+        rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
+        if context.examples_rounds and not context.config.learning_rate:
+            rate *= AFTER_EXAMPLES
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
         tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS thinned (what TEXT PRIMARY KEY, upto INTEGER NOT NULL
 _ZSTD = b"\x28\xb5\x2f\xfd"
 """How a compressed body begins; JSON begins with a brace."""
 LARGEST_EVENT = 64 * 2**20
-ROLLED_BACK = ("round", "group", "first_success", "evaluation")
+ROLLED_BACK = ("round", "group", "first_success", "evaluation", "examples")
 """What is told of a round, and goes when the round is taken back."""
 
 
@@ -158,7 +158,8 @@ class Journal:
     def roll_back(self, rounds_done: int) -> int:
         """Take back what is told of round `rounds_done` (counted from 0) and later ones; how many rounds that were.
 
-        An evaluation is named after the rounds that were done before it, so one after exactly `rounds_done` stays.
+        An evaluation (and a reading of the examples phase) is named after the rounds that were done before it, so one after
+        exactly `rounds_done` stays.
         Raises JournalError.
         """
         names = ",".join("?" * len(ROLLED_BACK))
@@ -167,7 +168,7 @@ class Journal:
                 "SELECT count(*) FROM events WHERE kind = 'round' AND round >= ?", (rounds_done,)
             ).fetchone()
             db.execute(
-                f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind = 'evaluation')",
+                f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind IN ('evaluation', 'examples'))",
                 (*ROLLED_BACK, rounds_done),
             )
             db.execute("UPDATE thinned SET upto = min(upto, ?)", (rounds_done,))  # what is told again is thinned again

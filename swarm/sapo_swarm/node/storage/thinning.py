@@ -24,6 +24,7 @@ _SUMS = (
     "tokens_trained",
     "bytes_sent",
     "bytes_received",
+    "examples",
 )
 _MEANS = (
     "reward_local",

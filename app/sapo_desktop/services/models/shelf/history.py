@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_swarm.events import Evaluated, Event, ExternalSwitched, RoundFinished, RunStarted
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import (
+    Evaluated,
+    Event,
+    ExamplesRead,
+    ExternalSwitched,
+    RoundFinished,
+    RunStarted,
+    TrialMeasured,
+)
 from sapo_swarm.node.storage.journal import JournalError, read_only
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,36 @@ def rounds_told(folder: Path) -> int:
 def rounds_behind(model: Model) -> int:
     """Rounds that the model was trained for; after a kill some of them are in its log, not yet in a checkpoint."""
     return max(model.rounds_done, rounds_told(model.folder))
+
+
+def practised(model: Model) -> int:
+    """Of the rounds behind the model those of practice, which planned rounds count."""
+    return max(0, rounds_behind(model) - _examples_rounds(model.folder))
+
+
+def _examples_rounds(folder: Path) -> int:
+    """Rounds of examples that the journal tells of; 0 where it cannot be read."""
+    try:
+        events = _events(folder, ("examples",))
+    except JournalError:
+        return 0
+    last = next((e for e in reversed(events) if isinstance(e, ExamplesRead)), None)
+    if last is None or not last.over:  # the phase is on its way: its rounds stand one by one
+        with contextlib.suppress(JournalError):
+            return sum(e.covers for e in _events(folder, ("round",)) if isinstance(e, RoundFinished) and e.examples)
+    return last.step if last else 0
+
+
+def with_room(config: RunConfig, folder: Path) -> RunConfig:
+    """The settings, with room for the answers that the model learned from examples: these may be longer than the default limit,
+    and figures of base and trained model need the same one. Raises BadTask."""
+    try:
+        trials = _events(folder, ("base_trial",), tail=1)
+    except JournalError:
+        return config
+    limits = next((e.limits for e in trials if isinstance(e, TrialMeasured)), {})
+    more = {task: number for task, number in limits.items() if number > new_tokens(config, task)}
+    return with_limits(config, more) if more else config
 
 
 def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:

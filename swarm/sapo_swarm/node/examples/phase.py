@@ -1,0 +1,453 @@
+"""The examples phase: rounds that imitate verified texts, a reading after every pass, and when it is over.
+
+Everything that it knows is in the journal (the trial, its readings, its rounds) and in the checkpoint (rounds behind the
+weights): a node that was killed goes on with the next batch. Rounds of examples are rounds like others for the update log, the
+checkpoints and the charts; they do not count for the rounds that were planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from sapo_backends.base import Cancelled, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
+from sapo_swarm.node.clock import duration
+from sapo_swarm.node.evaluation.evaluate import Begun, sampled
+from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.examples.source import Example, ExampleSource, cut_into_batches
+from sapo_swarm.node.examples.trial import BaseTrial, Show, no_questions, plan_of, sentence_of
+from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
+from sapo_swarm.node.round.phases import round_seed
+from sapo_swarm.node.round.rows import Table
+from sapo_swarm.node.round.turns import prompt_ids, verdicts
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.tasks.catalogue import is_own, new_tokens, task_tokens
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import finite
+
+TAUGHT = ("starter", "starter-1m", "fake")
+"""Bases that were taught the form of an answer before they were bundled: they need no trial."""
+MOST_SECONDS, MOST_PASSES = 600.0, 12
+"""The phase is over after so much work, whatever it brings."""
+READ_EVERY = 16
+"""Steps between two readings at most: of large tables not every pass."""
+ENOUGH_RIGHT = 0.98
+ENOUGH_UNEQUAL = 0.5
+"""Share of questions with both right and wrong answers with which practice takes over, where examples never run out."""
+PATIENCE, PATIENCE_HIGH, HIGH = 2, 1, 0.9
+"""Readings in a row without a gain after which the phase is over; from the share HIGH of right answers on the second number."""
+LIKELIER = 0.02
+"""A mean log-probability of the right answers that is nearer to 0 by this share is a gain, too: before the first answer is right,
+nothing else shows that something is learned."""
+GROUPS_READ = 8
+"""Questions set aside that are answered in groups, to see from how many practice could learn."""
+ROWS_AT_ONCE = 32
+"""Completions in one call of a reading; between calls progress is told."""
+LEAST_LIMIT, SPARE = 24, 1.5
+"""Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
+
+
+@dataclass
+class _Reading:
+    """Mutable: one reading as far as it is; an interrupted one goes on where it was.
+
+    greedy: of each row set aside the answer at temperature 0; groups: of the first GROUPS_READ of them a group at the training
+    temperature.
+    """
+
+    greedy: Table = field(default_factory=list)
+    groups: Table = field(default_factory=list)
+    logprob: float | None = None
+    seconds: float = 0.0
+    _begun: Begun = field(default_factory=Begun)
+
+    async def answer(self, context: RoundContext, apart: Sequence[Example], practice_follows: bool, show: Show) -> None:
+        """Everything that the model has to do for it. Raises Cancelled, BackendError."""
+        config, engine = context.config, context.host.engine
+        if not apart:
+            return
+        if self.logprob is None:
+            samples = [sample for example in apart if (sample := as_sample(context, example)) is not None]
+            sequences = [TokenSequence(sample.prompt, sample.completion) for sample in samples]
+            values = [v for row in await context.host.call(engine.logprobs, sequences, 1.0) for v in row]
+            self.logprob = finite(sum(values) / len(values)) if values else None
+        questions = [example.question for example in apart]
+        plans = [(self.greedy, questions, 0.0, 1)]
+        if practice_follows:
+            plans.append((self.groups, questions[:GROUPS_READ], config.temperature, config.group_size))
+        rows = sum(len(asked) * size for _, asked, _, size in plans)
+        for table, asked, temperature, size in plans:
+            while len(table) < len(asked):
+                show((len(self.greedy) + len(self.groups) * config.group_size) / rows)
+                part = asked[len(table) : len(table) + max(1, ROWS_AT_ONCE // size)]
+                seed = round_seed(context.node_key, config.seed, len(table), f"examples-read-{temperature}")
+                table += await sampled(
+                    context.host,
+                    context.scorer,
+                    part,
+                    Sampling(temperature, 1.0, config.max_new_tokens),
+                    size,
+                    seed,
+                    partial(new_tokens, config),
+                    self._begun,
+                    context.portion,
+                )
+                self._begun = Begun()
+
+    async def scored(self, context: RoundContext, apart: Sequence[Example]) -> tuple[int, int]:
+        """(rows right at temperature 0, questions with both right and wrong answers). Raises ScorerUnavailable."""
+        tokenizer, questions = context.host.engine.tokenizer, [example.question for example in apart]
+        at_zero = await verdicts(tokenizer, context.scorer, questions, self.greedy) if questions else []
+        sampled_questions = questions[: len(self.groups)]
+        grouped = await verdicts(tokenizer, context.scorer, sampled_questions, self.groups) if self.groups else []
+        right = sum(scored.rewards[0] == 1.0 for scored, *_ in at_zero)
+        return right, sum(len(set(scored.rewards)) > 1 for scored, *_ in grouped)
+
+
+@dataclass
+class ExamplesPhase:
+    """Mutable. host of the run's journal and bus. steps: rounds of examples behind the weights. tokens, seconds: of the phase so
+    far. Call open() before anything else."""
+
+    journal: Journal
+    bus: Bus
+    trial: TrialMeasured | None = None
+    readings: list[ExamplesRead] = field(default_factory=list)
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    source: ExampleSource | None = None
+    _steps_of_a_pass: int = 0
+    _measuring: BaseTrial = field(default_factory=BaseTrial)
+    _reading: _Reading | None = None
+
+    async def open(self, rounds_done: int) -> None:
+        """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
+        Raises JournalError."""
+        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
+        self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
+        self.readings = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        if self.trial is None and not self.readings:
+            return
+        last = self.readings[-1] if self.readings else None
+        self.steps, self.tokens, self.seconds = (last.step, last.tokens, last.seconds) if last else (0, 0, 0.0)
+        if last is not None and last.over:
+            return
+        since = last.round if last else 0
+        stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
+        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # one that was taken back is there twice
+        for number, event in newest.items():
+            if event.examples and since <= number < rounds_done:
+                self._count(event)
+
+    def _count(self, event: RoundFinished) -> None:
+        self.steps += event.covers
+        self.tokens += event.tokens_trained
+        self.seconds += sum(event.seconds.values())
+
+    @property
+    def over(self) -> bool:
+        """It was, and has ended."""
+        return bool(self.readings) and self.readings[-1].over
+
+    def running(self, config: RunConfig) -> bool:
+        """Its rounds come next."""
+        if config.examples == "off" or self.over or self.trial is None:
+            return False
+        return self.trial.plan in ("examples", "only") or (config.examples == "only" and self.trial.examples > 0)
+
+    def doing(self, config: RunConfig) -> str:
+        """What the status says while its rounds come next; "" where it is not on its way."""
+        if not self.running(config):
+            return ""
+        last = self.readings[-1] if self.readings else None
+        return (
+            f"Working on examples · {last.right} of {last.items} right"
+            if last and last.items
+            else "Working on examples"
+        )
+
+    # -- the trial -------------------------------------------------------------------------------------------------
+
+    def trial_due(self, context: RoundContext, rounds_done: int) -> bool:
+        """The base is to be tried: before the first round, unless it was taught what an answer looks like."""
+        config, info = context.config, context.host.engine.info
+        if self.trial is not None or self.readings or not info.trainable:
+            return False
+        taught = config.model.partition(":")[0] in TAUGHT
+        return config.examples == "only" or (not rounds_done and not taught)
+
+    async def try_base(self, context: RoundContext, rounds_done: int) -> TrialMeasured:
+        """The trial, published; with what follows from it. Raises Cancelled, BackendError, ScorerUnavailable, JournalError."""
+        detail = "Trying the base on a few training questions"
+        context.stream(context.activity.begin("trial", rounds_done, detail))
+
+        def show(part: float) -> None:
+            context.stream(context.activity.progress(part, detail))
+
+        counts = await self._measuring.measure(context, show)
+        source = await self._opened(context)
+        why_none = reason_without_examples(context)
+        examples = [] if why_none or context.config.examples == "off" else await source.of_pass(0)
+        if not why_none and context.config.examples == "off":
+            why_none = "examples are switched off (examples = off)."
+        elif not examples and not why_none:
+            why_none = "its tasks give no answers that pass their own verifiers."
+        if counts is None:
+            counts = no_questions(context.config)
+        plan = plan_of(context.config, counts, len(examples), why_none, source.bounded)
+        limits = answer_limits(context, [*examples, *source.apart]) if plan in ("examples", "only") else {}
+        sentence = sentence_of(counts, plan, why_none, MOST_SECONDS)
+        changes = {
+            "round": rounds_done,
+            "examples": len(examples),
+            "plan": plan,
+            "limits": limits,
+            "sentence": sentence,
+        }
+        self.trial = event = msgspec.structs.replace(counts, **changes)
+        await self.bus.publish(event)
+        if source.rejected and examples:
+            text = (
+                f"{source.rejected} of {source.rejected + len(examples)} training questions are no examples: their answer does "
+                "not pass its own verifier, they are too long, or they are held out."
+            )
+            await self.bus.publish(LogLine(level="info", text=text))
+        context.stream(context.activity.end(sentence))
+        self._measuring = BaseTrial()
+        return event
+
+    async def _opened(self, context: RoundContext) -> ExampleSource:
+        if self.source is None:
+            source = ExampleSource(
+                context.config,
+                context.node_key,
+                context.swarm,
+                context.scorer,
+                context.excluded,
+                lambda example: as_sample(context, example) is not None,
+            )
+            await source.open()
+            self.source = source
+        return self.source
+
+    # -- its rounds ------------------------------------------------------------------------------------------------
+
+    async def train(self, context: RoundContext, work: RoundWork) -> None:
+        """One step on the next batch of verified texts. Raises Cancelled before it, BackendError."""
+        if work.stats is not None:
+            return
+        source, engine = await self._opened(context), context.host.engine
+        detail = self._progress_words()
+        context.begin(work, "examples", detail)
+        with work.timed("examples"):
+            batch = await self._batch(source)
+            samples = [sample for example in batch if (sample := as_sample(context, example)) is not None]
+            work.examples = max(1, len(samples))
+            policy = PolicyUpdate(examples_rate(engine.info.method, engine.info.parameters))
+            seed = round_seed(context.node_key, context.config.seed, work.round, "examples-update")
+            work.call = call = UpdateCall(samples, policy, seed)
+            tell = context.from_thread(lambda fraction: (fraction, detail))
+            try:
+                work.stats = await context.host.call(
+                    engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
+                )
+            except Cancelled:
+                work.call = None
+                raise
+        context.end()
+
+    async def _batch(self, source: ExampleSource) -> Sequence[Example]:
+        """The batch of the next step. Each pass has as many steps as the first."""
+        number, place = divmod(self.steps, self._steps_of_a_pass)
+        batches = cut_into_batches(await source.of_pass(number))
+        return batches[place % len(batches)]
+
+    def finished(self, work: RoundWork) -> RoundFinished:
+        """The figures of a round of examples that is in the weights."""
+        assert work.stats is not None
+        stats = work.stats
+        return RoundFinished(
+            time=time.time(),
+            round=work.round,
+            reward_local=None,
+            reward_external=None,
+            reward_batch=None,
+            local_groups=0,
+            external_groups=0,
+            external_wanted=0,
+            nonzero_groups=0,
+            truncated=0,
+            well_formed=0,
+            completions=0,
+            tokens_generated=0,
+            tokens_trained=stats.tokens_local + stats.tokens_external,
+            bytes_sent=0,
+            bytes_received=0,
+            loss=finite(-stats.logprob_local),
+            grad_norm=finite(stats.grad_norm),
+            entropy=finite(stats.entropy),
+            clip_fraction=finite(stats.clip_fraction),
+            logprob_local=finite(stats.logprob_local),
+            logprob_external=None,
+            ratio_max=finite(stats.ratio_max),
+            task_rewards={},
+            seconds=dict(work.seconds),
+            examples=work.examples,
+        )
+
+    def trained(self, event: RoundFinished) -> None:
+        """The round is in the weights and in the update log."""
+        self._count(event)
+
+    # -- its readings ----------------------------------------------------------------------------------------------
+
+    def reading_due(self, config: RunConfig) -> bool:
+        """The rows set aside are to be read now."""
+        if not self.running(config) or not self.steps or not self._steps_of_a_pass:
+            return False
+        if self.readings and self.readings[-1].step == self.steps:
+            return False
+        every = min(self._steps_of_a_pass, READ_EVERY)
+        return self.steps % every == 0 or self.seconds >= MOST_SECONDS
+
+    async def prepare(self, context: RoundContext) -> None:
+        """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
+        if self.running(context.config) and not self._steps_of_a_pass:
+            source = await self._opened(context)
+            self._steps_of_a_pass = len(cut_into_batches(await source.of_pass(0)))
+
+    async def read(self, context: RoundContext, rounds_done: int) -> ExamplesRead:
+        """Answer the rows set aside, and decide whether the phase is over; published. Raises Cancelled, BackendError."""
+        source, detail = await self._opened(context), self._progress_words("Reading the rows set aside")
+        context.stream(context.activity.begin("examples", rounds_done, detail))
+        reading = self._reading = self._reading or _Reading()
+        began = time.perf_counter()
+
+        def show(part: float) -> None:
+            context.stream(context.activity.progress(part, detail))
+
+        try:
+            await reading.answer(context, source.apart, context.config.examples == "auto", show)
+            right, unequal = await reading.scored(context, source.apart)
+        finally:
+            reading.seconds += time.perf_counter() - began
+        self.seconds += reading.seconds
+        event = ExamplesRead(
+            round=rounds_done,
+            step=self.steps,
+            passes=self.steps / max(1, self._steps_of_a_pass),
+            right=right,
+            items=len(source.apart),
+            unequal=unequal,
+            groups=len(reading.groups),
+            logprob=reading.logprob,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            over=False,
+            sentence="",
+        )
+        why = why_over(context.config, [*self.readings, event], source.bounded)
+        event = msgspec.structs.replace(event, over=bool(why), sentence=reading_sentence(event, why))
+        await self.bus.publish(event)
+        self.readings.append(event)
+        self._reading = None
+        context.stream(context.activity.end(event.sentence))
+        return event
+
+    def _progress_words(self, doing: str = "Examples") -> str:
+        passes = self.steps // max(1, self._steps_of_a_pass) + 1
+        text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
+        last = self.readings[-1] if self.readings else None
+        return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
+
+
+def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:
+    """Why the phase ends with the last of these readings; "" where it goes on."""
+    last = readings[-1]
+    share = last.right / last.items if last.items else 0.0
+    if last.items and share >= ENOUGH_RIGHT:
+        return "nearly all rows set aside are right"
+    if config.examples == "auto" and not bounded and last.groups and last.unequal >= ENOUGH_UNEQUAL * last.groups:
+        return f"practice can learn from {last.unequal} of {last.groups} questions now"
+    if last.seconds >= MOST_SECONDS:
+        return f"it had its {duration(MOST_SECONDS)}"
+    if last.passes >= MOST_PASSES:
+        return f"it had its {MOST_PASSES} passes"
+    if len(readings) > 1 and without_gain(readings) >= (PATIENCE_HIGH if share >= HIGH else PATIENCE):
+        return "more passes bring nothing more"
+    return ""
+
+
+def without_gain(readings: Sequence[ExamplesRead]) -> int:
+    """How many of the last readings were no better than one before them."""
+    best, likely, count = -1, -math.inf, 0
+    for reading in readings:
+        likelier = reading.logprob is not None and reading.logprob > likely + LIKELIER * abs(likely)
+        counts = likelier and reading.right < HIGH * reading.items
+        count = 0 if reading.right > best or counts else count + 1
+        best = max(best, reading.right)
+        likely = likely if reading.logprob is None else max(likely, reading.logprob)
+    return count
+
+
+def reading_sentence(event: ExamplesRead, why: str) -> str:
+    """A reading in words."""
+    passes = (
+        f"{event.passes:.0f} pass{'' if round(event.passes) == 1 else 'es'}"
+        if event.passes >= 1
+        else f"{event.step} steps"
+    )
+    right = f"{event.right} of {event.items} right on rows set aside" if event.items else "no rows set aside to read"
+    groups = f", {event.unequal} of {event.groups} questions with both right and wrong answers" if event.groups else ""
+    text = f"Examples, {passes}: {right}{groups}"
+    return f"{text}. The phase is over after {duration(event.seconds)}: {why}." if why else text
+
+
+def as_sample(context: RoundContext, example: Example) -> TrainSample | None:
+    """The example as the update gets it, with the advantage 1: at ratio 1 its gradient is that of the likelihood. None where it
+    does not fit into the model's context."""
+    engine = context.host.engine
+    prompt = prompt_ids(engine.tokenizer, context.scorer, example.question)
+    completion = (*engine.tokenizer.encode_text(example.text), engine.tokenizer.eot_id)
+    if len(prompt) + len(completion) > engine.info.context_length:
+        return None
+    return TrainSample(tuple(prompt), completion, 1.0)
+
+
+def reason_without_examples(context: RoundContext) -> str:
+    """Why there can be no examples at all, as the end of a sentence; "" where there can."""
+    config = context.config
+    if context.scorer.in_reasoning or config.thinking == "on":
+        return "this model reasons before it answers, and no task knows the reasoning."
+    without = [is_own(task) and bool((s := library.find(task).spec).turns or s.rubric) for task in config.tasks]
+    return "an environment or a judge decides here, and no text is known to be right." if all(without) else ""
+
+
+def answer_limits(context: RoundContext, examples: Sequence[Example]) -> dict[str, int]:
+    """Task -> tokens of an answer from now on, by the longest verified one. {} where the person chose a limit; a task's own limit
+    stays."""
+    config, engine = context.config, context.host.engine
+    if config.max_new_tokens != RunConfig().max_new_tokens:
+        return {}
+    limits: dict[str, int] = {}
+    for task in config.tasks:
+        if task in task_tokens(config):
+            continue
+        if is_own(task) and (wanted := library.find(task).spec.max_new_tokens):
+            limits[task] = wanted
+            continue
+        texts = [example.text for example in examples if example.question.ref.dataset == task]
+        longest = max((len(engine.tokenizer.encode_text(text)) + 1 for text in texts), default=0)
+        if longest:
+            limits[task] = min(max(LEAST_LIMIT, math.ceil(SPARE * longest)), engine.info.context_length // 2)
+    return limits

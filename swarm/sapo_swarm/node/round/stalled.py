@@ -1,0 +1,71 @@
+"""When to say that practice teaches nothing, and why: no question had both right and wrong answers for some rounds."""
+
+from __future__ import annotations
+
+from sapo_swarm.events import LogLine, RoundFinished
+
+ROUNDS = 3
+"""In a row without anything to learn from, after which it is said, once until it changes."""
+MOSTLY_RIGHT = 0.8
+"""Share of right answers from which on equal rewards mean that there is little left to learn."""
+CAUSE = 0.5
+"""Share of the answers from which on a fault is the cause."""
+
+
+def cause_in_words(right: float, well_formed: float, truncated: float) -> str:
+    """Why a model's answers teach nothing, in the middle of a sentence. The arguments: shares of the answers that are right, that
+    hold an answer, that were cut off."""
+    if right >= MOSTLY_RIGHT:
+        return "all answers are right"
+    if well_formed < CAUSE and truncated >= CAUSE:
+        return "most answers are cut off at the token limit before they end with an answer"
+    if well_formed < CAUSE:
+        few = "most answers have not" if well_formed else "no answer has"
+        return f"{few} the form that the task asks for"
+    return (
+        "the answers to a question are all right or all wrong"
+        if right
+        else "answers have the right form, but all are wrong"
+    )
+
+
+def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
+    """What to change, as a sentence."""
+    if right >= MOSTLY_RIGHT:
+        return "Choose harder questions (--preset hard, or other rows)."
+    if well_formed < CAUSE and truncated >= CAUSE:
+        return "Raise max_new_tokens, or ask for a shorter answer."
+    if well_formed < CAUSE:
+        return "Let it see examples first (--examples only), or choose a base that follows instructions."
+    return "Let it see examples first (--examples only), choose easier questions, or a larger base."
+
+
+class Stalled:
+    """Follows the rounds of practice. notice: what the status says beside its sentence; "" while there is something to learn."""
+
+    def __init__(self) -> None:
+        self.notice = ""
+        self._rounds = 0
+
+    def after(self, event: RoundFinished) -> list[LogLine]:
+        """What the log says after this round, most often nothing."""
+        if not _taught_nothing(event):
+            self._rounds, self.notice = 0, ""
+            return []
+        self._rounds += 1
+        if self._rounds != ROUNDS:
+            return []
+        count = max(1, event.completions)
+        shares = event.reward_local or 0.0, event.well_formed / count, event.truncated / count
+        why = cause_in_words(*shares)
+        self.notice = f" · nothing to learn for {ROUNDS} rounds: {why}"
+        text = (
+            f"Nothing to learn for {ROUNDS} rounds: no question had both right and wrong answers, because {why}. "
+            f"{remedy_in_words(*shares)}"
+        )
+        return [LogLine(level="warning", text=text)]
+
+
+def _taught_nothing(event: RoundFinished) -> bool:
+    others = event.external_groups or any(name == "replayed" or name.startswith("stage_") for name in event.figures)
+    return bool(event.local_groups) and not event.nonzero_groups and not others

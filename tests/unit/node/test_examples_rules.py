@@ -1,0 +1,199 @@
+"""When the examples phase ends, what a trial leads to, and when practice is said to teach nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
+from sapo_swarm.node.examples.phase import why_over, without_gain
+from sapo_swarm.node.examples.source import BATCH, cut_into_batches, rows_apart
+from sapo_swarm.node.examples.trial import no_questions, plan_of, sentence_of
+from sapo_swarm.node.round.stalled import Stalled
+from sapo_swarm.node.storage.thinning import merged
+from sapo_swarm.tasks.catalogue import new_tokens, with_limits
+from sapo_swarm.tasks.own.folder import make
+from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.spec import TaskSpec
+
+AUTO = RunConfig(tasks=("calendar_arithmetic",))
+ROUND = (
+    b'{"kind":"round","round":4,"reward_local":0.0,"reward_external":null,"reward_batch":0.0,"own_groups":8,'
+    b'"external_groups":0,"external_wanted":0,"informative":0,"truncated":0,"well_formed":0,"completions":64,'
+    b'"tokens_generated":640,"tokens_trained":640,"bytes_sent":0,"bytes_received":0,"loss":0.0,"grad_norm":0.0,'
+    b'"entropy":1.0,"clip_fraction":0.0,"logprob_own":-1.0,"logprob_external":null,"ratio_max":1.0,"task_rewards":{},'
+    b'"seconds":{}}'
+)
+"""A round as a journal from before the examples phase holds it."""
+
+
+def read(right: int, passes: float = 1.0, logprob: float | None = None, **more: object) -> ExamplesRead:
+    event = ExamplesRead(
+        round=1, step=1, passes=passes, right=right, items=40, unequal=0, groups=8, logprob=logprob, tokens=1, seconds=1.0,
+        over=False, sentence="",
+    )  # fmt: skip
+    return msgspec.structs.replace(event, **more)
+
+
+def old_round(**changes: object) -> RoundFinished:
+    event = decode(ROUND)
+    assert isinstance(event, RoundFinished)
+    return msgspec.structs.replace(event, **changes)
+
+
+def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
+    assert "nearly all" in why_over(AUTO, [read(10), read(40, 2)], bounded=True)
+    assert why_over(AUTO, [read(10), read(30, 2)], bounded=True) == ""
+
+
+def test_the_phase_ends_where_readings_bring_nothing_more() -> None:
+    """Of few right answers two of them, of many one."""
+    assert why_over(AUTO, [read(20), read(20, 2)], bounded=True) == ""
+    assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True)
+    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2)], bounded=True)
+
+
+def test_right_answers_that_become_likelier_are_a_gain_before_the_first_is_right() -> None:
+    readings = [read(0, n, logprob=-3.0 + n) for n in range(3)]
+    assert without_gain(readings) == 0
+    assert without_gain([*readings, read(0, 3, logprob=-1.0), read(0, 4, logprob=-0.999)]) == 2
+
+
+def test_practice_takes_over_where_examples_never_run_out_and_half_of_the_questions_can_teach() -> None:
+    assert "practice can learn from 4 of 8" in why_over(AUTO, [read(5, unequal=4)], bounded=False)
+    assert why_over(AUTO, [read(5, unequal=4)], bounded=True) == ""
+    only = msgspec.structs.replace(AUTO, examples="only")
+    assert why_over(only, [read(5, unequal=4)], bounded=False) == ""
+
+
+def test_the_phase_has_an_end_whatever_it_brings() -> None:
+    growing = [read(n, n, logprob=-10.0 / (n + 1)) for n in range(1, 13)]
+    assert why_over(AUTO, growing[:-1], bounded=True) == ""
+    assert "passes" in why_over(AUTO, growing, bounded=True)
+    assert "10 min" in why_over(AUTO, [read(5, seconds=601.0)], bounded=True)
+
+
+@pytest.mark.parametrize(
+    ("right", "unequal", "examples", "bounded", "plan"),
+    [
+        (0, 0, 200, True, "examples"),
+        (0, 0, 200, False, "examples"),
+        (0, 0, 0, True, "nothing"),
+        (30, 8, 200, True, "examples"),
+        (30, 8, 200, False, "practice"),
+        (60, 8, 200, True, "practice"),
+        (95, 1, 200, True, "practice"),
+        (96, 0, 200, True, "practice"),
+        (10, 4, 0, True, "practice"),
+    ],
+)
+def test_what_follows_from_a_trial(right: int, unequal: int, examples: int, bounded: bool, plan: str) -> None:
+    """Of 12 questions with 8 answers each: examples where practice has too little to hold on to, and they exist."""
+    counts = msgspec.structs.replace(
+        no_questions(AUTO), questions=12, answers=96, right=right, unequal=unequal, well_formed=96
+    )
+    found = plan_of(AUTO, counts, examples, "" if examples else "no answers.", bounded)
+    assert found == plan
+    sentence = sentence_of(counts, found, "no answers.", 600.0)
+    words = {"examples": "examples first", "nothing": "Cannot learn yet", "practice": "Practice at once"}
+    assert words[plan] in sentence
+
+
+def test_examples_that_are_switched_off_are_never_planned() -> None:
+    off = msgspec.structs.replace(AUTO, examples="off")
+    assert plan_of(off, no_questions(off), 200, "", True) == "nothing"
+
+
+def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> None:
+    stalled = Stalled()
+    said = [stalled.after(old_round()) for _ in range(6)]
+    assert [len(lines) for lines in said] == [0, 0, 1, 0, 0, 0]
+    assert "no answer has the form" in said[2][0].text
+    assert "nothing to learn" in stalled.notice
+    assert stalled.after(old_round(nonzero_groups=1)) == []
+    assert stalled.notice == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"reward_local": 1.0, "well_formed": 64}, "all answers are right"),
+        ({"truncated": 60}, "cut off"),
+        ({"well_formed": 64}, "all are wrong"),
+        ({"well_formed": 64, "reward_local": 0.4}, "all right or all wrong"),
+    ],
+)
+def test_the_cause_of_a_stalled_run_is_named(changes: dict[str, object], cause: str) -> None:
+    stalled = Stalled()
+    lines = [line for _ in range(3) for line in stalled.after(old_round(**changes))]
+    assert cause in lines[0].text
+
+
+def test_rounds_with_groups_of_others_are_not_stalled() -> None:
+    stalled = Stalled()
+    assert not any(stalled.after(old_round(external_groups=2)) for _ in range(5))
+
+
+def test_journals_from_before_the_phase_read_as_practice() -> None:
+    assert old_round().examples == 0
+    assert decode(encode(old_round(examples=16))) == old_round(examples=16)
+    assert RunStarted.__struct_defaults__[-1] == 0
+
+
+def test_blocks_of_rounds_keep_the_number_of_texts() -> None:
+    assert merged([old_round(examples=16), old_round(examples=15)]).examples == 31
+
+
+@given(st.lists(st.integers(0, 120), min_size=1, max_size=400))
+def test_rows_that_ask_the_same_are_on_one_side(numbers: list[int]) -> None:
+    rows = [{"question": f"Item {n}", "answer": "x"} for n in numbers]
+    table = Table(rows=rows, numbers=list(range(len(rows))))
+    held_out = Table(rows=[{"question": "item 7.", "answer": "x"}], numbers=[1])
+    task = make(TaskSpec(name="t"), table, held_out)
+    training, apart = rows_apart(task)
+    asked = {task.train[place]["question"] for place in training}
+    aside = {task.train[place]["question"] for place in apart}
+    assert not asked & aside
+    assert "Item 7" not in asked | aside
+    assert asked | aside == {row["question"] for row in rows} - {"Item 7"}
+    assert len(apart) <= max(1, len(asked))
+
+
+def test_of_one_row_nothing_is_set_aside() -> None:
+    rows = [Table(rows=[{"question": text, "answer": "a"}], numbers=[1]) for text in ("q", "r")]
+    assert rows_apart(make(TaskSpec(name="t"), *rows)) == ([0], [])
+
+
+@given(st.integers(0, 500))
+def test_a_pass_is_cut_into_equal_batches(count: int) -> None:
+    batches = cut_into_batches(list(range(count)))  # type: ignore[arg-type]
+    sizes = [len(batch) for batch in batches]
+    assert sum(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= 1.5 * BATCH
+
+
+def test_limits_of_the_trial_raise_and_lower_what_an_answer_may_have() -> None:
+    both = RunConfig(tasks=("calendar_arithmetic", "bf"))
+    narrow = with_limits(both, {"bf": 24})
+    assert (new_tokens(narrow, "bf"), new_tokens(narrow, "calendar_arithmetic")) == (24, 96)
+    wide = with_limits(both, {"bf": 300, "calendar_arithmetic": 30})
+    assert (new_tokens(wide, "bf"), new_tokens(wide, "calendar_arithmetic")) == (300, 30)
+    assert with_limits(both, {}) is both
+
+
+def test_limits_that_a_person_chose_stay() -> None:
+    chosen = RunConfig(tasks=("bf",), max_new_tokens=64)
+    assert with_limits(chosen, {"bf": 24}) is chosen
+    by_task = RunConfig(tasks=("bf",), task_tokens=("bf=40",))
+    assert new_tokens(with_limits(by_task, {"bf": 24}), "bf") == 40
+
+
+def test_larger_models_take_smaller_steps_on_examples() -> None:
+    rates = [examples_rate("lora", size) for size in (135_000_000, 500_000_000, 1_500_000_000)]
+    assert rates == sorted(rates, reverse=True)
+    assert examples_rate("full", 5_000_000) > examples_rate("full", 600_000_000)
