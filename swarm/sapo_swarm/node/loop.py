@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from sapo_backends.base import Cancelled, TemplateRefused
+from sapo_swarm.evaluation import eval_items
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
@@ -103,7 +104,7 @@ class Node:
     def request_evaluation(self, items: int) -> None:
         """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
-        self._evaluate_next = items or self.config.eval_items
+        self._evaluate_next = items or eval_items(self.config)
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
@@ -185,7 +186,7 @@ class Node:
         config, run_control = self.config, self.run_control
         work = await self.store.in_flight(context)
         if await self._guarded.due(self.rounds_done):
-            self._evaluate_next = self._evaluate_next or config.eval_items
+            self._evaluate_next = self._evaluate_next or eval_items(config)
         while not run_control.requests.stop:
             if 0 < config.rounds <= self.rounds_done and not self._evaluate_next:
                 break
@@ -211,7 +212,7 @@ class Node:
             return work
         await self._round(context, work)
         if self.config.eval_every and self.rounds_done % self.config.eval_every == 0:
-            self._evaluate_next = self.config.eval_items
+            self._evaluate_next = eval_items(self.config)
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
 
