@@ -185,7 +185,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # Bookkeeping
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
     eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
-    eval_items: Annotated[int, _doc("Held-out items per task in the small evaluation", ge=1, le=MOST_EVAL_ITEMS)] = 16
+    eval_items: Annotated[
+        int,
+        _doc(
+            "Held-out items per task in the small evaluation, each answered at temperature 1 and at 0; 0 = chosen by the app: "
+            "64 over up to four tasks, 16 of each of up to nine, 144 over more",
+            ge=0,
+            le=MOST_EVAL_ITEMS,
+        ),
+    ] = 0
     checkpoint_minutes: Annotated[
         float,
         _doc(

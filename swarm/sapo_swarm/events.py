@@ -189,9 +189,25 @@ class TaskScore(msgspec.Struct, frozen=True):
         return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
 
+class GreedyScore(msgspec.Struct, frozen=True):
+    """Held-out pass@1 at temperature 0: each model's likeliest answer, as a chat gives it. The fields are those of Evaluated,
+    on the same items."""
+
+    items: int
+    pass_at_1: float
+    low: float
+    high: float
+    delta: float | None = None
+    delta_low: float | None = None
+    delta_high: float | None = None
+    tasks: tuple[TaskScore, ...] = ()
+    base_missing: int = 0
+
+
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     """Held-out pass@1 on fixed items. asked: with those that do not regenerate here; 0: not said.
-    delta: paired difference to the base on them; None for the base, or with base_missing."""
+    delta: paired difference to the base on them; None for the base, or with base_missing. greedy: the same items answered at
+    temperature 0; None in journals of versions that asked at 1 only."""
 
     round: int
     temperature: float
@@ -206,6 +222,7 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     seconds: float
     base_missing: int = 0
     asked: int = 0
+    greedy: GreedyScore | None = None
 
 
 class TaskTrial(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from sapo_backends.base import Sampling
 from sapo_lab.running.adaptive import observe_held_out
 from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items
+from sapo_swarm.evaluation import ItemResult, eval_items, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
 from sapo_swarm.node.storage.versions import versions
@@ -72,7 +72,7 @@ def base_path(folder: Path, model: str) -> Path:
 
 async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
     """A point of the curve: the first eval_items items a task, divided among the nodes."""
-    refs = held_out_items(arm.run.tasks, arm.run.preset, arm.run.eval_items)
+    refs = held_out_items(arm.run.tasks, arm.run.preset, eval_items(arm.run))
     for place, node in enumerate(nodes):
         began = time.perf_counter()
         mine = assigned(refs, place, len(nodes))
@@ -116,7 +116,7 @@ def _store_all(
     before: Sequence[ItemResult] | None = None,
 ) -> None:
     """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
-    part = [result for result in results if result.ref.index < arm.run.eval_items]
+    part = [result for result in results if result.ref.index < eval_items(arm.run)]
     if 0 < len(part) < len(results):
         _store(node, evaluated(part, rounds_done, 0.0))
     _store(node, evaluated(results, rounds_done, seconds, before))

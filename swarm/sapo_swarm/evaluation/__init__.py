@@ -11,6 +11,7 @@ A result holds the strict 0/1 verdicts of each item's samples. Two results on th
 from sapo_swarm.evaluation.comparison import Comparison, compare, gained_and_lost
 from sapo_swarm.evaluation.items import (
     ItemResult,
+    eval_items,
     held_out_items,
     held_out_name,
     item_result,
@@ -24,15 +25,17 @@ from sapo_swarm.evaluation.statistics import (
     stratified_bootstrap,
     wilson,
 )
-from sapo_swarm.evaluation.summary import evaluated, mean_pass_at_k, task_scores
+from sapo_swarm.evaluation.summary import evaluated, greedy_score, mean_pass_at_k, task_scores
 
 __all__ = [
     "Comparison",
     "Interval",
     "ItemResult",
     "compare",
+    "eval_items",
     "evaluated",
     "gained_and_lost",
+    "greedy_score",
     "held_out_items",
     "held_out_name",
     "item_result",

@@ -27,9 +27,21 @@ def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int 
     ]
 
 
+FEW_ITEMS, USUAL_ITEMS = 64, 144
+"""Items of a regular evaluation over all tasks: the least where the tasks have so many (16 of one task tell a score to +-25
+points), and the most, 16 of each of the nine usual tasks."""
+
+
+def eval_items(config: RunConfig) -> int:
+    """Held-out items of each task in a regular evaluation: the setting, or chosen by the number of tasks, so that one task of a
+    person's own is measured on more than a few rows and many tasks do not cost many minutes."""
+    count = max(len(config.tasks), 1)
+    return config.eval_items or max(1, FEW_ITEMS // count, min(16, USUAL_ITEMS // count))
+
+
 def regular_items(config: RunConfig) -> int:
     """Held-out items that a regular evaluation asks, whether or not they regenerate. Raises UnknownTask, BadTask."""
-    return len(held_out_items(config.tasks, config.preset, config.eval_items))
+    return len(held_out_items(config.tasks, config.preset, eval_items(config)))
 
 
 def held_out_name(tasks: Iterable[str], preset: str) -> str:

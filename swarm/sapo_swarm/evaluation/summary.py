@@ -10,7 +10,7 @@ import numpy as np
 from sapo_swarm.evaluation.comparison import compare
 from sapo_swarm.evaluation.items import ItemResult, by_task
 from sapo_swarm.evaluation.statistics import pass_at_k, wilson
-from sapo_swarm.events import Evaluated, TaskScore
+from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
 
 
 def evaluated(
@@ -40,6 +40,25 @@ def evaluated(
         seconds=seconds,
         base_missing=base_missing,
         asked=asked,
+    )
+
+
+def greedy_score(
+    results: Sequence[ItemResult], base: Sequence[ItemResult] | None = None, base_missing: int = 0
+) -> GreedyScore:
+    """The part of an evaluation that was answered at temperature 0. base, base_missing: see evaluated(). Raises ValueError."""
+    low, high = _rate_interval(results)
+    change = compare(base, results) if base else None
+    return GreedyScore(
+        items=len(results),
+        pass_at_1=float(np.mean([item.rate for item in results])) if results else 0.0,
+        low=low,
+        high=high,
+        delta=change.delta.value if change else None,
+        delta_low=change.delta.low if change else None,
+        delta_high=change.delta.high if change else None,
+        tasks=task_scores(results, base or ()),
+        base_missing=base_missing,
     )
 
 

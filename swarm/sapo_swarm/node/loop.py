@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sapo_backends.base import Cancelled, TemplateRefused
+from sapo_swarm.evaluation import eval_items
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineHost
@@ -301,7 +302,7 @@ class Node:
     @property
     def _regular_items(self) -> int:
         """Held-out questions of each task in a regular evaluation."""
-        return self.config.eval_items
+        return eval_items(self.config)
 
     @property
     def _guarded(self) -> Guard:

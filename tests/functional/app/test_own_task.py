@@ -15,6 +15,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models.shelf import store
+from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted
 
 FAKE = ("--silo", "--trainer", "fake", "--model", "fake", "--rounds", "3", "--eval-every", "3")
@@ -271,7 +272,8 @@ def test_new_name_tasks_own_has_the_settings_that_the_wizard_gives(home: Home) -
         assert first_run.first_model(FirstRunAnswers(task="lv"), home) == ["lv"]
     made = store.find(home, "typed").config
     assert made == store.find(home, "lv").config
-    assert (made.curriculum, made.eval_items) == ("presets", 20)
+    with library_in(home.tasks):
+        assert (made.curriculum, regular_items(made)) == ("presets", 20), "all of its held-out rows"
     own = ("--curriculum", "uniform", "--eval-items", "5", "--max-new-tokens", "7")
     assert sapo(home.config, "new", "mine", "--tasks", "lv", *own).returncode == 0
     kept = store.find(home, "mine").config

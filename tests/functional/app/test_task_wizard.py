@@ -34,6 +34,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
+from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.tasks.own.folder import read_task
@@ -286,4 +287,5 @@ async def test_the_first_questions_lead_through_the_wizard_to_a_model_on_the_fil
     assert answered[0] is not None
     assert first_run.first_model(answered[0], home) == ["my_sums"]
     made = store.find(home, "my_sums").config
-    assert (made.tasks, made.model, made.eval_items) == (("my_sums",), "fake:0.3", 59)
+    with library_in(home.tasks):
+        assert (made.tasks, made.model, regular_items(made)) == (("my_sums",), "fake:0.3", 59)

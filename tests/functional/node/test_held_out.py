@@ -21,8 +21,8 @@ from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult, held_out_items
-from sapo_swarm.events import Evaluated
+from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
+from sapo_swarm.events import Evaluated, decode, encode
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
 from sapo_swarm.node.evaluation.held_out_exclusion import (
@@ -253,6 +253,63 @@ async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
     assert await more.base_missing() == await examiner.base_missing() == []
     scores = (await more.examine(25, config.eval_items, lambda part: None)).tasks
     assert all(score.base is not None for score in scores)
+
+
+async def test_an_evaluation_asks_every_question_sampled_and_greedily_and_pairs_both_with_the_base(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
+    parts: list[float] = []
+    first = await examiner.examine(0, 8, parts.append)
+    assert parts == [0.5, 1.0], "one progress of both"
+    assert first.greedy is not None
+    assert (first.greedy.items, first.greedy.delta, first.greedy.base_missing) == (8, None, 0)
+    later = await examiner.examine(25, 8, parts.append)
+    assert later.greedy is not None
+    assert (later.greedy.delta, later.greedy.pass_at_1) == (0.0, first.greedy.pass_at_1), "the likeliest answer is one"
+    assert [score.base for score in later.greedy.tasks] == [first.greedy.pass_at_1]
+    assert decode(encode(later)) == later
+
+
+async def test_the_account_of_a_version_that_asked_at_temperature_1_only_is_kept_and_the_rest_asked(
+    node: LabNode, scorer: Scorer, tmp_path: Path
+) -> None:
+    examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
+    await examiner.examine(0, 8, lambda part: None)
+    account = json.decode((tmp_path / "base.json").read_bytes())
+    sampled = account["results"]
+    del account["greedy"]
+    (tmp_path / "base.json").write_bytes(json.encode(account))
+    alone = await examiner.examine(25, 8, lambda part: None)
+    assert alone.greedy is not None
+    assert (alone.delta is None, alone.greedy.delta, alone.greedy.base_missing) == (False, None, 8)
+    missing = await examiner.base_missing()
+    assert len(missing) == 8
+    parts: list[float] = []
+    await examiner.ask_base(missing, parts.append)
+    assert parts == [1.0], "at one temperature only"
+    account = json.decode((tmp_path / "base.json").read_bytes())
+    assert (account["results"], len(account["greedy"])) == (sampled, 8)
+    assert await examiner.base_missing() == []
+
+
+async def test_a_journal_from_before_greedy_evaluations_is_read() -> None:
+    line = (
+        b'{"kind":"evaluation","round":25,"temperature":1.0,"items":8,"pass_at_1":0.5,"low":0.2,"high":0.8,"delta":null,'
+        b'"delta_low":null,"delta_high":null,"tasks":[],"seconds":1.0}'
+    )
+    event = decode(line)
+    assert isinstance(event, Evaluated)
+    assert event.greedy is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "each"), [(1, 64), (2, 32), (4, 16), (9, 16), (20, 7), (400, 1)], ids=lambda value: str(value)
+)
+async def test_unless_it_is_set_the_items_of_a_task_follow_the_number_of_tasks(tasks: int, each: int) -> None:
+    names = tuple(f"task{number}" for number in range(tasks))
+    assert eval_items(RunConfig(tasks=names)) == each
+    assert eval_items(RunConfig(tasks=names, eval_items=5)) == 5
 
 
 OTHERWISE = {

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         print(sentence, file=sys.stderr)
     config = flags.run_config(settings.load(home.settings), args, fetching.look)
     if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
-        typed = {name: getattr(config, name) for name in ("curriculum", "eval_items", "max_new_tokens") if name in args}
+        typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
         config = msgspec.structs.replace(own_tasks.fitted(config), **typed)
     model = creating.new(home, args.name, config)
     left = msgspec.structs.asdict(settings.load(home.settings).run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,15 @@ import msgspec
 
 from sapo_backends.base import Cancelled, OutOfMemory, RowSeed, Sampling
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import ItemResult, evaluated, held_out_items, item_result, permutation_partners
+from sapo_swarm.evaluation import (
+    ItemResult,
+    eval_items,
+    evaluated,
+    greedy_score,
+    held_out_items,
+    item_result,
+    permutation_partners,
+)
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
@@ -30,6 +38,8 @@ from sapo_swarm.whole_file import write_whole
 
 BATCH = 64
 """Items answered together; between batches progress is told."""
+TEMPERATURES = (1.0, 0.0)
+"""Of a regular evaluation, in this order: as in training, and greedily, which is what a chat gives."""
 Ask = Callable[[float], None]
 Limit = Callable[[str], int]
 """Of a task: the most tokens of an answer."""
@@ -163,6 +173,22 @@ async def sampled(
             return table
 
 
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What the base answered to the items of an evaluation. results: None where it has not answered `missing` of them, or is
+    itself what is evaluated."""
+
+    results: list[ItemResult] | None = None
+    missing: int = 0
+
+
+def paired(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> Paired:
+    """The base's answers to the items of results. base: all that it has answered."""
+    known = [base[result.ref] for result in results if result.ref in base]
+    missing = len(results) - len(known)
+    return Paired(None if missing else known, missing)
+
+
 class Examiner:
     """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
     later ones."""
@@ -172,7 +198,7 @@ class Examiner:
         now = conditions(config, host.engine.info)
         self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
         self._portion = Portion()
-        self._begun: dict[tuple[object, tuple[TaskRef, ...]], Begun] = {}
+        self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], Begun] = {}
 
     @property
     def regular(self) -> bool:
@@ -181,59 +207,66 @@ class Examiner:
 
     @property
     def _questions(self) -> list[TaskRef]:
-        return held_out_items(self._config.tasks, self._config.preset, self._config.eval_items)
+        return held_out_items(self._config.tasks, self._config.preset, eval_items(self._config))
 
     async def base_missing(self) -> list[TaskRef]:
-        """Questions of a regular evaluation that the base has not answered, in order, without those that do not regenerate
-        here. Raises UnknownTask, ScorerUnavailable."""
-        known = await asyncio.to_thread(self._base.known)
-        refs = [ref for ref in self._questions if ref not in known]
-        found = await self._scorer.questions(refs) if refs else []
-        return [question.ref for question in found if isinstance(question, Question)]
+        """Questions of a regular evaluation that the base has not answered at both temperatures, in order, without those that
+        do not regenerate here. Raises UnknownTask, ScorerUnavailable."""
+        known = [await asyncio.to_thread(self._base.known, temperature) for temperature in TEMPERATURES]
+        refs = [ref for ref in self._questions if not all(ref in answers for answers in known)]
+        regenerated = await self._scorer.questions(refs) if refs else []
+        return [question.ref for question in regenerated if isinstance(question, Question)]
 
     async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask) -> None:
-        """Call while the engine is as it was loaded: what it answers is the base's answer from now on.
+        """Call while the engine is as it was loaded: what it answers is the base's answer from now on. At each temperature it
+        is asked those of the questions that it has not answered.
 
         Raises Cancelled, Unanswered, OSError; then nothing of it is kept.
         """
         try:
-            await asyncio.to_thread(self._base.add, (await self._answer(refs, "base", on_progress)).results)
+            known = {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
+            missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
+            begun = await self._answer_both(missing, "base", on_progress)
+            await asyncio.to_thread(self._base.add, begun[1.0].results, begun[0.0].results)
         finally:
             self.forget()
 
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
-        """Held-out pass@1 at temperature 1, one sample an item; the difference to the base where it answered them all.
+        """Held-out pass@1, one sample an item at temperature 1 and then the greedy answer to each; the differences to the base
+        where it answered them all.
 
         What was answered when it is interrupted is kept for the next call. Raises Cancelled, Unanswered, OSError.
         """
         config = self._config
         refs = held_out_items(config.tasks, config.preset, per_task)
-        begun = await self._answer(refs, rounds_done, on_progress)
-        results, paired, missing = begun.results, None, 0
+        begun = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
+        results, greedy = begun[1.0].results, begun[0.0].results
         if not results:
             self.forget()
             raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
-        if rounds_done:
-            base = await asyncio.to_thread(self._base.known)
-            known = [base[r.ref] for r in results if r.ref in base]
-            missing = len(results) - len(known)
-            paired = None if missing else known
+        if not rounds_done:
+            await asyncio.to_thread(self._base.add, results, greedy)
+            base, base_greedy = Paired(), Paired()
         else:
-            await asyncio.to_thread(self._base.add, results)
+            base = paired(results, await asyncio.to_thread(self._base.known, 1.0))
+            base_greedy = paired(greedy, await asyncio.to_thread(self._base.known, 0.0))
         self.forget()
-        return evaluated(results, rounds_done, begun.seconds, paired, missing, len(refs))
+        seconds = sum(part.seconds for part in begun.values())
+        event = evaluated(results, rounds_done, seconds, base.results, base.missing, len(refs))
+        at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
+        return msgspec.structs.replace(event, greedy=at_0)
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
         """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().
 
         Raises Cancelled, Unanswered.
         """
-        return (await self._answer(self.fresh_questions(factor, asked), weights, on_progress)).results
+        return (await self._answer(self.fresh_questions(factor, asked), weights, 1.0, on_progress)).results
 
     def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
         """What fresh() would give without asking; None where something is still to be asked."""
         refs = self.fresh_questions(factor, asked)
-        begun = self._begun.get((weights, tuple(refs)))
+        begun = self._begun.get((weights, 1.0, tuple(refs)))
         return begun.results if begun and begun.start >= len(refs) else None
 
     def forget(self) -> None:
@@ -243,15 +276,37 @@ class Examiner:
     def fresh_questions(self, factor: int, asked: int) -> list[TaskRef]:
         """`factor` times as many held-out items of every task as a regular evaluation asks, none of which it asks, nor was among
         the `asked` ones of earlier calls; fewer where a task of the person's own has no more. Raises UnknownTask, BadTask."""
-        tasks, preset, each = self._config.tasks, self._config.preset, self._config.eval_items
+        tasks, preset, each = self._config.tasks, self._config.preset, eval_items(self._config)
         fresh = [held_out_count(task, each + asked) - each for task in tasks]
         of_each = bisect_left(range(asked), asked, key=lambda n: sum(min(n, max(0, count)) for count in fresh))
         return held_out_items(tasks, preset, factor * each, each + of_each)
 
-    async def _answer(self, refs: Sequence[TaskRef], weights: object, on_progress: Ask) -> Begun:
+    async def _answer_both(
+        self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask
+    ) -> dict[float, Begun]:
+        """All answers of these weights at both temperatures, sampled before greedy; the progress is of both."""
+        count = sum(map(len, refs.values())) or 1
+        begun: dict[float, Begun] = {}
+        behind = 0
+        for temperature in TEMPERATURES:
+            asked = refs[temperature]
+            start, share = behind / count, len(asked) / count
+
+            def show(part: float, start: float = start, share: float = share) -> None:
+                on_progress(start + share * part)
+
+            begun[temperature] = await self._answer(asked, weights, temperature, show)
+            behind += len(asked)
+        return begun
+
+    async def _answer(
+        self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
+    ) -> Begun:
         """All answers of these weights; what an interrupted call left is gone on with."""
-        begun, began = self._begun.setdefault((weights, tuple(refs)), Begun()), time.perf_counter()
-        sampling, limit = Sampling(1.0, 1.0, self._config.max_new_tokens), partial(new_tokens, self._config)
+        key = (weights, temperature, tuple(refs))
+        begun, began = self._begun.setdefault(key, Begun()), time.perf_counter()
+        sampling = Sampling(temperature, 1.0, self._config.max_new_tokens)
+        limit = partial(new_tokens, self._config)
         try:
             await answer(self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion)
         except Cancelled:
