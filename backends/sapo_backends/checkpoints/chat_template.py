@@ -28,7 +28,8 @@ _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 _FAILURES = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, RecursionError, MemoryError
+    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 """What a template can raise by its own doing."""
 

@@ -12,8 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
-from sapo_backends.checkpoints import shards
+from sapo_backends.checkpoints import inspection, shards
 from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.sane_sizes import require_file_size, require_sane_numbers
 from sapo_backends.errors import did_you_mean
 
 BUNDLED = ("starter", "starter-1m")
@@ -79,8 +80,8 @@ def bundled(name: str) -> Path:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if it holds a config of a causal language model and all files of its safetensors. Raises ModelNotFound that
-    says what is missing."""
+    """The folder, if it holds a config of a causal language model and all files of its safetensors, and a child process came to
+    the end of its small files. Raises ModelNotFound that says what is missing."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
             f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
@@ -104,14 +105,17 @@ def checked(folder: Path) -> Path:
             raise ModelNotFound(
                 f"{folder}: {name} is no causal language model. Choose one that writes text (…ForCausalLM)."
             )
+    require_sane_numbers(config)
+    inspection.require_harmless(folder)
     return folder
 
 
 def _config(folder: Path) -> object:
     """None where it is damaged, which whoever reads all of it says."""
+    require_file_size(folder / "config.json")
     try:
         return json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, MemoryError):
         return None
 
 

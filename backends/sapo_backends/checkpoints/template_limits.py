@@ -1,10 +1,10 @@
 """What a chat template may cost: a sandbox for Jinja in which every step, text and list is counted.
 
 Jinja's own sandbox keeps a template from files and code, not from time and memory: nested loops run for ever, and
-`"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here a render has a budget. Loop bodies, calls, filters and
-operators draw from it, by the size of what they make; a number, text or list beyond any conversation's is refused before it is
-made, and so is what takes longer than a second of this thread's time. A render that stays within it gives what Jinja's own
-sandbox gives.
+`"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here a render has a budget. Loop bodies, calls,
+filters and operators draw from it, by the size of what they make; a number, text or list beyond any conversation's is refused
+before it is made, and so is what takes longer than a second of this thread's time. A render that stays within it gives what
+Jinja's own sandbox gives.
 """
 
 from __future__ import annotations

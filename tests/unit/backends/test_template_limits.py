@@ -1,7 +1,5 @@
 """Chat templates that would take for ever or gigabytes are refused in a second; those that people have render as before."""
 
-# ruff: noqa: E501 - a template is one line
-
 from __future__ import annotations
 
 import time
@@ -17,7 +15,8 @@ DOUBLE = (
     "{% set ns = namespace(t='xxxxxxxxxxxxxxxx') %}{% for i in range(60) %}{% set ns.t = BODY %}{% endfor %}{{ ns.t }}"
 )
 BOMBS = {
-    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}{% endfor %}{% endfor %}",
+    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
     "loops that skip": "{% for a in range(90000) %}{% for b in range(90000) if b < 0 %}{% endfor %}{% endfor %}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "recursive loop": "{% for a in [1, 2] recursive %}{% if loop.depth < 90 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
@@ -61,7 +60,9 @@ BOMBS = {
     "{% set ns.t = b %}{% endfor %}{{ ns.t }}",
     "output": "{% for i in range(90000) %}{{ 'x' * 90000 }}{% endfor %}",
     "lipsum": "{{ lipsum(n=1000000) }}",
-    "compared": "{% set a = 'x' * 3999999 %}{% set b = 'x' * 3999998 ~ 'x' %}{% for i in range(90000) %}" + "{{ a == b }}" * 50 + "{% endfor %}",
+    "compared": "{% set a = 'x' * 3999999 %}{% set b = 'x' * 3999998 ~ 'x' %}{% for i in range(90000) %}"
+    + "{{ a == b }}" * 50
+    + "{% endfor %}",
     "filtered": "{% for i in range(90000) %}{{ range(90000)|map('string')|map('upper')|select|list|length }}{% endfor %}",
     "source": "{{ 'x' }}" * 100_000,
     "parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
@@ -69,12 +70,17 @@ BOMBS = {
 }  # fmt: skip
 HONEST = {
     "tools": "{% for t in tools or [] %}{{ t|tojson(indent=4) }}\n{% endfor %}{{ messages[-1].content|trim }}",
-    "namespace": "{% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ loop.last }}{% endfor %}{{ ns.n }}",
-    "macro": "{% macro part(m, deep=1) %}<{{ m.role }}>{{ m['content'] }}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
-    "strings": "{{ 'a' ~ messages|length ~ ('%05d' % 3) ~ '{}-{:>4}'.format(1, 2) ~ 'b'.ljust(4) ~ '='*8 }}{{ messages[::-1][0].content.split('l')[-1] }}",
+    "namespace": "{% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{{ loop.last }}{% endfor %}{{ ns.n }}",
+    "macro": "{% macro part(m, deep=1) %}<{{ m.role }}>{{ m['content'] }}{% endmacro %}{% for m in messages %}"
+    "{{ part(m) }}{% endfor %}",
+    "strings": "{{ 'a' ~ messages|length ~ ('%05d' % 3) ~ '{}-{:>4}'.format(1, 2) ~ 'b'.ljust(4) ~ '='*8 }}"
+    "{{ messages[::-1][0].content.split('l')[-1] }}",
     "dates": "{{ strftime_now('%d %b %Y') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
-    "objects": "{{ {'a': [1, 2.5, None], 'b': (1, 2)}|tojson }}{{ messages|map(attribute='role')|join(', ') }}{{ {'a': 1}.items()|list }}",
-    "loops": "{% for m in messages if m.role == 'user' %}{{ loop.index0 }}{{ loop.previtem is defined }}{% if loop.first %}{% continue %}{% endif %}x{% else %}none{% endfor %}",
+    "objects": "{{ {'a': [1, 2.5, None], 'b': (1, 2)}|tojson }}{{ messages|map(attribute='role')|join(', ') }}"
+    "{{ {'a': 1}.items()|list }}",
+    "loops": "{% for m in messages if m.role == 'user' %}"
+    "{{ loop.index0 }}{{ loop.previtem is defined }}{% if loop.first %}{% continue %}{% endif %}x{% else %}none{% endfor %}",
     "sets": "{% set s %}a{{ 1 }}{% endset %}{{ s|upper|length }}{{ 2 ** 5 }}{{ 7 // 2 }}{{ 'a' in s }}",
     "unpacked": "{% for k, v in {'x': 1, 'y': 2}.items() %}{{ k }}={{ v }} {% endfor %}{% set a, b = 1, 2 %}{{ a }}{{ b }}",
 }  # fmt: skip
