@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from sapo_swarm.protocol.safe_text import safe_text
+
 Kind = Literal["counter", "gauge"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,4 +54,4 @@ class Page:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return safe_text(value, len(value)).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
