@@ -18,10 +18,13 @@ import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from sapo_backends.common.cache_folder import cache_folder
 from sapo_backends.errors import BackendError, ModelNotFound, size_text
+
+if TYPE_CHECKING:
+    from sapo_backends.checkpoints.tokenizer import HfTokenizer
 
 SWITCH = "--inspect-model"
 """How a frozen app starts the child: it has no interpreter for modules (see sapo_desktop.__main__)."""
@@ -214,8 +217,8 @@ def _limit_this_process() -> None:
 
 
 def inspect(folder: Path) -> None:
-    """Read all of a folder's files that the app reads, but the weights. What it raises is no BackendError, or the files' fault is
-    one that is in words already."""
+    """Read all of a folder's files that the app reads, but the weights. What is wrong with them in words already is left to
+    whoever reads them; the rest is raised."""
     from sapo_backends.checkpoints.chat_template import ChatTemplate
     from sapo_backends.checkpoints.safetensors_numpy import elements
     from sapo_backends.checkpoints.spec import decoder_spec, why_not
@@ -227,20 +230,27 @@ def inspect(folder: Path) -> None:
             decoder_spec(config)
     with contextlib.suppress(BackendError):
         elements(folder)
+    tokenizer = None
     with contextlib.suppress(BackendError):
         tokenizer = HfTokenizer(folder)
-        for text in PROBES:
+    if tokenizer is not None:
+        for text in PROBES:  # these are anybody's texts: what fails at them fails at questions
             tokenizer.decode(tokenizer.encode_text(text))
-        _ = (tokenizer.eot_id, tokenizer.opens_reasoning)
-        for roles in CHATS:
-            chat = [{"role": role, "content": f"{PROBES[0]} {role}"} for role in roles]
-            with contextlib.suppress(BackendError):
-                tokenizer.encode_chat(chat)
-            with contextlib.suppress(BackendError):
-                tokenizer.encode_chat(chat, [TOOL])
+        _render(tokenizer)
     with contextlib.suppress(BackendError):
         settings = read_json(folder / "tokenizer_config.json")
         ChatTemplate.read(folder, settings, "", "", "on").render([{"role": "user", "content": PROBES[0]}])
+
+
+def _render(tokenizer: HfTokenizer) -> None:
+    """Conversations as the app has them. A template may refuse any of them, in words."""
+    with contextlib.suppress(BackendError):
+        _ = (tokenizer.eot_id, tokenizer.opens_reasoning)
+    for roles in CHATS:
+        chat = [{"role": role, "content": f"{PROBES[0]} {role}"} for role in roles]
+        for tools in ((), (TOOL,)):
+            with contextlib.suppress(BackendError):
+                tokenizer.encode_chat(chat, tools)
 
 
 def main(folder: str) -> int:
