@@ -12,9 +12,9 @@ def main() -> int:
 
         serve_and_exit()
     if sys.argv[1:2] == ["--inspect-model"] and len(sys.argv) == 3:
-        from sapo_backends.checkpoints import inspection
+        from sapo_backends.checkpoints import inspection_child
 
-        return inspection.main(sys.argv[2])
+        return inspection_child.main(sys.argv[2])
     from sapo_desktop.services.swarms.invite_text import hide
 
     hide()

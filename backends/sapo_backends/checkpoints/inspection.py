@@ -15,17 +15,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from sapo_backends.common.cache_folder import cache_folder
-from sapo_backends.errors import BackendError, ModelNotFound, size_text
+from sapo_backends.cache_folder import cache_folder
+from sapo_backends.errors import ModelNotFound, size_text
 
-if TYPE_CHECKING:
-    from sapo_backends.checkpoints.tokenizer import HfTokenizer
-
+_CHILD = "sapo_backends.checkpoints.inspection_child"
 SWITCH = "--inspect-model"
 """How a frozen app starts the child: it has no interpreter for modules (see sapo_desktop.__main__)."""
 MEMORY_BYTES = 1_900_000_000
@@ -40,46 +38,26 @@ VERSION = 1
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HEADER = 1 << 16
 """Bytes of each file of weights that its identity is made of: their beginning, with the file's length."""
-PROBES = (
-    "Hello, world! It's 12,345.67 — 3 + 4 = 7.\n\n\tdef f(x): return x ** 2  # ÄÖÜ ß ñ 你好 мир العربية 🙂👩‍🚀 \u200d\u0301",
-    "".join(map(chr, range(32, 127))),
-    "a" * 4000,
-    " " * 4000,
-    "\n" * 2000,
-    "1" * 2000,
-    "ab" * 1000,
-)
-CHATS = (
-    ("user",),
-    ("system", "user"),
-    ("user", "assistant", "user"),
-    ("system", "user", "assistant", "tool"),
-)
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
-    },
-}
 
 
-def require_harmless(folder: Path) -> None:
-    """Returns at once for a folder whose tokenizer ships with the app or which was inspected before. Raises ModelNotFound where
-    the child did not come to its end."""
-    files = _files(folder)
+def require_harmless(folder: Path, weights: Sequence[Path], trusted: Iterable[Path]) -> None:
+    """Returns at once for a folder whose tokenizer ships with the app or which was inspected before. weights: its files of
+    weights; trusted: folders that ship with the app. Raises ModelNotFound where the child did not come to its end."""
     if not (folder / "tokenizer.json").is_file():
         return
-    _inspected(folder, tuple((file.name, s.st_size, s.st_mtime_ns, s.st_ino) for file in files for s in (file.stat(),)))
+    files = (*(folder / name for name in FILES if (folder / name).is_file()), *weights)
+    state = tuple((s.st_size, s.st_mtime_ns, s.st_ino) for s in (file.stat() for file in files))
+    _inspected(folder, files, tuple(trusted), state)
 
 
 @lru_cache(maxsize=256)
-def _inspected(folder: Path, _state: tuple[tuple[str, int, int, int], ...]) -> None:
+def _inspected(
+    folder: Path, files: tuple[Path, ...], trusted: tuple[Path, ...], _state: tuple[tuple[int, int, int], ...]
+) -> None:
     """Once a process for what lies in a folder; an error is not remembered."""
-    name = content_id(folder)
+    name = _content_id(files)
     mark = cache_folder() / "inspected" / name
-    if name in _GOOD or _is_bundled(folder) or mark.is_file():
+    if name in _GOOD or _tokenizer_of(folder) in map(_tokenizer_of, trusted) or mark.is_file():
         return
     _run_child(folder)
     _GOOD.add(name)
@@ -92,44 +70,22 @@ _GOOD: set[str] = set()
 """Contents that this process had inspected, in whatever folder they lie."""
 
 
-def content_id(folder: Path) -> str:
+def _content_id(files: Iterable[Path]) -> str:
     """What all that is inspected holds, as a digest."""
     digest = hashlib.sha256(f"inspection {VERSION}".encode())
-    for file in _files(folder):
-        whole = file.name in FILES
+    for file in files:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
+            whole = file.name in FILES
             content = hashlib.file_digest(stream, "sha256").digest() if whole else stream.read(HEADER)
         digest.update(f"\0{file.name}\0{size}\0".encode("utf-8", "surrogateescape") + content)
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    from sapo_backends.checkpoints.locate import weight_files
-
-    return [folder / name for name in FILES if (folder / name).is_file()] + weight_files(folder)
-
-
-@lru_cache(maxsize=1)
-def _bundled() -> frozenset[bytes]:
-    """What the bundled models' tokenizers and templates hold."""
-    from sapo_backends.checkpoints.locate import BUNDLED, bundled
-
-    known = set()
-    for name in BUNDLED:
-        with contextlib.suppress(ModelNotFound):
-            known.add(_tokenizer_of(bundled(name)))
-    return frozenset(known)
-
-
 def _tokenizer_of(folder: Path) -> bytes:
+    """What its tokenizer and template hold. Where they are the app's own, what is left is read in Python, within bounds."""
     parts = (folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))
     return b"".join(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest() for file in parts)
-
-
-def _is_bundled(folder: Path) -> bool:
-    """Its tokenizer and template are the app's own; what is left is read in Python, within bounds."""
-    return _tokenizer_of(folder) in _bundled()
 
 
 def _run_child(folder: Path) -> None:
@@ -174,7 +130,7 @@ def _reason(code: int, answer: str, errors: IO[bytes]) -> str:
 @contextlib.contextmanager
 def _started(folder: Path, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     frozen = getattr(sys, "frozen", False)
-    command = [sys.executable, SWITCH] if frozen else [sys.executable, "-P", "-m", __name__]
+    command = [sys.executable, SWITCH] if frozen else [sys.executable, "-P", "-m", _CHILD]
     passed = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in passed if name in os.environ}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"}
@@ -199,76 +155,3 @@ def _has_processor_limit() -> bool:
     except ImportError:  # Windows
         return False
     return hasattr(resource, "RLIMIT_CPU")
-
-
-def _limit_this_process() -> None:
-    """As far as the platform can: macOS has no working RLIMIT_AS, Windows has neither."""
-    try:
-        import resource
-    except ImportError:
-        return
-    limits = (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_CPU", PROCESSOR_S), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 1 << 20))
-    for name, value in limits:
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            which = getattr(resource, name)
-            hard = resource.getrlimit(which)[1]
-            ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (ceiling, ceiling))
-
-
-def inspect(folder: Path) -> None:
-    """Read all of a folder's files that the app reads, but the weights. What is wrong with them in words already is left to
-    whoever reads them; the rest is raised."""
-    from sapo_backends.checkpoints.chat_template import ChatTemplate
-    from sapo_backends.checkpoints.safetensors_numpy import elements
-    from sapo_backends.checkpoints.spec import decoder_spec, why_not
-    from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-
-    with contextlib.suppress(BackendError):
-        config = read_json(folder / "config.json")
-        if not why_not(config):
-            decoder_spec(config)
-    with contextlib.suppress(BackendError):
-        elements(folder)
-    tokenizer = None
-    with contextlib.suppress(BackendError):
-        tokenizer = HfTokenizer(folder)
-    if tokenizer is not None:
-        for text in PROBES:  # these are anybody's texts: what fails at them fails at questions
-            tokenizer.decode(tokenizer.encode_text(text))
-        _render(tokenizer)
-    with contextlib.suppress(BackendError):
-        settings = read_json(folder / "tokenizer_config.json")
-        ChatTemplate.read(folder, settings, "", "", "on").render([{"role": "user", "content": PROBES[0]}])
-
-
-def _render(tokenizer: HfTokenizer) -> None:
-    """Conversations as the app has them. A template may refuse any of them, in words."""
-    with contextlib.suppress(BackendError):
-        _ = (tokenizer.eot_id, tokenizer.opens_reasoning)
-    for roles in CHATS:
-        chat = [{"role": role, "content": f"{PROBES[0]} {role}"} for role in roles]
-        for tools in ((), (TOOL,)):
-            with contextlib.suppress(BackendError):
-                tokenizer.encode_chat(chat, tools)
-
-
-def main(folder: str) -> int:
-    """The child. Its one line begins with "ok", "memory", or says what the files did."""
-    _limit_this_process()
-    try:
-        inspect(Path(folder))
-    except MemoryError:
-        print("memory", flush=True)
-        return 1
-    except BaseException as error:  # native libraries raise what is no Exception
-        print(f"{type(error).__name__} {error}"[:400], flush=True)
-        return 1
-    print("ok", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1])
-    sys.stdout.flush()
-    os._exit(code)

@@ -70,13 +70,17 @@ def local(model: str) -> Path:
 
 def bundled(name: str) -> Path:
     """The folder of a bundled model. Raises ModelNotFound when this installation lacks it."""
-    try:
-        folder = Path(str(files("sapo_assets"))) / "models" / name
-    except ModuleNotFoundError:
-        folder = Path("sapo_assets/models") / name
+    folder = _bundled_path(name)
     if not folder.is_dir():
         raise ModelNotFound(f"The bundled model {name!r} is not part of this installation. Install the app again.")
     return folder
+
+
+def _bundled_path(name: str) -> Path:
+    try:
+        return Path(str(files("sapo_assets"))) / "models" / name
+    except ModuleNotFoundError:
+        return Path("sapo_assets/models") / name
 
 
 def checked(folder: Path) -> Path:
@@ -106,7 +110,8 @@ def checked(folder: Path) -> Path:
                 f"{folder}: {name} is no causal language model. Choose one that writes text (…ForCausalLM)."
             )
     require_sane_numbers(config)
-    inspection.require_harmless(folder)
+    shipped = [path for name in BUNDLED if (path := _bundled_path(name)).is_dir()]
+    inspection.require_harmless(folder, weight_files(folder), shipped)
     return folder
 
 

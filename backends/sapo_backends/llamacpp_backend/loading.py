@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware, round_memory
-from sapo_backends.common.cache_folder import cache_folder
 from sapo_backends.llamacpp_backend.engine import LlamaCppEngine
 from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
 from sapo_backends.llamacpp_backend.native import F16, F32, Model

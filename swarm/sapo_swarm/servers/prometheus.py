@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from sapo_swarm.protocol.safe_text import safe_text
-
 Kind = Literal["counter", "gauge"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,4 +52,5 @@ class Page:
 
 
 def _escaped(value: str) -> str:
-    return safe_text(value, len(value)).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    shown = "".join(char if char.isprintable() or char == "\n" else "·" for char in value)
+    return shown.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

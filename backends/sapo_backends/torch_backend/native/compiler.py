@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.common import hardware
-from sapo_backends.common.cache_folder import cache_folder
 
 FOLDER = Path(__file__).parent
 _TARGETS = ("-march=native", "-mcpu=native")
