@@ -11,6 +11,10 @@ def main() -> int:
         from sapo_swarm.scoring.worker import serve_and_exit
 
         serve_and_exit()
+    if sys.argv[1:2] == ["--inspect-model"] and len(sys.argv) == 3:
+        from sapo_backends.checkpoints import inspection_child
+
+        return inspection_child.main(sys.argv[2])
     from sapo_desktop.services.swarms.invite_text import hide
 
     hide()

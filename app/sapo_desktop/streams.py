@@ -28,7 +28,10 @@ def json_line(value: object) -> str:
     invisible characters) does anything to a terminal."""
     import msgspec
 
-    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)))
+    try:
+        return json.dumps(msgspec.json.decode(msgspec.json.encode(value)))
+    except UnicodeEncodeError:  # half a character, as in a file name that is no text
+        return json.dumps(msgspec.to_builtins(value))
 
 
 def agreed(question: str) -> bool:

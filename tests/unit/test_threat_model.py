@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sapo_backends.checkpoints import inspection, template_limits
 from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm.coordinator.domain.records import FIRST_EXCHANGE_S, invite_share
@@ -28,6 +29,9 @@ TEXT = re.sub(r"\s+", " ", (ROOT / "THREAT_MODEL.md").read_text("utf-8"))
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
+    f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time",
+    f"{'one second' if template_limits.SECONDS == 1 else template_limits.SECONDS} of processor time",
+    f"numbers in a row with {WORDS[phrases.LONG_NUMBER]} digits or more, of which {WORDS[phrases.FEWEST_DIGITS]} differ",
     f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",
     f"of different ones {patterns.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",
     f"{verdict.MAX_ANSWER:,} characters of it; of {judge.LARGEST // 1024} KB of reply at most",

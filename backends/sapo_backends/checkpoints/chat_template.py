@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sapo_backends.base import TemplateRefused, Thinking
+from sapo_backends.checkpoints.template_limits import LimitedEnvironment, render_budget
 
 Messages = Sequence[Mapping[str, str]]
 Tools = Sequence[Mapping[str, Any]]
@@ -27,6 +25,13 @@ programs."""
 TODAY = datetime.date(2025, 1, 1)
 """What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+
+
+_FAILURES = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, RecursionError,
+    MemoryError,
+)  # fmt: skip
+"""What a template can raise by its own doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,8 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateRefused(f"The model's chat template refused the conversation: {message}")
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """As transformers has it; of the options of json.dumps those that templates use."""
-    known = {key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options}
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **known})
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment()
     environment.globals["raise_exception"] = _refuse
     return environment
 
@@ -110,7 +108,14 @@ class ChatTemplate:
         self._takes_tools = "tools" in source
         try:
             self._template = _environment().from_string(_GENERATION_TAGS.sub("", source))
-        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # the last two: nested too deep
+        except TemplateRefused:
+            raise
+        except (
+            jinja2.TemplateError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:  # the last three: nested too deep
             raise TemplateRefused(f"The model's chat template cannot be read: {error}") from error
 
     @classmethod
@@ -131,8 +136,9 @@ class ChatTemplate:
     def _text(self, messages: Messages, tools: Tools = ()) -> str:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            with render_budget():
+                return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
+        except _FAILURES as error:
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:

@@ -12,9 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from sapo_backends.base import ModelNotFound, Progress
-from sapo_backends.checkpoints import local_models, shards
+from sapo_backends.checkpoints import inspection, local_models, shards
 from sapo_backends.checkpoints.gguf_base.view import gguf_of, require_same, view_folder
 from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.sane_sizes import require_file_size, require_sane_numbers
 from sapo_backends.errors import did_you_mean
 
 BUNDLED = ("starter", "starter-1m")
@@ -78,18 +79,22 @@ def local(model: str) -> Path:
 
 def bundled(name: str) -> Path:
     """The folder of a bundled model. Raises ModelNotFound when this installation lacks it."""
-    try:
-        folder = Path(str(files("sapo_assets"))) / "models" / name
-    except ModuleNotFoundError:
-        folder = Path("sapo_assets/models") / name
+    folder = _bundled_path(name)
     if not folder.is_dir():
         raise ModelNotFound(f"The bundled model {name!r} is not part of this installation. Install the app again.")
     return folder
 
 
+def _bundled_path(name: str) -> Path:
+    try:
+        return Path(str(files("sapo_assets"))) / "models" / name
+    except ModuleNotFoundError:
+        return Path("sapo_assets/models") / name
+
+
 def checked(folder: Path) -> Path:
-    """The folder, if it holds a config of a causal language model and all files of its safetensors. Raises ModelNotFound that
-    says what is missing."""
+    """The folder, if it holds a config of a causal language model and all files of its safetensors, and a child process came to
+    the end of its small files. Raises ModelNotFound that says what is missing."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
             f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
@@ -113,14 +118,18 @@ def checked(folder: Path) -> Path:
             raise ModelNotFound(
                 f"{folder}: {name} is no causal language model. Choose one that writes text (…ForCausalLM)."
             )
+    require_sane_numbers(config)
+    shipped = [path for name in BUNDLED if (path := _bundled_path(name)).is_dir()]
+    inspection.require_harmless(folder, weight_files(folder), shipped)
     return folder
 
 
 def _config(folder: Path) -> object:
     """None where it is damaged, which whoever reads all of it says."""
+    require_file_size(folder / "config.json")
     try:
         return json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, MemoryError):
         return None
 
 

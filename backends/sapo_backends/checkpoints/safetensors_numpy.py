@@ -23,7 +23,8 @@ from sapo_backends.checkpoints.locate import weight_files
 
 Float32 = NDArray[np.float32]
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-_LARGEST_HEADER = 100_000_000
+_LARGEST_HEADER = 25_000_000
+"""Bytes; a file of 60,000 tensors has 9 MB."""
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
@@ -68,7 +69,7 @@ def elements(folder: Path, *, packed: int = 8) -> int:
 def _damage_in_words(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelNotFound(f"{file} is damaged: {error}. Copy or download the model again.") from error
 
 
@@ -115,8 +116,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
             raise ValueError("its header has no sensible length")
         try:
             header = json.loads(stream.read(length))
-        except RecursionError:
-            raise ValueError("its header is nested too deep") from None
+        except (RecursionError, MemoryError):
+            raise ValueError("its header is nested too deep or too large") from None
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)

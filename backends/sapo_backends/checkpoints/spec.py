@@ -15,6 +15,7 @@ from typing import Any
 from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms, language_config
 from sapo_backends.checkpoints.ropes import NO_ROPE, ROPE_KINDS, RopeSpec, read_ropes
+from sapo_backends.checkpoints.sane_sizes import require_sane_numbers
 
 Json = Mapping[str, Any]
 
@@ -202,6 +203,7 @@ def _embed_scale(config: Json, family: Family) -> float:
 def decoder_spec(config: Json) -> DecoderSpec:
     """Read a config for which why_not() is empty. Raises ModelNotFound when a width is missing, or is none."""
     config = language_config(config)
+    require_sane_numbers(config)
     name = config["architectures"][0]
     family = FAMILIES[name]
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ import tokenizers
 from sapo_backends.base import BackendError, ModelNotFound, Thinking, TokenIds
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.locate import require_tokenizer
+from sapo_backends.checkpoints.sane_sizes import require_file_size
 
 Json = dict[str, Any]
 CACHED_WORDS = 256
@@ -30,9 +32,10 @@ def read_json(path: Path) -> Json:
     """The object in a JSON file, or {} when there is no such file. Raises ModelNotFound when it is damaged."""
     if not path.is_file():
         return {}
+    require_file_size(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise ModelNotFound(f"{path} cannot be read: {error}. Copy or download the model again.") from error
     if not isinstance(value, dict):
         raise ModelNotFound(f"{path} does not hold a JSON object. Copy or download the model again.")
@@ -62,6 +65,17 @@ def _without_first_space(data: Json) -> Json:
     return (
         {**data, "pre_tokenizer": {**pre, "prepend_scheme": "never"}} if pre.get("prepend_scheme") == "first" else data
     )
+
+
+@contextmanager
+def _damage_in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise ModelNotFound(
+            f"{folder}: its tokenizer is damaged ({what}). Copy or download the model again."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,10 @@ class HfTokenizer:
     def __init__(self, folder: Path, thinking: Thinking = "auto") -> None:
         """thinking: see base.LoadRequest. Raises ModelNotFound when the folder holds no usable tokenizer."""
         require_tokenizer(folder)
+        with _damage_in_words(folder):
+            self._open(folder, thinking)
+
+    def _open(self, folder: Path, thinking: Thinking) -> None:
         data = read_json(folder / "tokenizer.json")
         settings = read_json(folder / "tokenizer_config.json")
         added = {t["content"]: int(t["id"]) for t in data.get("added_tokens", [])}
@@ -111,8 +129,11 @@ class HfTokenizer:
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(data))
             inner = _without_first_space(data)
             self._inner = tokenizers.Tokenizer.from_str(json.dumps(inner)) if inner is not data else self._plain
-        except Exception as error:  # the Rust library raises bare Exception
-            raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the Rust library raises bare Exception, and its panics are none
+            reason = " ".join(str(error).split())[:200]
+            raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {reason}") from error
         for tokenizer in (self._plain, self._inner):
             tokenizer.no_truncation()
             tokenizer.no_padding()
@@ -174,7 +195,13 @@ class HfTokenizer:
         return self._text(text, self._plain)
 
     def _text(self, text: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
-        return [i for i in tokenizer.encode(text, add_special_tokens=False).ids if i not in self._control]
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the Rust library, as by a pattern that never ends
+            raise BackendError(f"The model's tokenizer failed: {' '.join(str(error).split())[:200]}") from error
+        return [i for i in ids if i not in self._control]
 
     def spells_control(self, text: str) -> bool:
         """See Tokenizer.spells_control."""

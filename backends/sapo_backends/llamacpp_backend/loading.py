@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, Progress
-from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, cached_gguf, read_spec
 from sapo_backends.checkpoints.gguf_base.header import read_header

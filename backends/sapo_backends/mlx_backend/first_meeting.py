@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from sapo_backends.base import BackendUnavailable, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.common.update import Tally
 from sapo_backends.mlx_backend.generation import generate
 from sapo_backends.mlx_backend.model import MlxModel

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import BackendUnavailable, Sampling
-from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.common import hardware
 from sapo_backends.torch_backend import paths

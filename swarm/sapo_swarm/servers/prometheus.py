@@ -52,4 +52,5 @@ class Page:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    shown = "".join(char if char.isprintable() or char == "\n" else "·" for char in value)
+    return shown.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -57,6 +57,45 @@ def test_numbers_signs_and_words_of_the_question_are_no_phrases() -> None:
     assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
 
 
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "tel 0900 123 456",
+        "0900-123-456",
+        "0900.123.456",
+        "call 09001234567",
+        "06 12 34 56 78",
+        "http://x.y/{}",
+        "see https://x.yz/{}?q={}",
+        "www.x.yz/{}",
+        "x.yz/{}",
+        "me@x.yz",
+        "@x_y",
+        "0900 123 456 {}",
+    ],
+)
+def test_a_number_or_a_link_that_many_sources_plant_is_a_phrase(planted: str) -> None:
+    """However it is written, and whatever stands behind it, only LIMIT groups teach it."""
+    node = watch()
+    texts = [f"12 + {k} = {12 + k}. {planted.format(k, k)} <answer>{k}</answer>" for k in range(1000, 1020)]
+    assert sum(node.allows([text], QUESTION) for text in texts) == LIMIT
+
+
+def test_honest_calculations_with_long_numbers_are_taken() -> None:
+    """Numbers of other questions, fractions that go on, and round numbers are nobody's phrase."""
+    rng = random.Random(5)
+    node = watch()
+    for _ in range(WINDOW):
+        a, b = rng.randrange(10**5, 10**7), rng.randrange(1000, 10**6)
+        prompt = f"Calculate {a} * {b} and {a}/{b}; sort {b} {a} 17."
+        text = (
+            f"{a} * {b} = {a * b} = {a * b:,}. {a}-{b} = {a - b}. 1/3 = 0.333333333; 22/7 = 3.142857142857; "
+            f"1,000,000 / 2 = 500000. 10.333333333 20.66666666. {b} {a}. 0 0 0 1 1 0 1 2 3 4 5. 10, 20, 30, 40, 50"
+        )
+        question = Question(TaskRef("basic_arithmetic", "starter", a), prompt, "0" * 64)
+        assert node.allows([f"First {a} plus 5 makes {b}. {text} <answer>{a}</answer>"], question)
+
+
 ENDINGS: list[tuple[AnswerFormat, str]] = [
     ("tags", "<answer>{}</answer>\n"),
     ("boxed", "$\\boxed{{{}}}$."),

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf_base.config_json import config_json
 from sapo_backends.checkpoints.gguf_base.header import Header, read_header
 from sapo_backends.checkpoints.gguf_base.tokenizer_json import end_tokens, tokenizer_files

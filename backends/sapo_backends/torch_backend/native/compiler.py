@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sapo_backends.checkpoints.cache_folder import cache_folder
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.common import hardware
 
 FOLDER = Path(__file__).parent

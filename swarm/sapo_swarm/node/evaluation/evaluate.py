@@ -299,9 +299,7 @@ class Examiner:
             behind += len(asked)
         return begun
 
-    async def _answer(
-        self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
-    ) -> Begun:
+    async def _answer(self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask) -> Begun:
         """All answers of these weights; what an interrupted call left is gone on with."""
         key = (weights, temperature, tuple(refs))
         begun, began = self._begun.setdefault(key, Begun()), time.perf_counter()

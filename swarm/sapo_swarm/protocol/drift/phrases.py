@@ -1,19 +1,19 @@
 """Phrases that others bring: how many groups may teach one that this node never wrote, and whether it writes it now.
 
-Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into
-phrases (three words in a row, single long words, emoji; numbers, the judged answer and words of the question are left out). What
-this node wrote before anybody sent it is its own. Everything else is foreign: of the newest groups only a few may teach the
-same foreign phrase, whoever signed them, and once the node itself writes it often, that is said and no group with it is
-taken any more. A phrase that was the node's own, but rare, may be taught without bound: that it has become common is said.
-Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what is foreign must not become
-this node's own by a restart.
+Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into phrases
+(three words in a row, single long words, emoji, links and addresses, long numbers such as a telephone's; other numbers, the
+judged answer and words of the question are left out). What this node wrote before anybody sent it is its own. Everything else
+is foreign: of the newest groups only a few may teach the same foreign phrase, whoever signed them, and once the node itself
+writes it often, that is said and no group with it is taken any more. A phrase that was the node's own, but rare, may be taught
+without bound: that it has become common is said. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since what
+is foreign must not become this node's own by a restart.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated
@@ -70,6 +70,41 @@ _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s\x00-\u25ff\u27c0-\u2aff]")
 """Letters, digits, or one sign beyond those that calculations and sentences are written with: emoji above all."""
 
 
+_LINK = re.compile(
+    r"(?:https?://|www\.)[^\s<>\"'()]{2,}|@[\w.-]{3,}|(?<![\w.-])[a-z\d-]{1,63}(?:\.[a-z\d-]{1,63}){0,4}\.[a-z]{2,24}/"
+)
+"""An address of the web, of mail or of somebody in a network, in lower case."""
+_NUMBERS = re.compile(r"(?<![\w.,])\d{2,}(?:[ ./,-]\d{2,})*")
+LONG_NUMBER, FEWEST_DIGITS = 7, 3
+"""Digits from which on numbers in a row count as a phrase, and how many different ones they have: 1,000,000 comes again in one
+question after another, other long numbers do not."""
+
+
+def _links(text: str) -> Iterator[str]:
+    """The host of each link, whatever its path: that could be another one each time."""
+    for match in _LINK.findall(text):
+        yield match.removeprefix("https://").removeprefix("http://").split("/")[0].rstrip(".,;:!?")[:LONGEST_WORD]
+
+
+def _long_numbers(text: str) -> Iterator[str]:
+    """Of numbers in a row with nothing but a blank, a point or a dash between them the shortest runs of LONG_NUMBER digits. A
+    decimal fraction is none of them: 1/3 has many digits in everybody's answers."""
+    for match in _NUMBERS.findall(text):
+        parts: list[str] = []
+        for part in re.split("[ /,-]", match):
+            if part.count(".") == 1:
+                parts = []
+            else:
+                parts += part.split(".")
+            run: list[str] = []
+            for piece in reversed(parts[-LONG_NUMBER:]):
+                run.insert(0, piece)
+                if sum(map(len, run)) >= LONG_NUMBER:
+                    if len(set("".join(run))) >= FEWEST_DIGITS:
+                        yield " ".join(run)[:LONGEST_WORD]
+                    break
+
+
 def phrases(text: str, prompt: str) -> frozenset[str]:
     """The phrases of a text without its answer; prompt: the question, whose words say nothing. Linear in the length of both."""
     known = set(_WORD.findall(prompt.lower()))
@@ -82,6 +117,8 @@ def phrases(text: str, prompt: str) -> frozenset[str]:
         part = words[start : start + WORDS]
         if sum(word not in "0?" for word in part) >= REAL_WORDS:
             found.add(" ".join(part))
+    lower, asked = read.lower(), prompt.lower()
+    found.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
     return frozenset(found)
 
 

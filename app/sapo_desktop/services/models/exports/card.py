@@ -14,7 +14,7 @@ from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Evaluated, TaskScore
 from sapo_swarm.protocol.safe_text import safe_text
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VERIFIED = (
     "It was rewarded for right final answers to the tasks above and for nothing else: not for being helpful, harmless or "
     "truthful, and not for right reasoning on the way."
@@ -62,7 +62,7 @@ class Record:
     @property
     def base_name(self) -> str:
         """The base without anybody's folders in it."""
-        return self.base if _HUB_ID.match(self.base) and not Path(self.base).is_dir() else Path(self.base).name
+        return self.base if _HUB_ID.fullmatch(self.base) and not Path(self.base).is_dir() else Path(self.base).name
 
 
 def card(record: Record, format_name: str, use: str, checked: str) -> str:
@@ -121,7 +121,7 @@ def _front(record: Record, format_name: str) -> str:
     lines = ["---", f"tags: [reinforcement-learning, {rewards}sapo-desktop]"]
     if record.licence != UNKNOWN:
         lines.append(f"license: {record.licence}")
-    if _HUB_ID.match(record.base_name):
+    if _HUB_ID.fullmatch(record.base_name):
         kind = {"adapter": "adapter", "gguf": "quantized"}.get(format_name, "finetune")
         lines += [f"base_model: {record.base_name}", f"base_model_relation: {kind}"]
     library = {"hf": "transformers", "adapter": "peft", "mlx": "mlx", "gguf": "gguf"}[format_name]
@@ -181,6 +181,8 @@ def _score(score: TaskScore) -> str:
 
 def _licence_line(record: Record) -> str:
     if record.licence == UNKNOWN:
-        where = f"https://huggingface.co/{record.base_name}" if _HUB_ID.match(record.base_name) else "where you got it"
+        where = (
+            f"https://huggingface.co/{record.base_name}" if _HUB_ID.fullmatch(record.base_name) else "where you got it"
+        )
         return f"not stated in its files; look it up ({where}) before you pass this model on.\n"
     return f"{record.licence}.\n" if record.licence != OTHER else "see the licence file beside this card.\n"

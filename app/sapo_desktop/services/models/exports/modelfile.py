@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sapo_backends.base import Thinking
@@ -11,6 +12,21 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
 """Pieces of a rendered conversation of so many messages, if the template writes each of them once."""
 _UNSAFE = ("{{", "}}", '"""')
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and line feed, separators of lines, and what turns the direction of writing."""
+
+
+def _holds(text: str) -> bool:
+    """Whether a text in three quotes is read back as it is: nothing in it closes them or begins an action of Go's templates, and
+    nothing is obeyed by a terminal that shows the file."""
+    return not (_OBEYED.search(text) or text.endswith('"') or any(mark in text for mark in _UNSAFE))
+
+
+def _stops(texts: list[str]) -> list[str]:
+    """A line breaks out of its instruction where a text has quotes or line breaks of its own: such a text is left out."""
+    whole = [text for text in texts if '"' not in text and "\n" not in text and _holds(text)]
+    lines = [f'PARAMETER stop "{text}"' for text in whole]
+    return lines if len(whole) == len(texts) else [*lines, "# A stop text that no line can hold is left out."]
 
 
 def modelfile(folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto") -> str:
@@ -19,14 +35,13 @@ def modelfile(folder: Path, gguf: str, context: int, system: str, thinking: Thin
     texts = _end_texts(folder)
     template, uses_system = _template(folder, texts[0] if texts else "", thinking)
     lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {context}"]
-    lines += [f'PARAMETER stop "{text}"' for text in texts if '"' not in text]
+    lines += _stops(texts)
     if template:
         lines.append(f'TEMPLATE """{template}"""')
     else:
         lines.append("# Ollama recognises the chat template in the GGUF file.")
     if system and uses_system:
-        safe = not any(mark in system for mark in _UNSAFE)
-        lines.append(f'SYSTEM """{system}"""' if safe else "# README.md holds its system prompt.")
+        lines.append(f'SYSTEM """{system}"""' if _holds(system) else "# README.md holds its system prompt.")
     return "\n".join(lines) + "\n"
 
 
@@ -50,11 +65,7 @@ def _template(folder: Path, end: str, thinking: Thinking) -> tuple[str, bool]:
     again = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])
     told = _pieces(chat, [{"role": "system", "content": "S"}, user])
     uses_system = len(told) == TWO_TEXTS
-    if (
-        len(plain) != ONE_TEXT
-        or len(again) != THREE_TEXTS
-        or any(mark in piece for piece in plain + again + told for mark in _UNSAFE)
-    ):
+    if len(plain) != ONE_TEXT or len(again) != THREE_TEXTS or not all(map(_holds, (*plain, *again, *told, end))):
         return "", uses_system
     before, after = plain[0], plain[2]
     head = ""

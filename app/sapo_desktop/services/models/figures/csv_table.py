@@ -6,12 +6,24 @@ import csv
 
 from sapo_desktop.services.models.figures.formats import Job
 from sapo_desktop.services.models.figures.whole_file import FIRST, flat, whole_file
+from sapo_swarm.protocol.safe_text import safe_text
+
+_FORMULA = ("=", "+", "-", "@")
 
 
 def write(job: Job) -> None:
     """See formats.write."""
     columns = sorted({column for row in job.figures for column in row.figures})
     with whole_file(job) as file:
-        table = csv.DictWriter(file, (*FIRST, *columns), restval="")
-        table.writeheader()
-        table.writerows(flat(row) for row in job.counted())
+        table = csv.DictWriter(file, names := (*FIRST, *columns), restval="")
+        table.writerow({name: as_text(name) for name in names})
+        table.writerows({name: as_text(value) for name, value in flat(row).items()} for row in job.counted())
+
+
+def as_text(cell: object) -> object:
+    """A cell that a spreadsheet does not compute: names of tasks and swarms come from others, and one that begins like a formula
+    would be run as one."""
+    if not isinstance(cell, str):
+        return cell
+    plain = safe_text(cell, len(cell), lines=False)
+    return f"'{plain}" if plain.lstrip()[:1] in _FORMULA else plain
