@@ -27,6 +27,7 @@ class FirstRunInfo:
 
     hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
     check: None where no model can be typed. let_in: asks the coordinator of a typed invite; None where nobody does.
+    whole: gives all that may be offered, where looking it up takes longer than a first frame may; None where this is all.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -40,6 +41,7 @@ class FirstRunInfo:
     measure: Measure | None = None
     check: Check | None = None
     let_in: Check | None = None
+    whole: Callable[[], Awaitable[FirstRunInfo]] | None = None
 
 
 @dataclass(frozen=True)

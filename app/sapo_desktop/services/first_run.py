@@ -18,6 +18,28 @@ from sapo_swarm.node.governor.limits import PRESETS
 
 _GLANCE_S = 0.7
 """Seconds of measuring while the questions are read."""
+_TYPED = (OTHER, "type a hub id, such as owner/name, or a folder")
+_TASKS = (
+    ("starter", "nine reasoning tasks, easy settings"),
+    ("paper", "the same nine, as hard as in SAPO's paper"),
+    (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
+)
+
+
+def offer() -> FirstRunInfo:
+    """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
+    import sapo_assets
+
+    models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
+    return FirstRunInfo(
+        hardware=(("auto", "looking at this machine …"),),
+        models=(*(models or (("starter", "bundled"),)), _TYPED),
+        measure=measured,
+        check=wrong_with,
+        let_in=refused,
+        tasks=_TASKS,
+        whole=lambda: asyncio.to_thread(info),
+    )
 
 
 def info() -> FirstRunInfo:
@@ -31,18 +53,14 @@ def info() -> FirstRunInfo:
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     models = tuple((name, "bundled, nothing to download") for name in sapo_assets.models())
-    others = (*_recommended(), (OTHER, "type a hub id, such as owner/name, or a folder"))
+    others = (*_recommended(), _TYPED)
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
         models=(*(models or (("starter", "bundled"),)), *others),
         measure=measured,
         check=wrong_with,
         let_in=refused,
-        tasks=(
-            ("starter", "nine reasoning tasks, easy settings"),
-            ("paper", "the same nine, as hard as in SAPO's paper"),
-            (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
-        ),
+        tasks=_TASKS,
     )
 
 
