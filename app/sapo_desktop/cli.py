@@ -6,9 +6,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from sapo_backends.checkpoints.hub import access
-from sapo_desktop import __version__
 from sapo_desktop.commands.examples import ExamplesFormatter, epilog
 from sapo_desktop.commands.parsing import Parser, no_text, refuse
 from sapo_desktop.errors import code_of
@@ -83,10 +83,20 @@ SAPO here is Swarm sAmpling Policy Optimization (arXiv 2509.08721): nodes share 
 It is not the Soft Adaptive Policy Optimization that other trainers call by the same letters."""
 
 
+class _PrintVersion(argparse.Action):
+    """argparse's own wants the version beforehand, and looking it up takes longer than all else that a verb starts with."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from sapo_desktop import __version__
+
+        print(f"sapo-desktop {__version__}")
+        parser.exit()
+
+
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
     top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--version", action="version", version=f"sapo-desktop {__version__}")
+    top.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     top.add_argument(
         "--linear",
         action="store_true",
@@ -111,6 +121,7 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
 
 def _printed(kind: str) -> str:
     """A file for shells or man, with every verb and flag."""
+    from sapo_desktop import __version__
     from sapo_desktop.services import terminal_files
 
     return terminal_files.man(parser(), __version__) if kind == "man" else terminal_files.completion(parser(), kind)

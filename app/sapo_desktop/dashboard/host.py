@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from textual.app import App
 
@@ -26,6 +27,25 @@ if TYPE_CHECKING:  # a first frame waits for none of these
 T = TypeVar("T")
 Examine = Callable[[], AsyncIterator[Finding]]
 """Findings one by one; raises known(). They are made outside this process: looking at engines is heavy."""
+
+
+def made_when_used(make: Callable[[], T]) -> T:
+    """Stands for what make() gives, and calls it once something of that is asked for: its modules take a while to import, and
+    the first frame waits for none of them."""
+    return cast("T", _MadeWhenUsed(make))
+
+
+class _MadeWhenUsed:
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> object:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what this object has not."""
+        return getattr(self._made, name)
 
 
 class DashboardHost(App[QuitChoice]):

@@ -91,8 +91,11 @@ def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
 
 
 def made(mode: str) -> Screen[None]:
-    """The screen of a mode, imported when it is first opened."""
-    return _owner(mode)()
+    """The screen of a mode, imported when it is first opened. The styles are those of the app already: Textual would take it for
+    older, and parse all of them again."""
+    screen = _owner(mode)()
+    screen._css_update_count = screen.app._css_update_count
+    return screen
 
 
 def _owner(mode: str) -> type[Screen[None]]:

@@ -55,6 +55,7 @@ class FirstRunInfo:
     hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
     check: None where no model can be typed. offers: None where there is no list behind the answer LIST. let_in: asks the
     coordinator of a typed invite; None where nobody does.
+    whole: gives all that may be offered, where looking it up takes longer than a first frame may; None where this is all.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -69,6 +70,7 @@ class FirstRunInfo:
     check: Check | None = None
     offers: Offers | None = None
     let_in: Check | None = None
+    whole: Callable[[], Awaitable[FirstRunInfo]] | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,29 @@ if TYPE_CHECKING:
 TOY = "a toy, bundled: to see how it works"
 _GLANCE_S = 0.7
 """Seconds of measuring while the questions are read."""
+_CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
+_TASKS = (
+    ("starter", "nine reasoning tasks, easy settings"),
+    ("paper", "the same nine, as hard as in SAPO's paper"),
+    (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
+)
+
+
+def offer() -> FirstRunInfo:
+    """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
+    import sapo_assets
+
+    models = tuple((name, TOY) for name in sapo_assets.models())
+    return FirstRunInfo(
+        hardware=(("auto", "looking at this machine …"),),
+        models=(*(models or (("starter", TOY),)), *_CHOSEN),
+        measure=measured,
+        check=wrong_with,
+        offers=offered,
+        let_in=refused,
+        tasks=_TASKS,
+        whole=lambda: asyncio.to_thread(info),
+    )
 
 
 def info() -> FirstRunInfo:
@@ -44,19 +67,14 @@ def info() -> FirstRunInfo:
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     models = tuple((name, TOY) for name in sapo_assets.models())
-    others = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
     return FirstRunInfo(
         hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
-        models=(*(models or (("starter", TOY),)), *others),
+        models=(*(models or (("starter", TOY),)), *_CHOSEN),
         measure=measured,
         check=wrong_with,
         offers=offered,
         let_in=refused,
-        tasks=(
-            ("starter", "nine reasoning tasks, easy settings"),
-            ("paper", "the same nine, as hard as in SAPO's paper"),
-            (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
-        ),
+        tasks=_TASKS,
     )
 
 

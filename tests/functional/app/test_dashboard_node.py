@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.node_process import FAKE, node
+from tests.support.terminal import terminal
 from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
@@ -180,3 +181,39 @@ print(sorted(found & set(sys.modules) | backends))
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+FIRST_FRAME = """
+import os, sys
+from pathlib import Path
+from sapo_desktop.cli import run
+from sapo_desktop.dashboard.app import SapoDashboard
+
+def first_frame(app):
+    Path(sys.argv[1]).write_text(" ".join(sys.modules))
+    app.exit(None)
+
+SapoDashboard._first_frame_is_out = first_frame
+sys.exit(run([]))
+"""
+"""The command without a verb, which writes what is imported at the first frame, and leaves."""
+
+
+async def test_the_first_frame_of_the_command_waits_for_none_of_the_heavy_modules(tmp_path: Path) -> None:
+    """On the way a person takes: the command over a fresh home, with all that the dashboard's keys can have done."""
+    written = tmp_path / "modules.txt"
+    async with terminal(tmp_path / "home", [sys.executable, "-c", FIRST_FRAME, str(written)]) as shown:
+        await asyncio.to_thread(shown.process.wait, 100)
+    modules = set(written.read_text().split())
+    heavy = {"torch", "transformers", "mlx", "llama_cpp", "reasoning_gym", "numpy", "tokenizers", "safetensors"}
+    network = {"aiohttp", "cryptography", "keyring", "email", "http.client"}
+    looking = {
+        "psutil",
+        "importlib.metadata",
+        "sapo_swarm.tasks.own.split",
+        "sapo_backends.registry",
+        "sapo_backends.base",
+    }
+    actions = {f"sapo_desktop.services.{name}" for name in ("models.screen.actions", "machine.doctor", "first_run")}
+    assert not modules & (heavy | network | looking | actions)
+    assert "sapo_desktop.dashboard.screens.dashboard" in modules

@@ -135,6 +135,31 @@ async def test_a_model_of_the_list_that_cannot_be_used_is_refused_before_a_node_
     assert answers == [FirstRunAnswers(mode="silo", model="starter")]
 
 
+async def test_what_takes_long_to_look_up_is_offered_later_and_an_answer_given_meanwhile_stays() -> None:
+    looked_up = asyncio.Event()
+
+    async def whole() -> FirstRunInfo:
+        await looked_up.wait()
+        return FirstRunInfo(hardware=(("auto", "torch here"),), models=(("new", ""), ("a", ""), ("b", "")))
+
+    answers: list[FirstRunAnswers | None] = []
+    info = FirstRunInfo(models=(("a", "small"), ("b", "large")), whole=whole)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=answers.append, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        hardware, model = app.screen.query_one("#hardware", Choice), app.screen.query_one("#model", Choice)
+        model.focus()
+        await pilot.press("right")
+        assert (model.value, hardware.answers[0][1]) == ("b", "the fastest engine that is installed")
+        looked_up.set()
+        while hardware.answers[0][1] != "torch here":
+            await pilot.pause()
+        assert model.value == "b"
+        await pilot.press("left", "left", "enter")
+        await settled(pilot)
+    assert answers == [FirstRunAnswers(model="new")]
+
+
 async def test_the_first_questions_stay_whatever_keys_are_pressed() -> None:
     """The dashboard's own keys, digits for its screens among them, do nothing there; q and Esc leave."""
     app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, start=lambda given: None)

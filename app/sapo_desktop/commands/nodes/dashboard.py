@@ -6,18 +6,24 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import sys
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from sapo_desktop import settings, umask
 from sapo_desktop.errors import AppError, known
 from sapo_desktop.paths import Home, own_command
-from sapo_desktop.services.models.shelf.adopt import adopt
 
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+    from sapo_desktop.services.machine.finding import Finding
+    from sapo_desktop.services.models.screen.actions import HomeModels
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+    from sapo_desktop.services.swarms.actions import HomeActions
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 PATIENCE_S = 1.0
 """A node that takes longer to stop is told of: an empty terminal looks like one that hangs."""
@@ -27,7 +33,10 @@ def main(args: argparse.Namespace) -> int:
     """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    adopt(home)
+    if home.runs.is_dir():  # of a version that had no models yet
+        from sapo_desktop.services.models.shelf.adopt import adopt
+
+        adopt(home)
     chosen = settings.load(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
     if not in_browser and in_lines(args, chosen):
@@ -156,18 +165,16 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
     """How it was left, and the exit code: of a dashboard that crashed Textual tells the reason."""
     from sapo_backends.common import allocator
     from sapo_desktop.dashboard.app import SapoDashboard
-    from sapo_desktop.services.machine.doctor import stream
-    from sapo_desktop.services.models.screen.actions import HomeModels
-    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
-    from sapo_desktop.services.swarms.actions import HomeActions
-    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
+    from sapo_desktop.dashboard.host import made_when_used
 
     allocator.return_freed()
+    gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a tenth of the time to the first frame
     problem: list[Exception] = []
     timers: list[object] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
         """An error ends the dashboard with its sentence."""
+        _collect_again()
         if not timers:
             timers.append(app.set_interval(allocator.RETURN_EVERY_S, tidy))
         try:
@@ -179,7 +186,8 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
     def offer() -> FirstRunInfo:
         from sapo_desktop.services import first_run as questions
 
-        return questions.info()
+        _collect_again()
+        return questions.offer()
 
     app = SapoDashboard(
         _feed(home),
@@ -188,17 +196,55 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         offer,
         glyphs=chosen.ui.glyphs,
         theme=chosen.ui.theme,
-        model_actions=HomeModels(home),
-        swarm_actions=HomeActions(home),
-        settings_actions=HomeSettings(home),
-        task_actions=HomeTasks(home),
-        examine=stream,
+        model_actions=made_when_used(functools.partial(_models, home)),
+        swarm_actions=made_when_used(functools.partial(_swarms, home)),
+        settings_actions=made_when_used(functools.partial(_settings, home)),
+        task_actions=made_when_used(functools.partial(_tasks, home)),
+        examine=_examine,
         cache=home.cache,
     )
     choice = app.run()
     if problem:
         raise problem[0]
     return choice, app.return_code or 0
+
+
+def _collect_again() -> None:
+    """After the first frame. What was imported stays: no collection looks at it again."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+def _models(home: Home) -> HomeModels:
+    from sapo_desktop.services.models.screen.actions import HomeModels
+
+    return HomeModels(home)
+
+
+def _swarms(home: Home) -> HomeActions:
+    from sapo_desktop.services.swarms.actions import HomeActions
+
+    return HomeActions(home)
+
+
+def _settings(home: Home) -> HomeSettings:
+    from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+
+    return HomeSettings(home)
+
+
+def _tasks(home: Home) -> HomeTasks:
+    from sapo_desktop.services.tasks.wizard.actions import HomeTasks
+
+    return HomeTasks(home)
+
+
+async def _examine() -> AsyncIterator[Finding]:
+    from sapo_desktop.services.machine.doctor import stream
+
+    async for finding in stream():
+        yield finding
 
 
 async def stop_node(home: Home) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -96,8 +97,20 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         )
 
     def on_mount(self) -> None:
-        """Fill in what depends on other answers."""
+        """Fill in what depends on other answers, and later what takes a while to look up."""
         self.answers_changed()
+        if self.info.whole is not None:
+            self.run_worker(self._look_up(self.info.whole), group="whole")
+
+    async def _look_up(self, whole: Callable[[], Awaitable[FirstRunInfo]]) -> None:
+        """Offer everything. An answer that was given meanwhile stays."""
+        self.info = await whole()
+        before = self._value("hardware"), self._value("model")
+        answers = {"hardware": self.info.hardware, "model": self.info.models, "tasks": self.info.tasks}
+        for name, offered in answers.items():
+            self.query_one(f"#{name}", Choice).offer(offered)
+        if (self._value("hardware"), self._value("model")) != before:
+            self.answers_changed()
 
     def on_choice_changed(self) -> None:
         """An answer may decide what others there are."""

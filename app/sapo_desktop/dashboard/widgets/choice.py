@@ -40,6 +40,13 @@ class Choice(Widget, can_focus=True):
         """The answer."""
         return self.answers[self.place][0]
 
+    def offer(self, answers: tuple[tuple[str, str], ...]) -> None:
+        """Other answers. One that was chosen stays chosen if it is among them; else the first is."""
+        values = [value for value, _ in answers]
+        self.place = values.index(self.value) if self.place and self.value in values else 0
+        self.answers = answers
+        self.refresh()
+
     def action_turn(self, steps: int) -> None:
         """The next answer, or the one before."""
         self.place = (self.place + steps) % len(self.answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,7 +15,9 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.shelf import base_folder, changes, creating, history, keeping, names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol.invite import Invite
+
+if TYPE_CHECKING:  # cryptography: only a node in a swarm needs it
+    from sapo_swarm.protocol.invite import Invite
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,20 @@ Two rules, named by `split` in task.toml so that a folder keeps the rows that it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # a fifth of a second that the dashboard's first frame and a coordinator do without
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Shingles = NDArray[np.uint32]
 
 LONG = 16
 """Words from which on two texts can be nearly the same: in shorter ones every word may be the question."""
@@ -29,10 +34,6 @@ FEW_ANSWERS = 24
 """Different answers up to which they are classes."""
 HASHES = 8
 _PRIME = (1 << 31) - 1
-_FACTORS: NDArray[np.uint64] = np.random.default_rng(8).integers(1, _PRIME, size=(2, HASHES, 1), dtype=np.uint64)
-
-Shingles = NDArray[np.uint32]
-_NONE: Shingles = np.zeros(0, dtype=np.uint32)
 
 
 def key(prompt: str) -> str:
@@ -53,9 +54,9 @@ def clusters(prompts: Sequence[str]) -> list[int]:
         if first != place:
             found[place] = found[first]
             continue
-        shingles = _shingles(plain)
-        if not len(shingles):
+        if len(plain.split()) < LONG:
             continue
+        shingles = _shingles(plain)
         numbers = _numbers(plain)
         pieces[place] = numbers, shingles
         others = dict.fromkeys(buckets.setdefault(bucket, place) for bucket in _sketch(shingles))
@@ -124,9 +125,9 @@ def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
 
 def _shingles(plain: str) -> Shingles:
     """(S,) hashes of WIDTH words in a row, each once, in order: four bytes each, so that 100,000 texts fit into memory."""
+    import numpy as np
+
     words = plain.split()
-    if len(words) < LONG:
-        return _NONE
     hashed = [
         zlib.crc32(" ".join(words[i : i + WIDTH]).encode("utf-8", "replace")) for i in range(len(words) - WIDTH + 1)
     ]
@@ -135,12 +136,25 @@ def _shingles(plain: str) -> Shingles:
 
 def _sketch(shingles: Shingles) -> list[int]:
     """MinHash: texts that share most of their pieces share some of these (Broder 1997)."""
+    import numpy as np
+
     values = shingles.astype(np.uint64) % _PRIME  # (S,)
-    hashed = (values * _FACTORS[0] + _FACTORS[1]) % _PRIME  # (HASHES, S)
+    factors = _factors()
+    hashed = (values * factors[0] + factors[1]) % _PRIME  # (HASHES, S)
     return [number << 32 | least for number, least in enumerate(hashed.min(axis=1).tolist())]
 
 
+@functools.cache
+def _factors() -> NDArray[np.uint64]:
+    """(2, HASHES, 1) of the hash functions, the same on every machine."""
+    import numpy as np
+
+    return np.random.default_rng(8).integers(1, _PRIME, size=(2, HASHES, 1), dtype=np.uint64)
+
+
 def _alike(one: Shingles, other: Shingles) -> bool:
+    import numpy as np
+
     shared = len(np.intersect1d(one, other, assume_unique=True))
     return shared >= ALIKE * (len(one) + len(other) - shared)
 
