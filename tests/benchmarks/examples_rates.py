@@ -98,12 +98,13 @@ def measure(
     )
     try:
         pupil = Pupil(engine, table, arguments.held_out, arguments.seed)
-        seconds = 0.0
+        seconds = processor_seconds = 0.0
         for count in range(0 if untrained else 1, arguments.passes + 1):
-            logprob, began = None, time.monotonic()
+            logprob, began, spent = None, time.monotonic(), time.process_time()
             if count:
                 logprob = round(pupil.learn(rate, batch), 4)
                 seconds += time.monotonic() - began
+                processor_seconds += time.process_time() - spent
             began = time.monotonic()
             (greedy, example), (sampled, _) = pupil.right(0.0), pupil.right(1.0)
             yield {
@@ -117,6 +118,7 @@ def measure(
                 "held_out": len(pupil.held),
                 "logprob": logprob,
                 "learning_s": round(seconds),
+                "learning_cpu_s": round(processor_seconds),
                 "answering_s": round(time.monotonic() - began),
                 "threads": arguments.threads,
                 "precision": arguments.precision,
@@ -135,7 +137,7 @@ def markdown() -> str:
         key = (line["model"], line["table"], line["rate"], line["batch"], line["precision"], line["seed"])
         table.setdefault(key, {})[line["passes"]] = line
     most = max(count for cells in table.values() for count in cells) if table else 0
-    head = ["model", "table", "rate", "batch", *(f"pass {count}" for count in range(1, most + 1)), "s a pass"]
+    head = ["model", "table", "rate", "batch", *(f"pass {count}" for count in range(1, most + 1)), "processor s a pass"]
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (model, name, rate, batch, _, _), cells in table.items():
         if rate is None:
@@ -144,7 +146,7 @@ def markdown() -> str:
             passes = (cells.get(count) for count in range(1, most + 1))
             shown = [f"{cell['greedy']:.2f} / {cell['sampled']:.2f}" if cell else "" for cell in passes]
             last = cells[max(cells)]
-            shown.append(f"{last['learning_s'] / last['passes']:.0f}")
+            shown.append(f"{last.get('learning_cpu_s', last['learning_s']) / last['passes']:.0f}")
         left = [str(model), str(name), "-" if rate is None else f"{rate:g}", "-" if batch is None else str(batch)]
         text.append("| " + " | ".join((*left, *shown)) + " |")
     return "\n".join(text)

@@ -27,17 +27,20 @@ class VerbFailed(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """What a verb took and printed. peak_gb: the largest resident memory of one of its processes."""
+    """What a verb took and printed. cpu_s: of all its threads, which other work on the machine does not lengthen. peak_gb: the
+    largest resident memory of one of its processes."""
 
     verb: str
     seconds: float
+    cpu_s: float
     peak_gb: float
     output: str
 
     @property
     def line(self) -> dict[str, Any]:
         """The line as it was typed, with its cost."""
-        return {"line": self.verb, "seconds": round(self.seconds, 1), "peak_gb": round(self.peak_gb, 2)}
+        cost = {"seconds": round(self.seconds, 1), "cpu_s": round(self.cpu_s, 1), "peak_gb": round(self.peak_gb, 2)}
+        return {"line": self.verb, **cost}
 
 
 class Person:
@@ -74,7 +77,8 @@ class Person:
         if process.returncode not in ((0, 130, -signal.SIGINT) if stop_after else (0,)):
             tail = errors.read_text("utf-8", "replace")[-2000:] + output.read_text("utf-8", "replace")[-2000:]
             raise VerbFailed(f"{' '.join(words)} ended with {process.returncode}:\n{tail}")
-        return Ran(" ".join(words), seconds, usage.ru_maxrss * 1024 / 1e9, output.read_text("utf-8", "replace"))
+        cpu_s, peak_gb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+        return Ran(" ".join(words), seconds, cpu_s, peak_gb, output.read_text("utf-8", "replace"))
 
     def rounds(self) -> dict[str, Any]:
         """What the newest model's journal says of its training: rounds, updates, tokens, seconds by phase, and the records of
