@@ -71,14 +71,14 @@ def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
 
 
 def absolute(model: str) -> str:
-    """A folder that was typed relative to where the person is now, and a model of another program on this computer, as they
+    """A folder or GGUF file that was typed relative to where the person is now, and a model of another program on this computer, as they
     are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of the name."""
     from sapo_backends.checkpoints import local_models, locate
 
     if local_models.is_named(model):
         return str(local_models.path_of(model))
-    found = locate.folder(model)
-    return model if found is None else str(found.absolute())
+    path = locate.folder(model) or locate.gguf_file(model)
+    return model if path is None else str(path.absolute())
 
 
 def as_kept(model: str) -> str:

@@ -43,14 +43,25 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this names a repository of the hub: no bundled model, no folder here, written owner/name."""
-    return model not in BUNDLED and not os.path.exists(os.path.expanduser(model)) and bool(_HUB_ID.match(model))
+    """Whether this names a repository of the hub: no bundled model, no file or folder here, written owner/name."""
+    return (
+        not model.lower().endswith(".gguf")
+        and model not in BUNDLED
+        and not os.path.exists(os.path.expanduser(model))
+        and bool(_HUB_ID.match(model))
+    )
 
 
 def folder(model: str) -> Path | None:
     """The folder that this names, ~ being a home folder; None where there is none, or it may not be looked at."""
     path = os.path.expanduser(model)
     return Path(path) if model not in BUNDLED and os.path.isdir(path) else None
+
+
+def gguf_file(model: str) -> Path | None:
+    """The GGUF file that this names, whatever its ending; None where there is none."""
+    path = Path(os.path.expanduser(model))
+    return path if model not in BUNDLED and path.is_file() and local_models.is_gguf(path) else None
 
 
 def local(model: str) -> Path:
@@ -65,9 +76,9 @@ def local(model: str) -> Path:
         return checked(here)
     if local_models.is_named(model) or local_models.is_tagged(model):
         return local(str(local_models.path_of(model)))
+    if (file := gguf_file(model)) is not None:
+        return checked(view_folder(file))
     if os.path.isfile(os.path.expanduser(model)):
-        if local_models.is_gguf(Path(os.path.expanduser(model))):
-            return checked(view_folder(Path(model)))
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
     if model.lower().endswith(".gguf"):
         raise ModelNotFound(f"There is no file {model}. Name where it is now.")

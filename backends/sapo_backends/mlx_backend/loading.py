@@ -8,10 +8,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import gemma3_text
-from mlx_lm.utils import load_model
+from mlx_lm.utils import _get_classes, load_model
 
 from sapo_backends.base import BackendError, EngineInfo, LoadRequest, ModelNotFound, Progress
 from sapo_backends.checkpoints.families import language_config, own_name, sees
+from sapo_backends.checkpoints.gguf_base import weights as gguf_weights
+from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
@@ -132,6 +134,8 @@ def _gemma3(config: dict[str, Any]) -> tuple[type[_Gemma3], type[gemma3_text.Mod
 def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
         whole = read_json(folder / "config.json")
+        if (file := gguf_of(folder)) is not None:
+            return _from_gguf(file, spec, whole)
         language, classes = language_config(whole), {}
         if language is not whole:
             classes["get_model_classes"] = _gemma3
@@ -140,6 +144,20 @@ def _network(folder: Path, spec: DecoderSpec) -> Any:
         )
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error
+    return network
+
+
+def _from_gguf(file: Path, spec: DecoderSpec, config: dict[str, Any]) -> Any:
+    """mlx_lm reads safetensors only: the same classes, filled with what the GGUF file holds, a tensor at a time."""
+    settings = {**config, **_explicit(spec)}
+    classes, arguments = _get_classes(settings)
+    network = classes(arguments.from_dict(settings))
+    weights = {name: mx.array(tensor) for name, tensor in gguf_weights.tensors(file)}
+    if hasattr(network, "sanitize"):
+        weights = network.sanitize(weights)
+    network.eval()
+    network.load_weights(list(weights.items()), strict=True)
+    mx.eval(network.parameters())
     return network
 
 

@@ -71,7 +71,7 @@ def listed(home: Home, args: argparse.Namespace) -> int:
 def meant(home: Home, name: str) -> bool:
     """A base, where no model of one's own has that name."""
     mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
-    return not mine and (name in locate.BUNDLED or "/" in name or is_named(name))
+    return not mine and (name in locate.BUNDLED or "/" in name or is_named(name) or locate.gguf_file(name) is not None)
 
 
 def shown(home: Home, args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 ROUNDS = 200
 """A training of so many rounds is what the hours are told for."""
 _BYTES = {"float32": 4, "float": 4}
-Source = Literal["bundled", "folder", "downloaded", "hub", "list"]
+Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,16 @@ def _facts(config: RunConfig, ask: bool) -> Card:
     locate.require_tokenizer(folder)
     size, _ = model_size(folder, request)
     source: Source = (
-        "bundled" if model in locate.BUNDLED else "downloaded" if cache.folder() in folder.parents else "folder"
+        "bundled"
+        if model in locate.BUNDLED
+        else "file"
+        if locate.gguf_file(model)
+        else "downloaded"
+        if cache.folder() in folder.parents
+        else "folder"
     )
-    weight = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    files = locate.weight_files(folder) if source == "file" else [file for file in folder.iterdir() if file.is_file()]
+    weight = sum(file.stat().st_size for file in files)
     stated = licence.name_of(model, folder)
     return replace(
         empty,
