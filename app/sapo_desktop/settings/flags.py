@@ -71,8 +71,9 @@ def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
 
 
 def absolute(model: str) -> str:
-    """A folder or GGUF file that was typed relative to where the person is now, and a model of another program on this computer, as they
-    are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of the name."""
+    """A folder or GGUF file that was typed relative to where the person is now, and a model of another program on this
+    computer, as they are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of
+    the name."""
     from sapo_backends.checkpoints import local_models, locate
 
     if local_models.is_named(model):
