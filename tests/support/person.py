@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.swarm_process import journal
 
 from sapo_backends.common import hardware
-from sapo_swarm.events import Event, RoundFinished
+from sapo_swarm.events import ExamplesRead, RoundFinished, TrialMeasured, encode
 
 
 class VerbFailed(Exception):
@@ -81,8 +81,8 @@ class Person:
         return Ran(" ".join(words), seconds, cpu_s, peak_gb, output.read_text("utf-8", "replace"))
 
     def rounds(self) -> dict[str, Any]:
-        """What the newest model's journal says of its training: rounds, updates, tokens, seconds by phase, and the records of
-        its phase of examples, where it had one."""
+        """What the newest model's journal says of its training: rounds (each an update), those of them that imitated examples,
+        tokens, seconds by phase, and what the trial and the readings of the phase of examples said."""
         events = journal(self.home)
         finished = [event for event in events if isinstance(event, RoundFinished)]
         seconds: dict[str, float] = {}
@@ -90,20 +90,15 @@ class Person:
             seconds[phase] = round(seconds.get(phase, 0.0) + spent, 1)
         return {
             "rounds": sum(event.covers for event in finished),
+            "rounds_of_examples": sum(event.covers for event in finished if event.examples),
             "rounds_with_unequal_groups": sum(event.nonzero_groups > 0 for event in finished),
             "tokens_generated": sum(event.tokens_generated for event in finished),
             "tokens_trained": sum(event.tokens_trained for event in finished),
             "phase_s": seconds,
-            "examples": [record for event in events if (record := examples_record(event))],
+            "examples": [
+                json.loads(encode(event)) for event in events if isinstance(event, TrialMeasured | ExamplesRead)
+            ],
         }
-
-
-def examples_record(event: Event) -> dict[str, Any]:
-    """An event of the supervised phase as plain data, by its kind; {} for any other."""
-    from sapo_swarm.events import encode
-
-    plain: dict[str, Any] = json.loads(encode(event))
-    return plain if "example" in plain["kind"] else {}
 
 
 def held_out_scores(compared: dict[str, Any]) -> dict[str, Any]:
