@@ -38,7 +38,7 @@ LEAST_UNEQUAL = 0.3
 """Share of questions with both right and wrong answers under which practice has too little to hold on to;"""
 LEAST_RIGHT = 0.5
 """and with a table of right answers, share of right answers under which it is imitated first: practice alone fell into the few
-most frequent answers where a model began at a third (docs/decisions/0052-examples-first.md)."""
+most frequent answers where a model began at a third."""
 Show = Callable[[float], None]
 
 
