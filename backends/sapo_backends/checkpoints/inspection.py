@@ -27,7 +27,7 @@ _CHILD = "sapo_backends.checkpoints.inspection_child"
 SWITCH = "--inspect-model"
 """How a frozen app starts the child: it has no interpreter for modules (see sapo_desktop.__main__)."""
 MEMORY_BYTES = 1_900_000_000
-"""Of address space. A tokenizer of 33 MB (Gemma's, 262,144 tokens) takes 1.1 GB of it."""
+"""Of address space. A tokenizer of 33 MB (Gemma's, 262,144 tokens) takes 0.7 GB of it."""
 PROCESSOR_S = 12
 DEADLINE_S = 60.0
 """By the wall's clock: other programs may leave the child a small part of a core."""

@@ -24,7 +24,7 @@ from sapo_backends.checkpoints.locate import weight_files
 Float32 = NDArray[np.float32]
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _LARGEST_HEADER = 25_000_000
-"""Bytes; a file of 60,000 tensors has 9 MB."""
+"""Bytes: room for 100,000 tensors and more."""
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:

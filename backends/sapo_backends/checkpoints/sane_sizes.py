@@ -1,8 +1,8 @@
 """Bounds of what a model's small files may hold, checked before anything is made of them.
 
 A config.json is a few numbers, and every list of layers, every table of a plan and every allocation follows from them: 1e9
-layers took 8 GB before a plan could say that they do not fit. The bounds are several times what the largest published models
-have.
+layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any model that
+a laptop holds.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from jinja2.utils import Namespace
 from sapo_backends.errors import TemplateRefused
 
 MAX_SOURCE = 512 * 1024
-"""Characters of a template; the longest that are published have 20,000."""
+"""Characters of a template."""
 MAX_TEXT = 4_000_000
 """Characters of a text in a render, and of what it writes."""
 MAX_ITEMS = 200_000
@@ -39,7 +39,7 @@ MAX_BITS = 256
 """Of a number that an operator makes."""
 STEPS = 2_000_000
 """Steps of a render: a loop's pass, a call, a filter or an operator, and one more for every CHARS_A_STEP of its result. A
-conversation of 1,000 messages takes about 50,000."""
+conversation of 1,001 messages takes 2,260 in SmolLM2's template."""
 CHARS_A_STEP = 256
 SECONDS = 1.0
 """Of this thread's processor time, looked at every LOOK steps."""
