@@ -165,16 +165,22 @@ class _Trial:
             config, engine.info.parameters
         )  # as many as in a round: it has room for them, and is timed so
         completions: list[list[Completion]] = []
+        judged = []
         sampling = Sampling(config.temperature, 1.0, new)
-        began = time.perf_counter()
+        seconds = 0.0
         for first in range(0, len(asked), at_once):
             part = questions[first : first + at_once]
-            completions += await sampled(self.host, self.scorer, part, sampling, samples, first)
+            began = time.perf_counter()
+            group = await sampled(self.host, self.scorer, part, sampling, samples, first)
+            seconds += time.perf_counter() - began
+            completions += group
+            judged += await verdicts(engine.tokenizer, self.scorer, part, group)
             show(0.8 * len(completions) / len(asked))
-        seconds = time.perf_counter() - began
+            if not any(any(scored.rewards) for scored, *_ in judged):
+                break  # the next questions would say the same, and each costs a large model seconds
+        questions, rows = questions[: len(completions)], rows[: len(completions)]
         best = await self.greedy(questions)
         show(1.0)
-        judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
         rates = [sum(r == 1.0 for r in scored.rewards) / samples for scored, *_ in judged]
         answers = len(rates) * samples
         low, high = wilson(sum(rates), len(rates))

@@ -32,8 +32,8 @@ class Shortcuts:
 
     truth: of the rows' own answers (None where the verifiers have none to compare with). wrong: where the training rows stand
     whose own answer is judged wrong; hanging: those that could not be judged at all, with the reason. constant: the best of
-    the answers tried on every row, and its score. permuted: of another row's answer. echo: of the question given back. chance: of
-    a guess among the options, 0 where there are none.
+    the answers tried on every row, and its score. permuted: of another row's answer where that is another one. echo: of the
+    question given back. chance: of a guess among the options, 0 where there are none.
     """
 
     rows: int
@@ -62,7 +62,7 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
         if found > score:
             best, score = text, found
     right = await _judge(scorer, task, refs, truths) if truths else []
-    turned = await _judge(scorer, task, refs, [*truths[1:], truths[0]]) if len(truths) > 1 else []
+    turned = await _judge(scorer, task, *_permuted(refs, truths))
     echo = await _judge(scorer, task, refs, [task.spec.fill(row) for row in rows])
     wrong, hanging = await _own_answers(task, scorer, places) if truths else ((), ())
     return Shortcuts(
@@ -92,7 +92,7 @@ def sentences(found: Shortcuts) -> list[str]:
     guess = f" (a guess: {100 * found.chance:.1f} %)" if found.chance else ""
     lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows{guess}."]
     if found.permuted is not None:
-        lines.append(f"Answer-permutation check: another row's answer is right on {100 * found.permuted:.1f} %.")
+        lines.append(f"Answer-permutation check: another row's other answer is right on {100 * found.permuted:.1f} %.")
     lines += warnings(found)
     return lines
 
@@ -103,7 +103,7 @@ def warnings(found: Shortcuts) -> list[str]:
     much = max(MUCH, 1.5 * found.chance)
     if found.constant[1] >= much:
         lines.append("Shortcut: so much can be earned without reading the question. Take fewer rows with that answer.")
-    if found.permuted is not None and found.permuted >= much:
+    if found.permuted is not None and found.permuted >= MUCH:
         lines.append("Shortcut: the verifier hardly tells one row's answer from another's. Make it stricter.")
     if found.echo >= 0.1:
         lines.append(f"Shortcut: giving the question back is right on {100 * found.echo:.1f} %.")
@@ -123,6 +123,19 @@ def _has_truth(task: OwnTask) -> bool:
     return not spec.turns and any(
         isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier
     )
+
+
+def _permuted(refs: Sequence[TaskRef], truths: Sequence[str]) -> tuple[list[TaskRef], list[str]]:
+    """Rows, and for each the next row's answer that is another than its own: of five categories one in five is the same by
+    right. None where all are the same."""
+    plain = [" ".join(truth.split()).casefold() for truth in truths]
+    pairs = []
+    for place, own in enumerate(plain):
+        others = (at % len(plain) for at in range(place + 1, place + len(plain)))
+        other = next((at for at in others if plain[at] != own), None)
+        if other is not None:
+            pairs.append((refs[place], truths[other]))
+    return [ref for ref, _ in pairs], [truth for _, truth in pairs]
 
 
 async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
