@@ -36,7 +36,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Everything that decides what a node computes. Two runs with equal configs and seeds do the same work."""
 
     # What learns
-    model: Annotated[str, _doc("starter, starter-1m, a local Hugging Face folder, or a hub id")] = "starter"
+    model: Annotated[str, _doc("starter, starter-1m, a GGUF file, a local Hugging Face folder, or a hub id")] = (
+        "starter"
+    )
     trainer: Annotated[str, _doc("Engine: auto (see sapo-desktop bench), torch, or another installed one")] = "auto"
     method: Annotated[Literal["auto", "full", "lora", "none"], _doc("Train all weights or a LoRA adapter")] = "auto"
     precision: Annotated[str, _doc("auto (the fastest if measured), float32, bfloat16, or 4bit (frozen)")] = "auto"

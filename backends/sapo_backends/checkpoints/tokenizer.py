@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,14 @@ def _text(token: object) -> str | None:
 
 def _ids(value: object) -> list[int]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+
+
+def _embedded(folder: Path) -> int:
+    """Tokens that the model has embeddings for. One beyond stands for a byte that its vocabulary lacks, and is left out."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if isinstance(size, int) and size > 0 else sys.maxsize
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
@@ -140,6 +149,7 @@ class HfTokenizer:
             tokenizer.encode_special_tokens = True
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
+        self._embedded = _embedded(folder)
         self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have holes
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
@@ -201,7 +211,7 @@ class HfTokenizer:
             raise
         except BaseException as error:  # a panic of the Rust library, as by a pattern that never ends
             raise BackendError(f"The model's tokenizer failed: {' '.join(str(error).split())[:200]}") from error
-        return [i for i in ids if i not in self._control]
+        return [i for i in ids if i not in self._control and i < self._embedded]
 
     def spells_control(self, text: str) -> bool:
         """See Tokenizer.spells_control."""

@@ -5,6 +5,7 @@ A family is a row of FAMILIES_READ. What llama.cpp computes and the own decoder 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,12 @@ ReadTensor = Callable[[str], NDArray[np.float32]]
 OTHER_WAY = "Use another file, or the model's Hugging Face folder."
 MOST = {"block_count": 1024, "embedding_length": 1 << 17, "feed_forward_length": 1 << 19, "head_count": 1 << 12}
 """Larger ones are damage."""
-LLAMA3_FACTORS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of every Llama 3.1 and later; a GGUF file holds only what follows from them (rope_freqs.weight)."""
+ORIGINALS = (8192, 4096, 2048, 16384, 32768, 65536, 131072, 1024, 512, 256, 128, 64)
+WAVES = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0))
+"""Contexts, and low and high frequency factors, that models with Llama 3's stretched positions have; the first of each are
+Llama's own. A GGUF file holds only what follows from them (rope_freqs.weight)."""
+LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""Layers of the 27B models, whose attention llama.cpp scales by hidden / heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +160,21 @@ def _llama3_scaling(config: Json, divisors: NDArray[np.float32]) -> Json:
     factor = float(divisors.max())
     if factor <= 1.0:
         return {}
-    scaling = {"rope_type": "llama3", "factor": factor, **LLAMA3_FACTORS}
-    head_dim = int(config["head_dim"])
-    frequencies = 1.0 / config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
-    rotations = LLAMA3_FACTORS["original_max_position_embeddings"] * frequencies / (2 * np.pi)
-    low, high = LLAMA3_FACTORS["low_freq_factor"], LLAMA3_FACTORS["high_freq_factor"]
-    blend = np.clip((rotations - low) / (high - low), 0.0, 1.0)
-    if divisors.shape != frequencies.shape or not np.allclose(
-        1.0 / (blend + (1.0 - blend) / factor), divisors, rtol=1e-3
-    ):
-        raise ModelNotFound(f"It stretches positions in a way that is not known here (rope_freqs.weight). {OTHER_WAY}")
-    return scaling
+    head_dim, theta = int(config["head_dim"]), float(config["rope_theta"])
+    frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2) / head_dim)
+    for original, (low, high) in itertools.product(ORIGINALS, WAVES):
+        rotations = original * frequencies / (2 * np.pi)
+        blend = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+        expected = 1.0 / (blend + (1.0 - blend) / factor)
+        if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": float(str(divisors.max())),
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise ModelNotFound(f"It stretches positions in a way that is not known here (rope_freqs.weight). {OTHER_WAY}")
 
 
 def _family_settings(header: Header, config: Json) -> Json:
@@ -196,7 +205,10 @@ def _gemma_settings(header: Header, config: Json, window: int) -> Json:
     settings: Json = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if header.architecture == "gemma":
         return settings
-    settings |= {"query_pre_attn_scalar": config["head_dim"], "sliding_window": window or 4096}
+    scalar = config["head_dim"]
+    if LARGE_GEMMAS[header.architecture] == config["num_hidden_layers"]:
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    settings |= {"query_pre_attn_scalar": scalar, "sliding_window": window or 4096}
     if header.architecture == "gemma2":
         caps = ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)
         return settings | {key: _real(header, key, usual) for key, usual in caps}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tokenizers
+
 from sapo_backends.checkpoints.gguf_base.header import Header
 from sapo_backends.errors import ModelNotFound
 
@@ -47,6 +49,8 @@ WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"
 """Where a word that is a token stays whole, merged or not (ignore_merges)."""
 
 
+PHI3_TOKENS = frozenset({"<unk>", "<s>", "</s>", "<|endoftext|>"})
+"""What llama.cpp knows a Phi-3 by, whose other control tokens take the white space behind them along."""
 ENDS_TEXT = frozenset(
     {
         "</s>",
@@ -82,6 +86,7 @@ def tokenizer_files(header: Header) -> tuple[Json, Json]:
             f"Its tokenizer is of the kind {name or 'that is not named'!r}; byte-level BPE (gpt2) and SentencePiece (llama) "
             "are read. Choose another file, or the model's Hugging Face folder."
         )
+    eats = "phi-3" in header.text("general.name").lower().replace("phi3", "phi-3") and PHI3_TOKENS.issubset(tokens)
     control = {*end_tokens(header), *(i for i, kind in enumerate(kinds) if kind == CONTROL or tokens[i] in ENDS_TEXT)}
     added = [
         {
@@ -89,7 +94,7 @@ def tokenizer_files(header: Header) -> tuple[Json, Json]:
             "content": tokens[number],
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": eats and kind == CONTROL and tokens[number] not in PHI3_TOKENS - {"</s>"},
             "normalized": False,
             "special": number in control,
         }
@@ -125,6 +130,9 @@ def _byte_level(header: Header, tokens: tuple[str, ...]) -> tuple[Json, Json]:
             f"It splits text in the way called {pre!r}, which is not known here. Use the model's Hugging Face folder."
         )
     places = _places(tokens)
+    # A byte that the vocabulary lacks keeps its neighbours apart, and is left out afterwards, as in llama.cpp.
+    for character in sorted(set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) - places.keys()):
+        places[character] = len(places) + len(tokens)
     merges = []
     for merge in _texts(header, "tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
@@ -208,9 +216,11 @@ def _merges(places: dict[str, int], kinds: Sequence[int], scores: Sequence[float
 
 
 def end_tokens(header: Header) -> list[int]:
-    """Ids that end a completion, the one that the file names first."""
+    """Ids that end a completion, the one that the file names first; with those by which its chat template ends turns."""
+    tokens, template = _texts(header, "tokenizer.ggml.tokens"), header.text("tokenizer.chat_template")
     named = [header.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
-    return [number for number in dict.fromkeys(named) if 0 <= number < header.lengths.get("tokenizer.ggml.tokens", 0)]
+    turns = [i for i, text in enumerate(tokens) if text in ENDS_TEXT and text in template]
+    return [number for number in dict.fromkeys([*named, *turns]) if 0 <= number < len(tokens)]
 
 
 def _settings(header: Header, tokens: tuple[str, ...]) -> Json:
@@ -221,7 +231,8 @@ def _settings(header: Header, tokens: tuple[str, ...]) -> Json:
         if 0 <= number < len(tokens):
             settings[name] = tokens[number]
     opens = header.values.get("tokenizer.ggml.add_bos_token")
-    settings["add_bos_token"] = opens if isinstance(opens, bool) else header.text("tokenizer.ggml.model") == "llama"
+    usual = header.text("tokenizer.ggml.model") == "llama" or header.text("tokenizer.ggml.pre") in WHOLE_WORDS
+    settings["add_bos_token"] = opens if isinstance(opens, bool) else usual
     if template := header.text("tokenizer.chat_template"):
         settings["chat_template"] = template
     return settings

@@ -23,7 +23,7 @@ from sapo_backends.checkpoints.spec import decoder_spec, linears
 from sapo_backends.errors import ModelNotFound
 
 POINTER = "gguf.json"
-FORMAT = 1
+FORMAT = 2
 """Counted up when the same file would be read differently."""
 SAMPLE = 1 << 16
 
@@ -94,6 +94,14 @@ def require_same(folder: Path, file: Path) -> None:
 
 
 def _make(folder: Path, file: Path, header: Header, state: os.stat_result) -> None:
+    if header.text("general.type") not in ("", "model"):
+        raise ModelNotFound(
+            f"It holds no model but {header.text('general.type')!r}. Give the model's own file as the base."
+        )
+    if header.number("split.count", 1) > 1:
+        raise ModelNotFound(
+            "It is one of several parts. Join them with llama-gguf-split --merge, or take a whole file."
+        )
     require_readable(file, header)
     config = config_json(header, lambda name: small_tensor(file, header, name))
     _require_whole(file, config)

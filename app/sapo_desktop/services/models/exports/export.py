@@ -9,7 +9,7 @@ from sapo_backends.base import Progress
 from sapo_backends.common import precisions
 from sapo_desktop.services.models.exports import child, room
 from sapo_desktop.services.models.exports.card import card
-from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, Plan, Source
+from sapo_desktop.services.models.exports.formats import ADAPTER, FORMATS, ExportFailed, Plan, Source
 from sapo_desktop.services.models.exports.job import Answered, Failed, Missing, Read, Write, Written
 from sapo_desktop.services.models.exports.report import LIBRARIES, Agreement, Exported, compare
 from sapo_desktop.services.models.exports.usage import usage
@@ -42,7 +42,9 @@ def export(source: Source, plan: Plan, progress: Progress | None = None) -> Expo
             four_bit=precisions.is_four_bit(config.precision),
         )
         checked = agreement.sentence() if agreement is not None else unchecked
-        (folder / "README.md").write_text(card(record, plan.format, usage(record, plan), checked), encoding="utf-8")
+        (folder / "README.md").write_text(
+            card(record, plan.format, usage(record, plan, written.gguf), checked), encoding="utf-8"
+        )
         size = _settle(folder)
     return Exported(folder=plan.target, size=size, agreement=agreement, unchecked=unchecked)
 
@@ -53,6 +55,11 @@ def _settle(folder: Path) -> int:
     for file in files:
         file.chmod((folder / "README.md").stat().st_mode)
     return sum(file.stat().st_size for file in files)
+
+
+def _library(plan: Plan, written: Written) -> str:
+    """Who reads the export: of an adapter for a GGUF file llama.cpp."""
+    return "llama_cpp" if written.gguf else FORMATS[plan.format].library
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +108,8 @@ class _Making:
 
     def _answers(self, written: Written) -> Answered | Missing:
         """What the library answers. Raises ExportFailed when it does not load the files."""
-        library = FORMATS[self.plan.format].library
-        path = self.folder / self._file if self.plan.format == "gguf" else self.folder
+        library = _library(self.plan, written)
+        path = self.folder / self._file if self.plan.format == "gguf" else Path(written.gguf or self.folder)
         chats = [answer.chat for answer in written.answers]
         job = Read(
             library=library,
@@ -111,6 +118,7 @@ class _Making:
             chats=chats,
             tokens=TOKENS,
             thinking=self.source.config.thinking == "on",
+            adapter=str((self.folder / ADAPTER).absolute()) if written.gguf else "",
         )
         refused = f"{LIBRARIES[library]} does not load what was written, so nothing was kept. "
         try:
@@ -125,7 +133,7 @@ class _Making:
 
     def read_again(self, written: Written) -> tuple[Agreement | None, str]:
         """How far the library agrees, else why that is not known. Raises ExportFailed when it reads another model."""
-        info = FORMATS[self.plan.format]
+        info, library = FORMATS[self.plan.format], _library(self.plan, written)
         if not written.answers and written.gone:
             one = len(written.gone) == 1
             names = f"The task{'' if one else 's'} {', '.join(written.gone)} {'is' if one else 'are'}"
@@ -136,9 +144,9 @@ class _Making:
             return None, f"It was not loaded again: no held-out question is here that {fit}."
         reply = self._answers(written)
         if isinstance(reply, Missing):
-            return None, f"It was not loaded again: {LIBRARIES[info.library]} is not installed here."
+            return None, f"It was not loaded again: {LIBRARIES[library]} is not installed here."
         ours = [(answer.prompt, answer.answer) for answer in written.answers][: len(reply.answers)]
-        found = compare(info.library, reply.version, ours, reply.answers, TOKENS)
+        found = compare(library, reply.version, ours, reply.answers, TOKENS)
         if found.wrong(info.lossless and written.exact):
             raise ExportFailed(
                 f"{found.sentence()} That is another model, so nothing was kept. Please report it; --no-verify writes "

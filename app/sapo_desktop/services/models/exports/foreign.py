@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
+from sapo_backends.checkpoints.chat_template import PLAIN
 from sapo_desktop.services.models.exports.job import Answered, Missing, Read
 
 Chat = list[dict[str, str]]
@@ -19,6 +20,8 @@ NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
 """What a library cannot load a model without."""
 AS_DATA = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
 """No pickle, no network, no code from a folder."""
+CONTEXT = 8192
+"""Tokens of room where an adapter is read on the person's own file, which may be made for many more."""
 SECONDS = 240.0
 """After this the answers so far are what is compared: a large model on a processor takes minutes for twenty."""
 
@@ -119,11 +122,12 @@ def _llama_cpp(job: Read) -> Iterator[Answer]:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     _without_repacking()
-    model = llama_cpp.Llama(job.path, n_ctx=0, verbose=False)
+    model = llama_cpp.Llama(job.path, n_ctx=CONTEXT if job.adapter else 0, verbose=False, lora_path=job.adapter or None)
     vocabulary = llama_cpp.llama_model_get_vocab(model.model)
     first = model.token_bos()
     bos = llama_cpp.llama_vocab_get_text(vocabulary, first).decode() if first >= 0 else ""
-    chat_text = Jinja2ChatFormatter(model.metadata["tokenizer.chat_template"], eos_token="", bos_token=bos)
+    template = model.metadata.get("tokenizer.chat_template") or bos + PLAIN
+    chat_text = Jinja2ChatFormatter(template, eos_token="", bos_token=bos)
     for chat in job.chats:
         text = chat_text(messages=chat, enable_thinking=job.thinking).prompt
         prompt = model.tokenize(text.encode(), add_bos=False, special=True)

@@ -12,6 +12,8 @@ from sapo_swarm.config import RunConfig
 
 Format = Literal["hf", "adapter", "gguf", "mlx"]
 Quant = Literal["f16", "q8_0", "q4_0"]
+ADAPTER = "adapter.gguf"
+"""File of an adapter for a base that is a GGUF file."""
 QUANTS: tuple[Quant, ...] = get_args(Quant)
 
 

@@ -33,6 +33,7 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
 
 class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
     """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter.
+    adapter: a GGUF file of one, put on the GGUF file `path`.
     thinking: what the chat template's switch for reasoning is set to, where it has one."""
 
     library: str
@@ -41,6 +42,7 @@ class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
     chats: list[list[dict[str, str]]]
     tokens: int
     thinking: bool = False
+    adapter: str = ""
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
@@ -54,7 +56,7 @@ class Written(msgspec.Struct, frozen=True, tag="written"):
     """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
     ones in float32, and the answers were computed with them. gone: tasks of the config that are not here any more, or do not
     load. system: the prompt that the model was trained under, "" where there is none. switch: its chat template has one for
-    reasoning."""
+    reasoning. gguf: the file that an adapter was written for as GGUF, "" where it is for a folder."""
 
     method: str
     base: str
@@ -63,6 +65,7 @@ class Written(msgspec.Struct, frozen=True, tag="written"):
     gone: tuple[str, ...] = ()
     system: str = ""
     switch: bool = False
+    gguf: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -8,6 +8,8 @@ from pathlib import Path
 from sapo_backends.base import Thinking
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_desktop.errors import UsageError
+from sapo_swarm.protocol.safe_text import safe_text
 
 ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
 """Pieces of a rendered conversation of so many messages, if the template writes each of them once."""
@@ -29,12 +31,17 @@ def _stops(texts: list[str]) -> list[str]:
     return lines if len(whole) == len(texts) else [*lines, "# A stop text that no line can hold is left out."]
 
 
-def modelfile(folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto") -> str:
-    """folder: the Hugging Face folder behind the file named `gguf`. system: the prompt of its training, "" without one.
-    thinking: as in its training."""
+def modelfile(
+    folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto", adapter: str = ""
+) -> str:
+    """folder: the Hugging Face folder behind the file named `gguf`, which lies beside the Modelfile; its whole path where
+    `adapter` lies there instead. system: the prompt of its training, "" without one.
+    thinking: as in its training. Raises UsageError for a path that holds a line break."""
     texts = _end_texts(folder)
     template, uses_system = _template(folder, texts[0] if texts else "", thinking)
-    lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {context}"]
+    lines = [f"FROM {_one_line(gguf if adapter else f'./{gguf}')}"]
+    lines += [f"ADAPTER {_one_line(f'./{adapter}')}"] if adapter else []
+    lines.append(f"PARAMETER num_ctx {context}")
     lines += _stops(texts)
     if template:
         lines.append(f'TEMPLATE """{template}"""')
@@ -43,6 +50,13 @@ def modelfile(folder: Path, gguf: str, context: int, system: str, thinking: Thin
     if system and uses_system:
         lines.append(f'SYSTEM """{system}"""' if _holds(system) else "# README.md holds its system prompt.")
     return "\n".join(lines) + "\n"
+
+
+def _one_line(path: str) -> str:
+    """A path as the rest of a line."""
+    if "\n" in path or "\t" in path or _OBEYED.search(path):
+        raise UsageError(f"{safe_text(path, 200, lines=False)} holds a line break. Rename it, and export again.")
+    return path
 
 
 def _end_texts(folder: Path) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from sapo_desktop.services.models.exports.card import Record
-from sapo_desktop.services.models.exports.formats import Plan
+from sapo_desktop.services.models.exports.formats import ADAPTER, Plan
 
 _TRANSFORMERS = """\
 ```python
@@ -27,6 +29,12 @@ ollama create {slug} -f Modelfile && ollama run {slug}
 llama-server -m {slug}-{quant}.gguf --jinja{budget}
 ```
 """
+_GGUF_ADAPTER = """\
+```sh
+ollama create {slug} -f Modelfile && ollama run {slug}
+llama-server -m {base} --lora {adapter} --jinja
+```
+"""
 _FOUR_BIT = """
 The adapter belongs to the base in 4 bits (NF4, as QLoRA rounds it), on which it was trained; on the base as it is, its
 answers differ a little.
@@ -38,8 +46,10 @@ mlx_lm.chat --model .
 """
 
 
-def usage(record: Record, plan: Plan) -> str:
-    """The commands or lines of code that load it from within its folder."""
+def usage(record: Record, plan: Plan, gguf: str = "") -> str:
+    """The commands or lines of code that load it from within its folder. gguf: the file that an adapter is for, if it is one."""
+    if gguf:
+        return _GGUF_ADAPTER.format(slug=record.slug, base=shlex.quote(gguf), adapter=ADAPTER)
     on_hub = "/" in record.base_name
     base = record.base_name if on_hub else f"path/to/{record.base_name}"
     where = "" if on_hub else "  # adapter_config.json says where it lay"

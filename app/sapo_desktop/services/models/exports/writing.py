@@ -12,14 +12,18 @@ import msgspec
 from sapo_backends.base import Engine, OutOfMemory, Sampling
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import switches_reasoning
+from sapo_backends.checkpoints.gguf.adapter import write_adapter
 from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, read_spec, require_writable, write_gguf
+from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
+from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
 from sapo_desktop.services.bases import licence
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import request
+from sapo_desktop.services.models.exports.formats import ADAPTER
 from sapo_desktop.services.models.exports.job import Messages, Write, Written
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_swarm.config import RunConfig
@@ -53,7 +57,11 @@ def write(job: Write, report: Report) -> Written:
     folder, system = Path(job.folder), _system(engine, job.config)
     switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
     found = Written(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
-    if job.format == "adapter":
+    own = gguf_of(base)
+    if job.format == "adapter" and own is not None:
+        _write_gguf_adapter(job, engine, own, base, system)
+        found = msgspec.structs.replace(found, exact=False, gguf=str(own))
+    elif job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
@@ -117,6 +125,15 @@ def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> 
     groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
     pairs = zip(asked, groups, strict=True)
     return [Messages(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
+
+
+def _write_gguf_adapter(job: Write, engine: Engine, own: Path, base: Path, system: str) -> None:
+    """The adapter for the person's own GGUF file, and a Modelfile that puts it there."""
+    spec, folder = decoder_spec(read_json(base / "config.json")), Path(job.folder)
+    write_adapter(spec, engine.adapter(), request(job.config).lora_alpha, folder / ADAPTER)
+    context = min(context_length(spec), LARGEST_CONTEXT)
+    text = modelfile(base, str(own), context, system, job.config.thinking, adapter=ADAPTER)
+    (folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
 def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None:
