@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from tests.functional.app.test_models_by_keys import ENTER, Keys
 from tests.functional.app.test_own_task import messy
 from tests.support.node_process import CALM
+from tests.support.own_tasks import library_in
 from tests.support.terminal import terminal
 from textual import events
 from textual.pilot import Pilot
