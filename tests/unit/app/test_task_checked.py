@@ -35,7 +35,7 @@ async def test_eval_and_tasks_check_let_an_answer_be_as_long_as_training_does(tm
     with library_in(tmp_path):
         task = library.find("short")
         refs = held_out_items(("short",), "", 20)
-        found = await comparing.measure((chosen, chosen), refs, 1.0, 1, lambda *_: None)
+        (found,) = await comparing.measure((chosen, chosen), refs, (1.0,), 1, lambda *_: None)
         async with Scorer() as scorer:
             expected = await expectation.measure(task, config, scorer)
     assert all(all(item.truncated) for item in found.after)

@@ -32,8 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--after", default="latest", help="latest, base or a round number (default: latest)")
     items = f"held-out questions a task (default: 100); training leaves out the first {LEFT_OUT}"
     parser.add_argument("--items", type=int, default=100, help=items)
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
-    parser.add_argument("--samples", type=int, default=1, help="completions a question, for pass@k (default: 1)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=None,
+        metavar="T",
+        help="only at this one; 0 is greedy (default: both 1, as in training, and 0, as a chat answers)",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1, help="completions a question, for pass@k; at 0 always one (default: 1)"
+    )
     parser.add_argument("--preset", default="", help="difficulty (default: the model's)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument(
@@ -45,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     if not 1 <= args.items <= 10_000 or not 1 <= args.samples <= 64:
         raise UsageError("--items is 1 to 10000 and --samples 1 to 64.")
-    if not 0 <= args.temperature <= 4:
+    if args.temperature is not None and not 0 <= args.temperature <= 4:
         raise UsageError("--temperature is a number from 0 to 4.")
     if args.temperature == 0 and args.samples > 1:
         raise UsageError("At temperature 0 all samples are equal: leave out --samples.")
@@ -63,20 +71,24 @@ def main(args: argparse.Namespace) -> int:
             f"{LEFT_OUT}, in the model's difficulty.",
             file=sys.stderr,
         )
+    temperatures = comparing.BOTH if args.temperature is None else (args.temperature,)
     began = time.perf_counter()
     judge = judging.judge_of(home, [chosen.config for chosen in both])
     try:
-        found = asyncio.run(comparing.measure(both, refs, args.temperature, args.samples, progress, judge))
+        results = asyncio.run(comparing.measure(both, refs, temperatures, args.samples, progress, judge))
     except JudgeAway as error:
         raise AppError(str(error)) from error
     if not args.json:
         print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
-        print(f"{len(refs)} held-out questions, temperature {args.temperature:g}, samples of each: {args.samples}\n")
-        print("\n".join(comparing.table(found, _heads(args, both))))
+        print(f"{len(refs)} held-out questions")
+        for result in results:
+            samples = f", {result.samples} samples of each" if result.samples > 1 else ""
+            print(f"\n{comparing.heading(result.temperature)}{samples}")
+            print("\n".join(comparing.table(result, _heads(args, both))))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
         more = {"maybe_trained_on": beyond, "folder": folder, "seconds": time.perf_counter() - began}
-        print(json_line({**comparing.as_json(found), **more}))
+        print(json_line({**comparing.as_json(results, _names(both)), **more}))
     return 0
 
 
@@ -98,6 +110,11 @@ def _stale(home: Home, both: tuple[Chosen, Chosen]) -> dict[str, None]:
         for model in models
         for text in changes.stale_tasks(model.record, history.story(model.folder).sessions)
     }
+
+
+def _names(both: tuple[Chosen, Chosen]) -> tuple[str, str]:
+    """The two sides in the JSON object."""
+    return ("base", "trained") if both[0].checkpoint is None else ("first", "second")
 
 
 def _heads(args: argparse.Namespace, both: tuple[Chosen, Chosen]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Two sets of weights on the same held-out questions: answers, a paired test, one table."""
+"""Two sets of weights on the same held-out questions: answers, sampled and greedy, a paired test of each, one table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ import msgspec
 from sapo_backends.base import Sampling
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.checkpoints import Chosen
-from sapo_swarm.evaluation import Comparison, Interval, ItemResult, compare, held_out_items, mean_pass_at_k, task_scores
+from sapo_swarm.evaluation import (
+    Comparison,
+    Interval,
+    ItemResult,
+    compare,
+    held_out_items,
+    mean_pass_at_k,
+    task_scores,
+    wilson,
+)
 from sapo_swarm.scoring.rubric.judge import Judge
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
 
+BOTH = (1.0, 0.0)
+"""Temperatures unless one is chosen: as in training, and greedily, which is what a chat gives."""
 OnProgress = Callable[[float, str], None]
 """(label of the weights, fraction done)."""
 
@@ -56,35 +67,43 @@ def maybe_trained_on(both: Sequence[Chosen], refs: Sequence[TaskRef]) -> int:
 async def measure(
     both: tuple[Chosen, Chosen],
     refs: Sequence[TaskRef],
-    temperature: float,
+    temperatures: Sequence[float],
     samples: int,
     on_progress: OnProgress,
     judge: Judge | None = None,
-) -> Compared:
-    """One after the other, so that only one of them is in memory. judge: where the tasks are judged ones.
+) -> list[Compared]:
+    """A comparison a temperature, in this order. One model after the other, so that only one of them is in memory. samples: of
+    each question; at temperature 0 one, as all would be equal. judge: where the tasks are judged ones.
 
     Raises BackendError, CheckpointCorrupt, JudgeAway.
     """
     longest = max(chosen.config.max_new_tokens for chosen in both)
-    sampling = Sampling(temperature, 1.0, longest)
+    samplings = [Sampling(temperature, 1.0, longest) for temperature in temperatures]
 
     def limit(task: str) -> int:
         return max(new_tokens(chosen.config, task) for chosen in both)
 
-    before, after = [await _answers(chosen, refs, sampling, samples, limit, on_progress, judge) for chosen in both]
+    first, second = [await _answers(chosen, refs, samplings, samples, limit, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
-    return Compared(labels, before, after, compare(before, after), temperature, samples)
+    return [
+        Compared(labels, before, after, compare(before, after), temperature, _samples(temperature, samples))
+        for temperature, before, after in zip(temperatures, first, second, strict=True)
+    ]
+
+
+def _samples(temperature: float, samples: int) -> int:
+    return samples if temperature else 1
 
 
 async def _answers(
     chosen: Chosen,
     refs: Sequence[TaskRef],
-    sampling: Sampling,
+    samplings: Sequence[Sampling],
     samples: int,
     limit: Callable[[str], int],
     on_progress: OnProgress,
     judge: Judge | None,
-) -> list[ItemResult]:
+) -> list[list[ItemResult]]:
     from sapo_swarm.node.engine_thread import EngineHost
     from sapo_swarm.node.evaluation.evaluate import answer
     from sapo_swarm.scoring.scorer import Scorer
@@ -96,10 +115,16 @@ async def _answers(
         async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
             scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
 
-            def told(fraction: float) -> None:
-                on_progress(fraction, chosen.label)
+            asked = [_samples(sampling.temperature, samples) for sampling in samplings]
+            results: list[list[ItemResult]] = []
+            for place, (sampling, count) in enumerate(zip(samplings, asked, strict=True)):
+                start, share = sum(asked[:place]) / sum(asked), count / sum(asked)
 
-            return await answer(host, scorer, refs, sampling, samples, told, limit)
+                def show(fraction: float, start: float = start, share: float = share) -> None:
+                    on_progress(start + share * fraction, chosen.label)
+
+                results.append(await answer(host, scorer, refs, sampling, count, show, limit))
+            return results
     finally:
         await host.close()
 
@@ -146,8 +171,45 @@ def _change(interval: Interval) -> str:
     return f"{100 * interval.value:+6.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f}){mark}"
 
 
-def as_json(found: Compared) -> dict[str, Any]:
-    """Everything of it, for a program."""
+def heading(temperature: float) -> str:
+    """What a temperature means, above its table."""
+    words = {1.0: "Sampled, as in training", 0.0: "Greedy, as a chat answers"}
+    return f"{words.get(temperature, 'Sampled')} (temperature {temperature:g})"
+
+
+def as_json(results: Sequence[Compared], names: tuple[str, str]) -> dict[str, Any]:
+    """Everything of the comparisons, for a program: names and "difference" with a part a temperature ("t0", "t1"), and all of
+    the first one."""
+    parts: dict[str, dict[str, Any]] = {names[0]: {}, names[1]: {}, "difference": {}}
+    for result in results:
+        key = f"t{result.temperature:g}"
+        for name, answers in zip(names, (result.before, result.after), strict=True):
+            parts[name][key] = _rates(answers)
+        comparison = result.comparison
+        parts["difference"][key] = {
+            **_interval(comparison.delta),
+            "p_value": comparison.p_value,
+            "tasks": {task: _interval(interval) for task, interval in comparison.tasks.items()},
+        }
+    return {**_first(results[0]), **parts}
+
+
+def _rates(answers: list[ItemResult]) -> dict[str, Any]:
+    """pass@1 of all and of each task, with 95 % intervals."""
+    low, high = wilson(sum(item.rate for item in answers), len(answers))
+    tasks = {
+        score.task: {"pass_at_1": score.pass_at_1, "low": score.low, "high": score.high, "items": score.items}
+        for score in task_scores(answers)
+    }
+    rate = mean_pass_at_k(answers, 1)
+    return {"pass_at_1": rate, "low": low, "high": high, "items": len(answers), "tasks": tasks}
+
+
+def _interval(interval: Interval) -> dict[str, Any]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high, "measurable": interval.excludes_zero}
+
+
+def _first(found: Compared) -> dict[str, Any]:
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= found.samples]
     return {
         "before": found.labels[0],
