@@ -41,7 +41,9 @@ def test_both_temperatures_are_measured_with_intervals_for_all_and_for_each_task
         for temperature in ("t0", "t1"):
             rate = told[side][temperature]
             assert rate["low"] <= rate["pass_at_1"] <= rate["high"]
-            assert rate["tasks"]["basic_arithmetic"] == {key: rate[key] for key in ("pass_at_1", "low", "high", "items")}
+            assert rate["tasks"]["basic_arithmetic"] == {
+                key: rate[key] for key in ("pass_at_1", "low", "high", "items")
+            }
     for temperature in ("t0", "t1"):
         gain = told["trained"][temperature]["pass_at_1"] - told["base"][temperature]["pass_at_1"]
         difference = told["difference"][temperature]

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -79,17 +80,23 @@ def main(args: argparse.Namespace) -> int:
     except JudgeAway as error:
         raise AppError(str(error)) from error
     if not args.json:
-        print(f"Before: {both[0].label}\nAfter:  {both[1].label}")
-        print(f"{len(refs)} held-out questions")
-        for result in results:
-            samples = f", {result.samples} samples of each" if result.samples > 1 else ""
-            print(f"\n{comparing.heading(result.temperature)}{samples}")
-            print("\n".join(comparing.table(result, _heads(args, both))))
+        _print_tables(args, both, results, len(refs))
     if args.json or args.table:
         folder = str(both[1].checkpoint.parent.parent) if both[1].checkpoint else ""
         more = {"maybe_trained_on": beyond, "folder": folder, "seconds": time.perf_counter() - began}
         print(json_line({**comparing.as_json(results, _names(both)), **more}))
     return 0
+
+
+def _print_tables(
+    args: argparse.Namespace, both: tuple[Chosen, Chosen], results: Sequence[comparing.Compared], questions: int
+) -> None:
+    """One table a temperature."""
+    print(f"Before: {both[0].label}\nAfter:  {both[1].label}\n{questions} held-out questions")
+    for result in results:
+        samples = f", {result.samples} samples of each" if result.samples > 1 else ""
+        print(f"\n{comparing.heading(result.temperature)}{samples}")
+        print("\n".join(comparing.table(result, _heads(args, both))))
 
 
 def _both(home: Home, args: argparse.Namespace) -> tuple[Chosen, Chosen]:
