@@ -9,7 +9,7 @@ app's own defaults:
     tasks new FILE.csv --name t --model M.gguf
     new m --base M.gguf --tasks t
     node m --silo --rounds 10
-    eval m --json                        # and once more with --temperature 0 where it measures at one temperature
+    eval m --json
 
 Arms: --examples off|only; --half trains on half of the training rows with the same held-out rows; --seconds N asks the node to
 stop after so long, so that two arms have had the same time. A JSON line for each pair goes to docs/benchmarks/real-tasks.jsonl.
@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 from real_models import MODELS, path_of  # noqa: E402
 from tests.benchmarks.examples_rates import split  # noqa: E402
 from tests.benchmarks.own_tables import ROWS, TABLES, rows, write_table  # noqa: E402
-from tests.support.person import Person, VerbFailed, held_out_scores, processor  # noqa: E402
+from tests.support.person import Person, VerbFailed, processor, scores_by_temperature  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "real-tasks.jsonl"
 
@@ -71,9 +71,8 @@ def measure(model: str, table: str, folder: Path, arguments: argparse.Namespace)
         person.types("new", "m", "--base", base, "--tasks", "t", *options),
         person.types("node", "m", "--silo", "--rounds", str(arguments.rounds), stop_after=arguments.seconds),
         person.types("eval", "m", "--json"),
-        person.types("eval", "m", "--json", "--temperature", "0"),
     ]
-    scores = {f"{found['temperature']:g}": held_out_scores(found) for found in (json.loads(r.output) for r in ran[3:])}
+    scores = scores_by_temperature(json.loads(ran[3].output))
     return {
         "model": Path(model).name,
         "table": table,

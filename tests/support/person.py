@@ -116,6 +116,25 @@ def held_out_scores(compared: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def scores_by_temperature(compared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Base and trained pass@1 with their 95 % intervals by task, and the paired difference, at each temperature that
+    `eval --json` measured: "0", "1"."""
+
+    def scores(side: str, key: str) -> dict[str, list[float]]:
+        tasks = compared[side][key]["tasks"].items()
+        return {task: [round(score[part], 4) for part in ("pass_at_1", "low", "high")] for task, score in tasks}
+
+    return {
+        key.removeprefix("t"): {
+            "items": compared["trained"][key]["items"],
+            "base": scores("base", key),
+            "trained": scores("trained", key),
+            "delta": compared["difference"][key],
+        }
+        for key in sorted(compared["trained"])
+    }
+
+
 def processor() -> str:
     """The kind of processor that a figure is of: its name, its cores, its best unit for bfloat16."""
     names = [platform.processor()]
