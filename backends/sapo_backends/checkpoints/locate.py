@@ -107,6 +107,10 @@ def checked(folder: Path) -> Path:
     """The folder, if it holds a config of a causal language model and all files of its safetensors, and a child process came to
     the end of its small files. Raises ModelNotFound that says what is missing."""
     if not (folder / "config.json").is_file():
+        if files := sorted(folder.glob("*.gguf")):
+            raise ModelNotFound(
+                f"{folder} holds GGUF files and no Hugging Face model. Give the file itself: {files[0]}"
+            )
         raise ModelNotFound(
             f"{folder} has no config.json, so it is not a Hugging Face model folder. {WANTED} "
             "An adapter alone cannot be trained."

@@ -142,10 +142,10 @@ async def test_shortcuts_are_seen_before_a_model_finds_them(tmp_path: Path) -> N
         async with Scorer() as scorer:
             found = await measure(library.find("easy"), scorer, [f"row {n}" for n in range(80)])
     assert found.constant == ("yes", 0.75)
-    assert found.permuted == 0.5
+    assert found.permuted == 0.0  # another answer than the row's own is wrong, however often 'yes' is right
     assert found.truth == 1.0
     assert (found.echo, found.wrong) == (0.0, ())
-    assert len(warnings(found)) == 2
+    assert len(warnings(found)) == 1
 
 
 async def test_an_honest_task_has_no_shortcut_and_a_row_that_contradicts_its_verifier_is_named(tmp_path: Path) -> None:

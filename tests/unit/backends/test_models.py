@@ -41,16 +41,16 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_folder_of_a_causal_language_model_is_told_what_to_give(tmp_path: Path) -> None:
-    """A GGUF file, a folder with nothing but one, and a model that fills in masks."""
+    """A cut GGUF file, a folder with nothing but one, and a model that fills in masks."""
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(
-        ModelNotFound, match=r"is a GGUF file; GGUF cannot be trained\. Give the folder with config\.json"
-    ):
+    with pytest.raises(ModelNotFound, match=r"is no whole GGUF file: its header is cut off\. Download it again"):
         locate.local(str(tmp_path / "x.gguf"))
     (tmp_path / "notes.txt").write_text("GG")
     with pytest.raises(ModelNotFound, match=r"notes\.txt is a file and no model"):
         locate.local(str(tmp_path / "notes.txt"))
-    with pytest.raises(ModelNotFound, match="GGUF files and adapters alone cannot be trained"):
+    with pytest.raises(
+        ModelNotFound, match=r"holds GGUF files and no Hugging Face model\. Give the file itself: .*x\.gguf"
+    ):
         locate.local(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}', encoding="utf-8")

@@ -103,7 +103,7 @@ def warnings(found: Shortcuts) -> list[str]:
     much = max(MUCH, 1.5 * found.chance)
     if found.constant[1] >= much:
         lines.append("Shortcut: so much can be earned without reading the question. Take fewer rows with that answer.")
-    if found.permuted is not None and found.permuted >= MUCH:
+    if found.permuted is not None and found.permuted >= much:
         lines.append("Shortcut: the verifier hardly tells one row's answer from another's. Make it stricter.")
     if found.echo >= 0.1:
         lines.append(f"Shortcut: giving the question back is right on {100 * found.echo:.1f} %.")

@@ -100,7 +100,7 @@ def _make(folder: Path, file: Path, header: Header, state: os.stat_result) -> No
         )
     if header.number("split.count", 1) > 1:
         raise ModelNotFound(
-            "It is one of several parts. Join them with llama-gguf-split --merge, or take a whole file."
+            "It is one of several parts. Join them (llama.cpp's llama-gguf-split does), or take a whole file."
         )
     require_readable(file, header)
     config = config_json(header, lambda name: small_tensor(file, header, name))

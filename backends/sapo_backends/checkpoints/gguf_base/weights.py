@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,6 +69,8 @@ def require_readable(path: Path, header: Header) -> None:
         raise ModelNotFound(
             f"{path} is cut off: it has {header.size:,} bytes and its tensors need more. Download it again."
         )
+    import gguf  # here and below: a machine that reads no such file does without the package
+
     for tensor in header.tensors:
         name, block, _ = TENSOR_TYPES.get(tensor.type, ("", 1, 0))
         if not name or (name not in _PLAIN and tensor.type not in gguf.quants._type_traits):
@@ -96,6 +97,8 @@ def read_rows(data: Any, header: Header, tensor: TensorEntry, begin: int, end: i
     raw = np.asarray(data[start + begin * width : start + end * width]).reshape(end - begin, width)
     if name in _PLAIN:
         return np.frombuffer(raw.tobytes(), np.dtype(_PLAIN[name])).astype(np.float32).reshape(end - begin, -1)
+    import gguf
+
     dequantised: Float32 = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type))
     return dequantised
 
