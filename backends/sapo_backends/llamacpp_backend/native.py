@@ -52,6 +52,17 @@ def complaint() -> str:
     return text
 
 
+def quantise(source: Path, target: Path, file_type: int) -> None:
+    """Write a GGUF file of 16 or 32 bits with the types of a llama_ftype, such as 15 for Q4_K_M. Raises BackendError."""
+    start()
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = file_type
+    if llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
+        raise BackendError(
+            f"llama.cpp cannot write {target.name} in that quantisation: {complaint()}. Use --quant q8_0."
+        )
+
+
 class Model:
     """Weights of one GGUF file."""
 

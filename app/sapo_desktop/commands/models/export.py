@@ -6,8 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from sapo_backends.checkpoints import local_models
 from sapo_backends.errors import size_text
 from sapo_desktop import umask
+from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.streams import progress
 
@@ -19,12 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     formats = "; ".join(f"{name}: {info.what}" for name, info in FORMATS.items())
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
     parser.add_argument("--format", choices=list(FORMATS), default="hf", help=f"{formats} (default: hf)")
-    parser.add_argument("--quant", choices=QUANTS, default="f16", help="bits of a GGUF file (default: f16)")
+    parser.add_argument(
+        "--quant", choices=QUANTS, default="f16", help="bits of a GGUF file; same: as the GGUF base (default: f16)"
+    )
     parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the model's folder)")
     parser.add_argument(
+        "--to-lmstudio", action="store_true", help="as a GGUF file into LM Studio's folder, where it lists the model"
+    )
+    parser.add_argument(
         "--no-verify", action="store_true", help="do not load the result again with the library that it is for"
     )
+
+
+def lm_studio_target(named: Path | None, slug: str) -> Path:
+    """PUBLISHER/MODEL in LM Studio's folder of models. Raises UsageError where it has none, or a folder was named too."""
+    if named:
+        raise UsageError("--to and --to-lmstudio both say where to: leave one out.")
+    folder = next((folder for folder in local_models.lm_studio_folders() if folder.is_dir()), None)
+    if folder is None:
+        raise UsageError("LM Studio has no folder of models here. Start it once, or name a folder: --to FOLDER")
+    return folder / "sapo-desktop" / slug
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,6 +62,8 @@ def main(args: argparse.Namespace) -> int:
     source = Source(
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
     )
+    if args.to_lmstudio:
+        args.format, args.to = "gguf", lm_studio_target(args.to, source.record.slug)
     label = Plan(args.format, Path(), args.quant).label
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:

@@ -76,8 +76,8 @@ class BaseTrial:
         return [scored for scored, *_ in verdict]
 
     async def _ask(self, context: RoundContext, show: Show) -> list[Scored]:
-        """The verdicts on the groups. Where so far no answer had the form that is asked for, no more questions are asked: the
-        next ones would say the same, and each costs seconds."""
+        """The verdicts on the groups. Where so far no answer was right, no more questions are asked: the next ones would say
+        the same, and each costs seconds."""
         config, asked = context.config, self.questions or []
         scored: list[Scored] = await self._scored(context, self.answers)
         while len(self.answers) < len(asked):
@@ -85,7 +85,7 @@ class BaseTrial:
             part = asked[len(self.answers) : len(self.answers) + CHUNK]
             self.answers += await self._sampled(context, part, config.temperature, config.group_size)
             scored = await self._scored(context, self.answers)
-            if not any(any(verdict.well_formed) for verdict in scored):
+            if not any(any(verdict.rewards) for verdict in scored):
                 asked = self.questions = asked[: len(self.answers)]
         show(0.8)
         if len(self.greedy) < len(asked):

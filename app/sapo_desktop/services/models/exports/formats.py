@@ -11,10 +11,11 @@ from sapo_desktop.services.models.exports.card import Record
 from sapo_swarm.config import RunConfig
 
 Format = Literal["hf", "adapter", "gguf", "mlx"]
-Quant = Literal["f16", "q8_0", "q4_0"]
+Quant = Literal["f16", "q8_0", "q4_0", "same"]
 ADAPTER = "adapter.gguf"
 """File of an adapter for a base that is a GGUF file."""
 QUANTS: tuple[Quant, ...] = get_args(Quant)
+"""same: the types of the GGUF file that the model was made from."""
 
 
 @dataclass(frozen=True, slots=True)

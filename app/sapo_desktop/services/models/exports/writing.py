@@ -15,11 +15,14 @@ from sapo_backends.checkpoints.chat_template import switches_reasoning
 from sapo_backends.checkpoints.gguf.adapter import write_adapter
 from sapo_backends.checkpoints.gguf.forms import context_length
 from sapo_backends.checkpoints.gguf.writer import Kind, read_spec, require_writable, write_gguf
+from sapo_backends.checkpoints.gguf_base.header import read_header
 from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.peft_folder import write_adapter_folder
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import precisions
+from sapo_backends.llamacpp_backend import LlamaCppBackend
+from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases import licence
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import request
@@ -45,8 +48,11 @@ MERGED = "merged"
 def write(job: Write, report: Report) -> Written:
     """Fill job.folder. Raises BackendError, AppError, OSError."""
     base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
+    own = gguf_of(base)
     if job.format == "gguf":
         require_writable(base)
+        if job.quant == "same":
+            require_quantised_base(own)
     gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.loads(name))
     here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
     chats = asyncio.run(held_out_chats(here, job.questions))
@@ -57,7 +63,6 @@ def write(job: Write, report: Report) -> Written:
     folder, system = Path(job.folder), _system(engine, job.config)
     switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
     found = Written(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
-    own = gguf_of(base)
     if job.format == "adapter" and own is not None:
         _write_gguf_adapter(job, engine, own, base, system)
         found = msgspec.structs.replace(found, exact=False, gguf=str(own))
@@ -65,7 +70,7 @@ def write(job: Write, report: Report) -> Written:
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
-        _write_gguf(job, engine, system, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
+        _write_gguf(job, engine, system, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
     else:
         engine.export(folder)
     engine.close()
@@ -136,14 +141,35 @@ def _write_gguf_adapter(job: Write, engine: Engine, own: Path, base: Path, syste
     (folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
-def _write_gguf(job: Write, engine: Engine, system: str, report: Report) -> None:
+def require_quantised_base(own: Path | None) -> None:
+    """Raise UsageError where the model was not made from a GGUF file, BackendUnavailable without llama.cpp."""
+    if own is None:
+        raise UsageError("--quant same is for a model that was made from a GGUF file. Use --quant q8_0.")
+    LlamaCppBackend.check()
+
+
+def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
+    """A file of 16 bits in the types of the base's: by llama.cpp's own quantiser. Raises BackendError."""
+    assert base is not None
+    from sapo_backends.llamacpp_backend.native import quantise
+
+    quantise(whole, target, read_header(base).number("general.file_type"))
+
+
+def _write_gguf(job: Write, engine: Engine, system: str, own: Path | None, report: Report) -> None:
     folder = Path(job.folder)
     merged = folder / MERGED
     merged.mkdir()
     engine.export(merged)
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
-    write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
+    if job.quant == "same":
+        whole = folder / f"{MERGED}.gguf"
+        write_gguf(merged, whole, "F16", progress=report)
+        quantise_like(whole, folder / job.file, own)
+        whole.unlink()
+    else:
+        write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = context_length(read_spec(merged))
     text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
     (folder / "Modelfile").write_text(text, encoding="utf-8")

@@ -28,6 +28,7 @@ _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
     "q8_0": "the same in 8 bits: half as large, hardly worse",
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
+    "same": "the same in the types of the GGUF file that the model was made from",
 }
 
 
@@ -182,10 +183,16 @@ class HomeModels:
         found = []
         for name, info in FORMATS.items():
             if name == "gguf":
-                found += [ExportChoice(f"gguf {q}", _GGUF[q], ("--format", name, "--quant", q)) for q in QUANTS]
+                quants = [quant for quant in QUANTS if quant != "same" or self._is_from_gguf(id)]
+                found += [ExportChoice(f"gguf {q}", _GGUF[q], ("--format", name, "--quant", q)) for q in quants]
             elif name != "adapter" or lora:
                 found.append(ExportChoice(name, info.what, ("--format", name)))
         return tuple(found)
+
+    def _is_from_gguf(self, id: str) -> bool:
+        from sapo_backends.checkpoints import locate
+
+        return id in self._known and locate.gguf_file(self._known[id][1].model.config.model) is not None
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told, None]:
         """Write it. Closing it stops the work, and leaves nothing half written."""
