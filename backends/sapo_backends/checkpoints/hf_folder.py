@@ -9,6 +9,8 @@ from typing import Any
 
 from sapo_backends.checkpoints.chat_template import PLAIN
 from sapo_backends.checkpoints.families import language_config
+from sapo_backends.checkpoints.gguf_base.tokenizer_json import spelled_vocabulary
+from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
 
 COPIED = (
@@ -65,6 +67,9 @@ def write_tokenizer(source: Path, folder: Path) -> None:
     for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
+    if gguf_of(source) is not None:
+        whole, size = read_json(source / "tokenizer.json"), int(read_json(source / "config.json")["vocab_size"])
+        _write(folder / "tokenizer.json", {**whole, "model": spelled_vocabulary(whole["model"], size)})
     settings = read_json(source / "tokenizer_config.json")
     if not settings.get("chat_template") and not (source / "chat_template.jinja").is_file():
         (folder / "chat_template.jinja").write_text(HfTokenizer(source).opening_text + PLAIN, encoding="utf-8")

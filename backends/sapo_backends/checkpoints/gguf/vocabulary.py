@@ -13,6 +13,8 @@ from typing import Any
 
 from sapo_backends.base import BackendError
 from sapo_backends.checkpoints.chat_template import source_of
+from sapo_backends.checkpoints.gguf_base.tokenizer_json import PRE_TOKENIZER, spelled_vocabulary
+from sapo_backends.checkpoints.gguf_base.view import gguf_of
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -136,6 +138,8 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
     model = data.get("model", {})
     if model.get("type") != "BPE":
         raise BackendError(f"{folder} has no BPE tokenizer; only those can be written as GGUF.")
+    if gguf_of(folder) is not None:
+        model = spelled_vocabulary(model, vocabulary)
     pieces, ours = bool(model.get("byte_fallback")), HfTokenizer(folder)
     added = data.get("added_tokens", [])
     if max(model["vocab"].values(), default=0) >= vocabulary:
@@ -166,7 +170,7 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         # llama.cpp wants at least one merge; control tokens never take part in one.
         else ByteLevel(
             _merges(model["merges"]) or [f"{tokens[ours.eot_id]} {tokens[ours.eot_id]}"],
-            pre_tokenizer(data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
+            settings.get(PRE_TOKENIZER) or pre_tokenizer(data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
         ),
         eos=ours.eot_id,
         pad=ours.pad_id,

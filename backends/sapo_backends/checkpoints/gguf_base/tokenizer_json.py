@@ -17,6 +17,8 @@ from sapo_backends.errors import ModelNotFound
 Json = dict[str, Any]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """llama_token_type."""
+PRE_TOKENIZER = "gguf_pre_tokenizer"
+"""Entry of tokenizer_config.json: the name by which llama.cpp knows how text is split, for the way back."""
 SPACE = "▁"
 """SentencePiece's."""
 _CASELESS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -103,6 +105,11 @@ def tokenizer_files(header: Header) -> tuple[Json, Json]:
     ]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
     return {**whole, **steps, "model": model}, _settings(header, tokens)
+
+
+def spelled_vocabulary(model: Json, size: int) -> Json:
+    """The model of a tokenizer.json without the bytes that stand beyond the embeddings (see _byte_level)."""
+    return {**model, "vocab": {text: number for text, number in model["vocab"].items() if number < size}}
 
 
 def _texts(header: Header, key: str) -> tuple[str, ...]:
@@ -233,6 +240,8 @@ def _settings(header: Header, tokens: tuple[str, ...]) -> Json:
     opens = header.values.get("tokenizer.ggml.add_bos_token")
     usual = header.text("tokenizer.ggml.model") == "llama" or header.text("tokenizer.ggml.pre") in WHOLE_WORDS
     settings["add_bos_token"] = opens if isinstance(opens, bool) else usual
+    if header.text("tokenizer.ggml.model") == "gpt2":
+        settings[PRE_TOKENIZER] = header.text("tokenizer.ggml.pre") or "default"
     if template := header.text("tokenizer.chat_template"):
         settings["chat_template"] = template
     return settings

@@ -23,7 +23,7 @@ from sapo_backends.checkpoints.spec import decoder_spec, linears
 from sapo_backends.errors import ModelNotFound
 
 POINTER = "gguf.json"
-FORMAT = 2
+FORMAT = 3
 """Counted up when the same file would be read differently."""
 SAMPLE = 1 << 16
 

@@ -46,7 +46,9 @@ def export(source: Source, plan: Plan, progress: Progress | None = None) -> Expo
             card(record, plan.format, usage(record, plan, written.gguf), checked), encoding="utf-8"
         )
         size = _settle(folder)
-    return Exported(folder=plan.target, size=size, agreement=agreement, unchecked=unchecked)
+    return Exported(
+        folder=plan.target, size=size, agreement=agreement, unchecked=unchecked, few_bits=plan.quant in ("same", "q4_0")
+    )
 
 
 def _settle(folder: Path) -> int:

@@ -11,6 +11,12 @@ LIBRARIES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama
 """import name -> what people call it."""
 TIES = 10
 """One in so many answers may differ where nothing was rounded: near-ties of two tokens may fall either way."""
+KEPT = 0.9
+"""Share of identical answers under which a file of few bits is no copy of what was trained."""
+UNDONE = (
+    "Rounding to so few bits undid part of what was learned. Use --quant q8_0, or of a model made from a GGUF file "
+    "--format adapter, which leaves that file as it is."
+)
 FOLLOWED = 0.6
 """Mean part that is followed from which on one answer of fewer may differ, too."""
 
@@ -47,16 +53,21 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """folder: where it lies. size: bytes on disk. agreement: None where it was not checked; unchecked: why."""
+    """folder: where it lies. size: bytes on disk. agreement: None where it was not checked; unchecked: why. few_bits: the weights
+    were rounded to 4 bits, or to those of the base's file."""
 
     folder: Path
     size: int
     agreement: Agreement | None = None
     unchecked: str = ""
+    few_bits: bool = False
 
     def sentence(self) -> str:
-        """How it was checked, for people."""
-        return self.agreement.sentence() if self.agreement is not None else self.unchecked
+        """How it was checked, for people; and what to do where rounding to few bits undid what was learned."""
+        if self.agreement is None:
+            return self.unchecked
+        lost = self.few_bits and self.agreement.identical < KEPT * self.agreement.answers
+        return f"{self.agreement.sentence()} {UNDONE}" if lost else self.agreement.sentence()
 
 
 def compare(
