@@ -123,7 +123,8 @@ class Terminal:
         raise TimeoutError(f"No {wanted or 'text'!r}, but:\n{self.text}")
 
     def close(self) -> None:
-        self.process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
         self.process.wait()
         os.close(self._master)
 
