@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from sapo_backends.base import BackendError, ModelNotFound, Thinking, TokenIds
-from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.locate import require_tokenizer
 from sapo_backends.checkpoints.sane_sizes import require_file_size
+
+if TYPE_CHECKING:
+    import tokenizers
 
 Json = dict[str, Any]
 CACHED_WORDS = 256
@@ -122,6 +122,10 @@ class HfTokenizer:
             self._open(folder, thinking)
 
     def _open(self, folder: Path, thinking: Thinking) -> None:
+        import tokenizers  # with jinja2 a third of what a command takes that reads a config.json only
+
+        from sapo_backends.checkpoints.chat_template import ChatTemplate
+
         data = read_json(folder / "tokenizer.json")
         settings = read_json(folder / "tokenizer_config.json")
         added = {t["content"]: int(t["id"]) for t in data.get("added_tokens", [])}

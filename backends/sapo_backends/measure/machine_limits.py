@@ -14,19 +14,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from sapo_backends.common.hardware import available_memory, cores
 from sapo_backends.common.precisions import computes_in, is_four_bit
 from sapo_backends.common.round_memory import FOUR_BIT_BYTES, ModelSize
 
 LARGEST = 2048
-ENOUGH_S = 0.05
-"""A product that takes so long is large enough to tell the rate."""
+ENOUGH_S = 0.01
+"""A product that takes so long is large enough to tell the rate: five times as long tells the same within 3 %."""
 TRIES = 4
 """Runs of which the quickest counts: a busy machine interrupts some, the first one warms up."""
 READ_BYTES = 1 << 29
-REPEAT_S = 0.4
+REPEAT_S = 0.15
 """The quickest run within this time counts: other programs only make it slower."""
 Work = Callable[[], object]
 Clock = Callable[[], float]
@@ -95,7 +93,7 @@ def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
 
 
 def measure(engine: str, threads: int, device: str = "auto") -> Limits:
-    """The limits as that engine's library reaches them on a LoadRequest's device, in about two seconds.
+    """The limits as that engine's library reaches them on a LoadRequest's device, in about a second.
 
     Raises ImportError, RuntimeError when there is no such device.
     """
@@ -193,6 +191,8 @@ def _mlx(name: str) -> Limits:
 
 
 def _numpy() -> Limits:
+    import numpy as np
+
     rng = np.random.default_rng(0)
 
     def product(edge: int) -> Callable[[], object]:

@@ -155,6 +155,9 @@ async def test_what_takes_long_to_look_up_is_offered_later_and_an_answer_given_m
         while hardware.answers[0][1] != "torch here":
             await pilot.pause()
         assert model.value == "b"
+        model.offer((("c", ""),))
+        assert (model.value, model.answers) == ("b", (("c", ""), ("b", ""))), "whatever else is offered"
+        model.offer(app.screen.info.models)
         await pilot.press("left", "left", "enter")
         await settled(pilot)
     assert answers == [FirstRunAnswers(model="new")]

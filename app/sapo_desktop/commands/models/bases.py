@@ -75,14 +75,19 @@ def meant(home: Home, name: str) -> bool:
 
 
 def shown(home: Home, args: argparse.Namespace) -> int:
-    """show BASE: its card."""
+    """show BASE: its card. Where the machine was not measured yet, that is done once, below what is known already."""
     run = msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0])
     config = flags.with_room(run, fetching.look)
-    one = card.card(home, config)
+    one = card.card(home, config, measure=False)
     if args.json:
-        print(json_line(card.as_json(one)))
+        print(json_line(card.as_json(card.timed(home, config, one))))
         return 0
-    print("\n".join(card.lines(one)))
+    print("\n".join(card.lines(one)[: card.UNTIMED]), flush=True)
+    if one.seconds is None:
+        overwrite("time        measuring this machine, once …")
+        one = card.timed(home, config, one)
+        overwrite("")
+    print("\n".join(card.lines(one)[card.UNTIMED :]))
     print(f"\nTrain it: {typed('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.errors import size_text
-from sapo_desktop.commands.models import bases, figures
+from sapo_desktop.commands.models import figures
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
@@ -68,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
         "show": _show,
         "delete": _delete,
         "prune": _prune,
-        "bases": bases.listed,
-        "fetch": bases.fetched,
+        "bases": _bases,
+        "fetch": _bases,
         "figures": figures.written,
     }
     if args.action in actions:
@@ -161,9 +161,20 @@ def _as_json(one: Overview) -> dict[str, object]:
     }
 
 
+def _bases(home: Home, args: argparse.Namespace) -> int:
+    from sapo_desktop.commands.models import (
+        bases,  # what fits this machine takes longer to import than to list one's models
+    )
+
+    return bases.listed(home, args) if args.action == "bases" else bases.fetched(home, args)
+
+
 def _show(home: Home, args: argparse.Namespace) -> int:
-    if args.names and bases.meant(home, args.names[0]):
-        return bases.shown(home, args)
+    if args.names:
+        from sapo_desktop.commands.models import bases
+
+        if bases.meant(home, args.names[0]):
+            return bases.shown(home, args)
     try:
         one = overview(store.find(home, *args.names))
     except UsageError as error:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.against_base import rate
-from sapo_desktop.services.tasks import accepted
-from sapo_swarm.evaluation import held_out_items, wilson
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.catalogue import held_out
@@ -30,6 +27,7 @@ def every() -> int:
 
 async def samples(task: str, preset: str, count: int) -> int:
     """Print held-out questions, and for a task of the catalogue what its verifier accepts beside the true answer."""
+    from sapo_desktop.services.tasks import accepted
     from sapo_swarm.scoring.scorer import Scorer
 
     async with Scorer() as scorer:
@@ -43,6 +41,8 @@ async def samples(task: str, preset: str, count: int) -> int:
 
 async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
     """What each answer alone would score: a task where that is much can be passed without being solved."""
+    from sapo_desktop.services.against_base import rate
+    from sapo_swarm.evaluation import held_out_items, wilson
     from sapo_swarm.node.evaluation import evaluate
     from sapo_swarm.scoring.declared.extract import enclose
     from sapo_swarm.scoring.scorer import Scorer

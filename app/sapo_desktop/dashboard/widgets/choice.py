@@ -41,10 +41,14 @@ class Choice(Widget, can_focus=True):
         return self.answers[self.place][0]
 
     def offer(self, answers: tuple[tuple[str, str], ...]) -> None:
-        """Other answers. One that was chosen stays chosen if it is among them; else the first is."""
-        values = [value for value, _ in answers]
-        self.place = values.index(self.value) if self.place and self.value in values else 0
-        self.answers = answers
+        """Other answers, of which the first is chosen, unless another one than the first was before: that stays."""
+        chosen, values = self.answers[self.place], [value for value, _ in answers]
+        if not self.place:
+            self.answers = answers
+        elif chosen[0] in values:
+            self.answers, self.place = answers, values.index(chosen[0])
+        else:
+            self.answers, self.place = (*answers, chosen), len(answers)
         self.refresh()
 
     def action_turn(self, steps: int) -> None:

@@ -37,6 +37,8 @@ from sapo_swarm.node.storage.files import free_bytes
 from sapo_swarm.node.storage.thinning import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
+UNTIMED = 4
+"""Lines of a card in front of the one on time."""
 ROUNDS = 200
 """A training of so many rounds is what the hours are told for."""
 _BYTES = {"float32": 4, "float": 4}
@@ -113,10 +115,15 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
     machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
     found = _facts(config, ask)
     plan = memory_plan.plan(config, size=found.size, fallback=bool(found.slow)) if found.size else None
+    return timed(home, config, replace(found, plan=plan), measure=measure)
+
+
+def timed(home: Home, config: RunConfig, found: Card, *, measure: bool = True) -> Card:
+    """The card with what is known of a round's time. measure: see card. Blocks."""
     if took := speed.rounds(home, config):
-        return replace(found, plan=plan, seconds=median(took), measured=True, rounds=len(took))
+        return replace(found, seconds=median(took), measured=True, rounds=len(took))
     seconds, measured = _seconds(home, config, found, measure)
-    return replace(found, plan=plan, seconds=seconds, measured=measured)
+    return replace(found, seconds=seconds, measured=measured)
 
 
 def _facts(config: RunConfig, ask: bool) -> Card:

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends.cache_folder import cache_folder
-from sapo_backends.checkpoints.gguf_base.config_json import config_json
 from sapo_backends.checkpoints.gguf_base.header import Header, read_header
 from sapo_backends.checkpoints.gguf_base.tokenizer_json import end_tokens, tokenizer_files
-from sapo_backends.checkpoints.gguf_base.weights import require_readable, shapes, small_tensor
-from sapo_backends.checkpoints.spec import decoder_spec, linears
 from sapo_backends.errors import ModelNotFound
 
 POINTER = "gguf.json"
@@ -94,6 +91,10 @@ def require_same(folder: Path, file: Path) -> None:
 
 
 def _make(folder: Path, file: Path, header: Header, state: os.stat_result) -> None:
+    # NumPy: every command asks whether a folder stands for a file, few make one
+    from sapo_backends.checkpoints.gguf_base.config_json import config_json
+    from sapo_backends.checkpoints.gguf_base.weights import require_readable, small_tensor
+
     if header.text("general.type") not in ("", "model"):
         raise ModelNotFound(
             f"It holds no model but {header.text('general.type')!r}. Give the model's own file as the base."
@@ -132,6 +133,9 @@ def _make(folder: Path, file: Path, header: Header, state: os.stat_result) -> No
 
 def _require_whole(file: Path, config: dict[str, Any]) -> None:
     """Every tensor that the decoder needs is there with the shape that it needs."""
+    from sapo_backends.checkpoints.gguf_base.weights import shapes
+    from sapo_backends.checkpoints.spec import decoder_spec, linears
+
     spec = decoder_spec(config)
     have = dict(shapes(file))
     wanted = {"model.embed_tokens.weight": (spec.vocabulary, spec.hidden), "model.norm.weight": (spec.hidden,)}

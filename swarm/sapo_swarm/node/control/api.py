@@ -224,7 +224,9 @@ class ControlClient:
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
     async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
-        import aiohttp
+        if self._session is None and not self.socket.exists():
+            raise NodeNotRunning(NO_NODE)
+        import aiohttp  # as long as it takes, it would say the same
 
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         self._asked = time.time()
