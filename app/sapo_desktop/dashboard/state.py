@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.history.moments import Moment, noted
 from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.services.against_base import change
+from sapo_desktop.services.against_base import as_chat_answers, change
 from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
     Evaluated,
@@ -306,5 +306,6 @@ def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
-    said = change(event)
-    return f"{text}: {said}" if said else text
+    said, chat = change(event), as_chat_answers(event)
+    text = f"{text}: {said}" if said else text
+    return f"{text}; {chat}" if chat else text

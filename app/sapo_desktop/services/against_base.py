@@ -31,6 +31,14 @@ def change(event: Evaluated) -> str:
     return f"{said}: no measurable change" if low <= 0 <= high else said
 
 
+def as_chat_answers(event: Evaluated) -> str:
+    """ "84.0 % at temperature 0, as chat answers (base 0.0 %)"; "" from versions that asked at temperature 1 only."""
+    if (greedy := event.greedy) is None:
+        return ""
+    base = "" if greedy.delta is None else f" (base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %)"
+    return f"{100 * greedy.pass_at_1:.1f} % at temperature 0, as chat answers{base}"
+
+
 def unpaired(event: Evaluated) -> str:
     """Why a trained model's result stands without a difference to the base; "" where there is nothing to explain."""
     if not event.base_missing:

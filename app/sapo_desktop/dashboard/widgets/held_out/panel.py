@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import bar, wrap
+from sapo_desktop.dashboard.look.show import bar, plain, wrap
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.held_out.levels import levels
 from sapo_desktop.dashboard.widgets.held_out.strips import strips
@@ -20,9 +20,11 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
     latest = state.latest
     if latest is None:
-        return Content.styled("\n".join(wrap(NONE, width)), MUTED)
+        news = state.reading or state.base_trial
+        text = plain(news.sentence, 400) if news and news.sentence else NONE
+        return Content.styled("\n".join(wrap(text, width)[: max(height, 1)]), MUTED)
     base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
-    top = max(latest.high, base or 0.0, 0.05)
+    top = max(latest.high, base or 0.0, latest.greedy.pass_at_1 if latest.greedy else 0.0, 0.05)
     room = max(min(width - 18, 40), 4)
     rows = [Content.styled("by a judge, not verified", MUTED)] if state.run and state.run.judged else []
     if base is not None:
@@ -30,15 +32,26 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
     rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
     rows += _verdict(latest, width)
+    rows += _as_chat_answers(latest, top, room, glyphs)
     if height >= 5:
         when = f"round {latest.round}" if latest.round else "untrained"
-        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}, {when}", MUTED))
+        chat = "; chat: T=0" if latest.greedy else ""
+        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}{chat}, {when}", MUTED))
     rows += levels(state, width)
     if height >= 12:
         rows.append(Content(""))
     if height > len(rows):
         rows += strips(state, width, height - len(rows), glyphs)
     return Content("\n").join(rows[:height])
+
+
+def _as_chat_answers(latest: Evaluated, top: float, room: int, glyphs: Glyphs) -> list[Content]:
+    """What a chat would give: the same questions at temperature 0, base and now in one row."""
+    if (greedy := latest.greedy) is None:
+        return []
+    filled = bar(greedy.pass_at_1 / top, room, glyphs, "$chart-local")
+    base = "" if greedy.delta is None else f"  base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %"
+    return [Content.assemble(("chat ", MUTED), (f"{100 * greedy.pass_at_1:5.1f} %  ", "bold"), filled, (base, MUTED))]
 
 
 def _verdict(latest: Evaluated, width: int) -> list[Content]:
