@@ -12,12 +12,14 @@ from tests.support.scripted_actions import ScriptedModels, ScriptedSwarms, Scrip
 from tests.support.scripted_feed import SILO, SWARM, app_over
 from textual.pilot import Pilot
 from textual.screen import Screen
+from textual.widgets import OptionList
 
 from sapo_desktop.dashboard import screens
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.messages import Caption, Link
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.doctor import DoctorScreen
@@ -44,6 +46,7 @@ from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 from sapo_desktop.paths import Home
+from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import StateChanged
 
 
@@ -105,6 +108,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("2-silo", SwarmScreen, ("2",), ()),
     ),
     "first run": (Scene("first-run", FirstRunScreen, (), ()),),
+    "first run, models": (Scene("first-run-models", BasesDialog, ("enter",), ("escape",)),),
     "ascii": (Scene("1-ascii", DashboardScreen, ("1",), ()), Scene("3-ascii", RolloutsScreen, ("3",), ())),
     "waiting": tuple(
         Scene(f"{key}-waiting", screen, (key,), ())
@@ -120,6 +124,23 @@ EVERYTHING = ("swarm", "rollouts", "models", "everywhere")
 """Kinds of scenes in a dashboard in which everything can be had done."""
 
 
+MODELS_HERE = (
+    BaseGroup(
+        "On this computer",
+        (
+            BaseOffer("ollama:qwen2.5-coder:0.5b", "fits, 491 MB, Q4_K_M, Ollama", "494M parameters, qwen2"),
+            BaseOffer("lmstudio:new", "cannot be trained: the architecture new is not supported", "", "not supported"),
+        ),
+        ("2 more are not listed: made for pictures, vectors or a cloud.",),
+    ),
+    BaseGroup("Bundled", (BaseOffer("starter", "a toy, bundled: to see how it works"),)),
+)
+
+
+async def models_here(_again: bool) -> tuple[BaseGroup, ...]:
+    return MODELS_HERE
+
+
 def application(kind: str) -> SapoDashboard:
     """The dashboard that a kind of scenes is played in."""
     newest = max(event.time for event in SILO)
@@ -132,6 +153,9 @@ def application(kind: str) -> SapoDashboard:
         "paused": [StateChanged(time=newest, state="paused", sentence="Paused: on battery power", reason="battery")],
         "gone": [Link(False, "The node is gone", newest, ended=True)],
     }
+    if kind == "first run, models":
+        info = FirstRunInfo(models=((LIST, "Enter lists them"), ("starter", "a toy")), offers=models_here)
+        return app_over(list(SILO), first_run=True, start=lambda _: None, info=lambda: info)
     events = [] if kind == "waiting" else SWARM if kind == "ascii" else [*SILO, *after.get(kind, [])]
     swarms = ScriptedSwarms() if kind == "silo" else None
     glyphs = "ascii" if kind == "ascii" else "unicode"
@@ -195,7 +219,8 @@ def _read(app: SapoDashboard) -> bool:
     """What is read in the background is in."""
     screen = app.screen
     if app.first_run and not app.begun:
-        return isinstance(screen, FirstRunScreen)
+        listed = isinstance(screen, BasesDialog) and screen.query_one(OptionList).option_count > 0
+        return isinstance(screen, FirstRunScreen) or listed
     if isinstance(screen, RolloutsScreen):
         known = screen.newest
         return screen.current and known.of == known.indexed and (known.of > 0 or app.state.run is None)

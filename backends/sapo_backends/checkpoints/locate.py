@@ -60,8 +60,9 @@ def folder(model: str) -> Path | None:
 
 def gguf_file(model: str) -> Path | None:
     """The GGUF file that this names, whatever its ending; None where there is none."""
-    path = Path(os.path.expanduser(model))
-    return path if model not in BUNDLED and path.is_file() and local_models.is_gguf(path) else None
+    path = os.path.expanduser(model)
+    here = model not in BUNDLED and os.path.isfile(path)
+    return Path(path) if here and local_models.is_gguf(Path(path)) else None
 
 
 def local(model: str) -> Path:

@@ -23,7 +23,7 @@ from sapo_swarm.config import RunConfig
 
 QUICK = (
     *("--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2"),
-    *("--eval-every", "0", "--max-new-tokens", "4", "--precision", "float32", "--method", "lora"),
+    *("--eval-every", "0", "--max-new-tokens", "4", "--precision", "float32", "--method", "lora", "--examples", "off"),
 )
 
 

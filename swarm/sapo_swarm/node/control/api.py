@@ -28,6 +28,7 @@ Every POST answers NodeStatus. Errors are RFC 9457 problem details.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -224,7 +225,7 @@ class ControlClient:
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
     async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
-        if self._session is None and not self.socket.exists():
+        if self._session is None and not await asyncio.to_thread(self.socket.exists):
             raise NodeNotRunning(NO_NODE)
         import aiohttp  # as long as it takes, it would say the same
 
