@@ -27,7 +27,7 @@ from sapo_desktop.services.models.exports.report import LIBRARIES, compare
 from sapo_desktop.services.models.exports.usage import usage
 from sapo_desktop.services.models.shelf.history import story
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, ExternalSwitched, TaskScore
+from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
 from sapo_swarm.node.storage.journal import Journal
 
 CHATML = (
@@ -66,6 +66,9 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     gained = written(held_out=evaluated(8, 0.5, delta=0.1), base_held_out=evaluated(0, 0.4), rounds=8)
     assert "| basic\\_arithmetic | 100 | 40.0 % (30.9 to 49.8) | 50.0 % (45.0 to 55.0) |" in gained
     assert "+10.0 points against the base (95 %: +8.0 to +12.0)." in gained
+    greedy = GreedyScore(100, 0.9, 0.8, 0.95, 0.3, 0.2, 0.4)
+    chat = written(held_out=msgspec.structs.replace(evaluated(8, 0.5, delta=0.1), greedy=greedy))
+    assert "At temperature 0, as most chats answer: 90.0 % (95 %: 80.0 to 95.0), the base 60.0 %." in chat
     nothing = written(held_out=evaluated(8, 0.41, delta=0.01), base_held_out=evaluated(0, 0.4))
     assert "+1.0 points against the base (95 %: -1.0 to +3.0): no measurable change." in nothing
     assert "answer-only shortcut" not in gained

@@ -8,7 +8,7 @@ from collections import Counter
 
 from aiohttp import web
 
-from sapo_swarm.events import STATES, Evaluated, Event, RoundFinished, SwarmUpdated, Vitals
+from sapo_swarm.events import STATES, Evaluated, Event, GreedyScore, RoundFinished, SwarmUpdated, Vitals
 from sapo_swarm.node.clock import steady
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.control.server import Controlled
@@ -26,7 +26,7 @@ class Counted:
         self.sums: Counter[str] = Counter()
         self.seconds: Counter[str] = Counter()
         self.round: RoundFinished | None = None
-        self.held_out: dict[float, Evaluated] = {}
+        self.held_out: dict[float, Evaluated | GreedyScore] = {}
         self.swarm: SwarmUpdated | None = None
         self._told = 0.0
         """When the swarm was told of, on the steady clock."""
@@ -44,6 +44,8 @@ class Counted:
                     self.seconds[phase] += seconds  # type: ignore[assignment]  # a Counter holds floats too
             case Evaluated():
                 self.held_out[event.temperature] = event
+                if event.greedy is not None:
+                    self.held_out[0.0] = event.greedy
             case SwarmUpdated():
                 self.swarm, self._told = event, steady()
             case Vitals():

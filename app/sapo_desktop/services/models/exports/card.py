@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo_desktop.services.against_base import base_scores, change
+from sapo_desktop.services.against_base import base_scores, change, rate
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Evaluated, TaskScore
@@ -159,6 +159,9 @@ def _held_out(record: Record) -> Iterator[str]:
     yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
     if now.delta is not None:
         yield f"Paired on the same questions: {change(now)}.\n"
+    if (greedy := now.greedy) is not None:
+        base = "" if greedy.delta is None else f", the base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %"
+        yield f"At temperature 0, as most chats answer: {rate(greedy.pass_at_1, greedy.low, greedy.high)}{base}.\n"
     shortcuts = [_plain(score.task) for score in now.tasks if score.shortcut]
     if shortcuts:
         yield (

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted, SwarmUpdated
 
 KINDS = ("run_started", "round", "evaluation", "swarm")
 """Events that have figures in them."""
@@ -40,7 +40,7 @@ _OF_A_ROUND = {
     "logprob_external": "logprob/external",
 }
 _BY_NAME = {"task_rewards": "task_reward", "taught": "taught", "seconds": "seconds", "figures": "further"}
-_HELD_OUT = ("pass_at_1", "low", "high", "delta", "delta_low", "delta_high", "items", "seconds")
+_HELD_OUT = ("pass_at_1", "low", "high", "delta", "delta_low", "delta_high", "items")
 _SWARM = ("share", "uptake", "external_share", "nodes", "made", "accepted")
 
 
@@ -87,10 +87,16 @@ def _of_round(event: RoundFinished) -> Iterator[tuple[str, float | None]]:
 
 def _of_evaluation(event: Evaluated) -> Iterator[tuple[str, float | None]]:
     """Results at different temperatures are different figures."""
-    family = f"held_out_t{event.temperature:g}"
+    yield from _of_scores(f"held_out_t{event.temperature:g}", event)
+    yield f"held_out_t{event.temperature:g}/seconds", event.seconds
+    if event.greedy is not None:
+        yield from _of_scores("held_out_t0", event.greedy)
+
+
+def _of_scores(family: str, scores: Evaluated | GreedyScore) -> Iterator[tuple[str, float | None]]:
     for field in _HELD_OUT:
-        yield f"{family}/{field}", getattr(event, field)
-    for score in event.tasks:
+        yield f"{family}/{field}", getattr(scores, field)
+    for score in scores.tasks:
         yield f"{family}_task/{score.task}", score.pass_at_1
         yield f"{family}_task_low/{score.task}", score.low
         yield f"{family}_task_high/{score.task}", score.high
