@@ -264,7 +264,8 @@ def _time(card: Card) -> str:
         if card.measured
         else "estimated from this machine's limits; sapo-desktop bench measures it"
     )
-    return f"about {format_seconds(card.seconds)} a round, {duration(3600 * card.hours)} to {ROUNDS} rounds ({how}), evaluations not counted"
+    whole = f"{duration(3600 * card.hours)} to {ROUNDS} rounds ({how}), evaluations not counted"
+    return f"about {format_seconds(card.seconds)} a round, {whole}"
 
 
 def as_json(card: Card) -> dict[str, object]:
