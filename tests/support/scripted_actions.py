@@ -107,6 +107,7 @@ class ScriptedChat:
     """Two answers to every question, the second one longer."""
 
     labels = ("base", "sums")
+    early = ""
 
     async def ask(self, question: str) -> AsyncGenerator[Said]:
         yield Said(0, f"I do not know what {question} is. I do not know what it", cut=True)

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.history.moments import Moment, noted
 from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.services.against_base import as_chat_answers, change
+from sapo_desktop.services.against_base import change, greedily
 from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
     Evaluated,
@@ -302,10 +302,17 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
     return replace(state, swarm=event, log=log, figures=state.figures.told(event, state.rounds))
 
 
+def before_measurement(state: DashboardState) -> str:
+    """What is known before the first evaluation: how far the examples phase is, else the trial's sentence, else nothing."""
+    if state.reading is not None:
+        return state.reading.sentence
+    return state.base_trial.sentence if state.base_trial is not None else ""
+
+
 def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
-    said, chat = change(event), as_chat_answers(event)
-    text = f"{text}: {said}" if said else text
-    return f"{text}; {chat}" if chat else text
+    said = change(event)
+    at_0 = greedily(event)
+    return (f"{text}: {said}" if said else text) + (f"; {at_0}" if at_0 else "")

@@ -12,7 +12,7 @@ from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
 from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
-from sapo_desktop.dashboard.state import DashboardState, evaluation_sentence
+from sapo_desktop.dashboard.state import DashboardState, before_measurement, evaluation_sentence
 from sapo_desktop.dashboard.widgets.header import identity, status
 from sapo_desktop.dashboard.widgets.panels import best_answer, token_rate
 from sapo_desktop.linear.trend import SMOOTH, trend
@@ -72,7 +72,8 @@ def dashboard(state: DashboardState, now: float) -> list[str]:
 def _held_out(state: DashboardState) -> list[str]:
     latest = state.latest
     if latest is None:
-        return ["Held-out: no measurement yet. The first one is the base to compare with"]
+        so_far = plain(before_measurement(state), 400)
+        return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
     before = base_scores(latest, state.base)
     rows = [evaluation_sentence(latest)]
     told = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sapo_swarm.events import Evaluated
+from sapo_swarm.events import Evaluated, GreedyScore
 
 
 def interval(low: float, high: float, sign: str = "") -> str:
@@ -15,14 +15,14 @@ def rate(share: float, low: float, high: float) -> str:
     return f"{100 * share:.1f} % {interval(low, high)}"
 
 
-def paired(event: Evaluated) -> tuple[float, float, float] | None:
+def paired(event: Evaluated | GreedyScore) -> tuple[float, float, float] | None:
     """The difference to the base on the same questions, and both ends of its interval."""
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         return None
     return event.delta, event.delta_low, event.delta_high
 
 
-def change(event: Evaluated) -> str:
+def change(event: Evaluated | GreedyScore) -> str:
     """ "+3.1 points against the base (95 %: +1.0 to +5.2)", whether that is measurable, or see unpaired."""
     if (found := paired(event)) is None:
         return unpaired(event)
@@ -31,20 +31,21 @@ def change(event: Evaluated) -> str:
     return f"{said}: no measurable change" if low <= 0 <= high else said
 
 
-def as_chat_answers(event: Evaluated) -> str:
-    """ "84.0 % at temperature 0, as chat answers (base 0.0 %)"; "" from versions that asked at temperature 1 only."""
-    if (greedy := event.greedy) is None:
-        return ""
-    base = "" if greedy.delta is None else f" (base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %)"
-    return f"{100 * greedy.pass_at_1:.1f} % at temperature 0, as chat answers{base}"
-
-
-def unpaired(event: Evaluated) -> str:
+def unpaired(event: Evaluated | GreedyScore) -> str:
     """Why a trained model's result stands without a difference to the base; "" where there is nothing to explain."""
     if not event.base_missing:
         return ""
     count = event.base_missing
     return f"not compared with the base, which has not answered {count} of these questions; it is asked when the node starts"
+
+
+def greedily(event: Evaluated) -> str:
+    """The answers at temperature 0, as chat gives them, and how they stand to the base's; "" in journals without them."""
+    if (score := event.greedy) is None:
+        return ""
+    text = f"greedy {rate(score.pass_at_1, score.low, score.high)} (what chat gives)"
+    against = change(score) if event.round else ""
+    return f"{text}, {against}" if against else text
 
 
 def base_scores(event: Evaluated, first: Evaluated | None) -> dict[str, float]:

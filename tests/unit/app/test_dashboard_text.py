@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply, evaluation_sentence
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.header import header, status
 from sapo_desktop.dashboard.widgets.held_out import panel
@@ -28,6 +28,8 @@ from sapo_desktop.services.against_base import base_scores
 from sapo_swarm.events import (
     Evaluated,
     Event,
+    ExamplesRead,
+    GreedyScore,
     GroupRecorded,
     LogLine,
     Peer,
@@ -298,3 +300,33 @@ def test_the_log_is_in_the_order_of_the_journal_also_after_a_clock_was_set_back(
         LogLine(seq=seq, time=t, level="info", text=f"{seq}") for seq, t in ((3, 9e3), (1, 7e3), (0, 2e3), (4, 2e3))
     ]
     assert [line.text for line in in_order(told, "")] == ["1", "3", "0", "4"]
+
+
+def test_a_result_at_both_temperatures_names_both_and_says_which_a_chat_gives() -> None:
+    at_0 = GreedyScore(items=400, pass_at_1=0.84, low=0.8, high=0.88, delta=0.74, delta_low=0.7, delta_high=0.78)
+    event = msgspec.structs.replace(evaluated((0.067, 0.046, 0.088)), greedy=at_0)
+    for width in (28, 50):
+        rows = panel.heldout(fold([run(), event]), 0.0, width, 10, UNICODE).plain.splitlines()
+        assert rows[:3] == ["      sampled  greedy (chat)", "base   13.3 %   10.0 %", "now    20.0 %   84.0 %"]
+        assert "greedy +74.0 points" in "\n".join(rows)
+        assert max(map(len, rows)) <= max(width, 28)
+    said = evaluation_sentence(event)
+    assert "greedy 84.0 % (95 %: 80.0 to 88.0) (what chat gives), +74.0 points against the base" in said
+
+
+def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> None:
+    read = ExamplesRead(
+        round=4,
+        step=4,
+        passes=1.0,
+        right=9,
+        items=12,
+        unequal=0,
+        groups=0,
+        logprob=None,
+        tokens=100,
+        seconds=3.0,
+        over=False,
+        sentence="Examples: 9 of 12 right.",
+    )
+    assert panel.heldout(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."

@@ -120,3 +120,18 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
     assert (after.spec.shots, after.train, after.held_out) == (2, before.train, before.held_out)
     assert after.digest != before.digest
     assert "Example:" in after.question(after.held_out[0])
+
+
+@pytest.mark.parametrize(
+    ("examples", "when", "verdict"),
+    [
+        ("auto", "Examples come first: usually 2 to 5 minutes", expectation.EXAMPLES_FIRST),
+        ("only", "Examples come first: usually 2 to 5 minutes", expectation.EXAMPLES_ONLY),
+        ("off", "A round takes about 179.7 s here; the first held-out comparison, after 25", expectation.NO_EXAMPLES),
+    ],
+)
+def test_when_something_can_be_compared_follows_the_setting_of_examples(examples: str, when: str, verdict: str) -> None:
+    """A large model was promised its first comparison after 75 minutes, though examples come first."""
+    lines = expectation.sentences(trial(examples=examples, round_s=179.7))
+    assert lines[2].startswith(when)
+    assert lines[-1].endswith(verdict)

@@ -23,14 +23,14 @@ from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat
+from sapo_desktop.services.models.chatting import Chat, undecided
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig, settings_of_today
-from sapo_swarm.events import Evaluated, Event
+from sapo_swarm.events import Evaluated, Event, GreedyScore
 from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
 from sapo_swarm.node.storage.journal import Journal
 
@@ -298,3 +298,12 @@ def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> N
         said = list(chat.answer("1 + 1?", 1.0))
     assert talker.written == 300
     assert [one.cut for one in said[-2:]] == [False, True]
+
+
+def test_a_chat_says_when_it_is_too_early_for_the_answers_to_differ() -> None:
+    event = msgspec.structs.replace(evaluation(25), delta=0.1, delta_low=-0.1, delta_high=0.3)
+    assert "+10.0 points against the base (95 %: -10.0 to +30.0), which may be chance" in undecided(event)
+    at_0 = GreedyScore(items=16, pass_at_1=0.9, low=0.8, high=1.0, delta=0.4, delta_low=0.2, delta_high=0.6)
+    assert undecided(msgspec.structs.replace(event, greedy=at_0)) == "", "a chat answers greedily"
+    assert "has not been measured yet" in undecided(evaluation(0))
+    assert "has not been measured yet" in undecided(None)

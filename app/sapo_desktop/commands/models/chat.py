@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat
+from sapo_desktop.services.models.chatting import Chat, too_early
 from sapo_desktop.services.models.pieces import CUT, Said
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import adopt
@@ -44,13 +44,16 @@ def main(args: argparse.Namespace) -> int:
     name, question = _meant(args.words)
     question = args.ask or question
     model = store.find(home, name, trained=True)
+    early = too_early(model) if args.checkpoint == "latest" else ""
     with Chat(model, args.checkpoint) as chat:
+        if early and not args.json:
+            print(early, file=sys.stderr)
         tell = _pieces if args.json else _whole
         if question:
             tell(chat, question, args.temperature)
             return 0
         if args.json:
-            print(json_line({"ready": chat.labels}), flush=True)
+            print(json_line({"ready": chat.labels, "early": early}), flush=True)
         else:
             print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
         while question := sys.stdin.readline().strip():

@@ -252,7 +252,7 @@ def lines(card: Card) -> list[str]:
         f"time        {_time(card)}",
     ]
     if card.brief:
-        rows.append(f"answers     cut at {card.new_tokens} tokens, a limit for the bundled models: --max-new-tokens")
+        rows.append(f"answers     cut at {card.new_tokens} tokens, else as the examples need: --max-new-tokens")
     if card.slow:
         rows.append(f"slower      transformers computes it, not the app's own decoder ({card.slow})")
     if card.plan is not None and not card.plan.fits:
@@ -271,7 +271,8 @@ def _time(card: Card) -> str:
         if card.measured
         else "estimated from this machine's limits; sapo-desktop bench measures it"
     )
-    return f"about {format_seconds(card.seconds)} a round, {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})"
+    whole = f"{duration(3600 * card.hours)} to {ROUNDS} rounds ({how}), evaluations not counted"
+    return f"about {format_seconds(card.seconds)} a round, {whole}"
 
 
 def as_json(card: Card) -> dict[str, object]:

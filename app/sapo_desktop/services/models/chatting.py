@@ -7,14 +7,35 @@ from contextlib import suppress
 from types import TracebackType
 
 from sapo_backends.base import BackendError, Engine, Sampling
+from sapo_desktop.services.against_base import interval, paired
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.pieces import Said, next_piece
+from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_swarm.events import Evaluated
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 
 LONGEST = 256
 """Tokens of an answer at most, of a model that had no more in training."""
+
+
+def too_early(model: Model) -> str:
+    """Why base and trained model may well answer alike; "" where the newest evaluation tells them apart. Reads the journal."""
+    if not model.rounds_done:
+        return "Too early to differ: nothing is trained yet."
+    return undecided(history.story(model.folder).held_out)
+
+
+def undecided(event: Evaluated | None) -> str:
+    """The same of a trained model's newest evaluation: greedy where it was measured, as a chat answers."""
+    if event is None or not event.round:
+        return "Too early to tell whether they differ: the trained model has not been measured yet."
+    against = paired(event.greedy or event)
+    if against is None or not against[1] <= 0 <= against[2]:
+        return ""
+    ends = interval(against[1], against[2], "+")
+    return f"Too early to differ: {100 * against[0]:+.1f} points against the base {ends}, which may be chance."
 
 
 class Chat:

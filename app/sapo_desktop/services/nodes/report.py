@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.services.against_base import as_chat_answers, change, rate
+from sapo_desktop.services.against_base import change, greedily, rate
 from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
     Evaluated,
@@ -216,8 +216,9 @@ def _right(event: ExamplesRead | None) -> str:
 
 def _held_out(event: Evaluated) -> str:
     said = change(event) if event.round else "the base to compare with"
-    text = f"{rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
-    return "; ".join(filter(None, (text, said, as_chat_answers(event))))
+    sampled = "sampled " if event.greedy is not None else ""
+    text = f"{sampled}{rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
+    return "; ".join(filter(None, (text, said, greedily(event))))
 
 
 def _mean(values: list[float]) -> float:

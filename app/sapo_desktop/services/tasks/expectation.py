@@ -49,6 +49,9 @@ HELPS = 0.15
 FEW_FORMED = 0.2
 RIGHT_FORM = 0.5
 EXAMPLES_FIRST = "Training begins with your rows as examples, then practises."
+EXAMPLES_ONLY = "Training imitates your rows as examples and ends there: examples = only is set."
+NO_EXAMPLES = "Your rows as examples would help, but examples = off is set: choose auto."
+_PHASE = "Examples come first: usually 2 to 5 minutes, at most 10"
 Show = Callable[[float], None]
 
 
@@ -61,7 +64,7 @@ class Expectation:
     held an answer, that held one in the form of a right one. round_s: seconds that a round should take here. sample: an answer
     as it was written; reference: a right answer, "" where the task has none to show, and longest: tokens of the longest one.
     shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where
-    it was not tried.
+    it was not tried. examples: the setting of that name, by which training may begin with the rows as examples.
     """
 
     model: str
@@ -83,6 +86,7 @@ class Expectation:
     longest: int = 0
     shots: int = 0
     tried: tuple[int, float] | None = None
+    examples: str = "auto"
 
 
 def chance_of_mixed(rate: float, size: int) -> float:
@@ -207,6 +211,7 @@ class _Trial:
             reference=references[0] if references else "",
             longest=max((len(engine.tokenizer.encode_text(text)) for text in references), default=0),
             shots=self.task.spec.shots,
+            examples=config.examples,
         )
 
     async def greedy(self, questions: Sequence[Question]) -> list[bool]:
@@ -249,14 +254,23 @@ def sentences(found: Expectation, kept: bool = False) -> list[str]:
         f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
         f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
     ]
+    verdict = _verdict(found)
+    return [*lines, _when(found, verdict), *_about_examples(found, kept), verdict]
+
+
+def _when(found: Expectation, verdict: str) -> str:
+    """When there is something to compare, and how long a round of practice takes."""
+    if found.examples == "only":
+        return f"{_PHASE}; the held-out comparison follows."
+    if verdict.endswith(EXAMPLES_FIRST):
+        return f"{_PHASE}; a held-out comparison follows. Then practice, in rounds of about {found.round_s:.1f} s."
     minutes = FIRST_LOOK * found.round_s / 60
-    lines.append(
+    return (
         f"A round takes about {found.round_s:.1f} s here; the first held-out comparison, after {FIRST_LOOK} rounds, "
         f"comes in about {minutes:.0f} minute{'s' if round(minutes) != 1 else ''}."
         if minutes >= 1
         else f"A round takes about {found.round_s:.1f} s here; the first held-out comparison comes within a minute."
     )
-    return [*lines, *_about_examples(found, kept), _verdict(found)]
 
 
 def _about_examples(found: Expectation, kept: bool) -> list[str]:
@@ -284,7 +298,7 @@ def _verdict(found: Expectation) -> str:
     if found.mixed >= 0.3:
         return "Well suited: success is neither rare nor certain. A change is often visible after 25 to 100 rounds."
     if found.reference:
-        return f"Little is right yet. {EXAMPLES_FIRST}"
+        return f"Little is right yet. {_examples_sentence(found)}"
     return "Possible, but slow: few groups teach anything. Easier rows beside the hard ones help. Allow some hundred rounds."
 
 
@@ -310,10 +324,15 @@ def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
     """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
     if found.reference:
         much = "Little" if max(found.rate, found.greedy) else "Nothing"
-        return f"{much} right yet: {cause}. {EXAMPLES_FIRST}"
+        return f"{much} right yet: {cause}. {_examples_sentence(found)}"
     start = "Too hard for this model: " if found.formed >= FEW_FORMED else ""
     text = f"{start}{cause}."
     return f"{text[0].upper()}{text[1:]} {by_hand}".strip()
+
+
+def _examples_sentence(found: Expectation) -> str:
+    """What training does with the rows, by the setting."""
+    return {"off": NO_EXAMPLES, "only": EXAMPLES_ONLY}.get(found.examples, EXAMPLES_FIRST)
 
 
 def _shown(text: str) -> str:

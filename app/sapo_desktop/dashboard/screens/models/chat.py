@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 KEPT = 20
 """Questions that stay on the screen."""
-_WAITS = "Each question stands alone. A node that trains waits until you close this."
+_WAITS = (
+    "Both answer greedily (temperature 0). Each question stands alone. A node that trains waits until you close this."
+)
 LONGEST = 20_000
 """Letters of an answer that are shown."""
 _Exchange = tuple[str, list[Said]]
@@ -85,6 +87,7 @@ class ChatScreen(BaseScreen):
             self._complain(error)
             return
         self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
+        self.query_one("#text-1", Static).update(Content.styled(plain(self._line.early, 300), "$warning"))
         field = self.query_one("#question", Input)
         field.placeholder = "ask something of the kind it is trained on, then Enter"
 

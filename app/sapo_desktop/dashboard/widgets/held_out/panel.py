@@ -6,11 +6,11 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import bar, plain, wrap
-from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.state import DashboardState, before_measurement
 from sapo_desktop.dashboard.widgets.held_out.levels import levels
 from sapo_desktop.dashboard.widgets.held_out.strips import strips
 from sapo_desktop.services.against_base import interval, paired, unpaired
-from sapo_swarm.events import Evaluated
+from sapo_swarm.events import Evaluated, GreedyScore
 
 MUTED = "$muted"
 NONE = "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with."
@@ -20,23 +20,26 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
     latest = state.latest
     if latest is None:
-        news = state.reading or state.base_trial
-        text = plain(news.sentence, 400) if news and news.sentence else NONE
-        return Content.styled("\n".join(wrap(text, width)[: max(height, 1)]), MUTED)
+        text = plain(before_measurement(state), 400) or NONE
+        return Content.styled("\n".join(wrap(text, width)[:height]), MUTED)
     base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
-    top = max(latest.high, base or 0.0, latest.greedy.pass_at_1 if latest.greedy else 0.0, 0.05)
+    top = max(latest.high, base or 0.0, 0.05)
     room = max(min(width - 18, 40), 4)
     rows = [Content.styled("by a judge, not verified", MUTED)] if state.run and state.run.judged else []
-    if base is not None:
-        rows.append(Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED)))
-    label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
-    rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
-    rows += _verdict(latest, width)
-    rows += _as_chat_answers(latest, top, room, glyphs)
+    if latest.greedy is not None:
+        rows += _both_temperatures(latest, latest.greedy, width)
+    else:
+        if base is not None:
+            rows.append(
+                Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED))
+            )
+        label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
+        rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
+        rows += _verdict(latest, width)
     if height >= 5:
         when = f"round {latest.round}" if latest.round else "untrained"
-        chat = "; chat: T=0" if latest.greedy else ""
-        rows.append(Content.styled(f"{latest.items} items, T={latest.temperature:g}{chat}, {when}", MUTED))
+        at = "" if latest.greedy is not None else f"T={latest.temperature:g}, "
+        rows.append(Content.styled(f"{latest.items} items, {at}{when}", MUTED))
     rows += levels(state, width)
     if height >= 12:
         rows.append(Content(""))
@@ -45,16 +48,24 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     return Content("\n").join(rows[:height])
 
 
-def _as_chat_answers(latest: Evaluated, top: float, room: int, glyphs: Glyphs) -> list[Content]:
-    """What a chat would give: the same questions at temperature 0, base and now in one row."""
-    if (greedy := latest.greedy) is None:
-        return []
-    filled = bar(greedy.pass_at_1 / top, room, glyphs, "$chart-local")
-    base = "" if greedy.delta is None else f"  base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %"
-    return [Content.assemble(("chat ", MUTED), (f"{100 * greedy.pass_at_1:5.1f} %  ", "bold"), filled, (base, MUTED))]
+def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> list[Content]:
+    """A column a temperature, base above now, and what changed at each; greedy is how chat answers."""
+    rows = [Content.styled("      sampled  greedy (chat)", MUTED)]
+    both: tuple[Evaluated | GreedyScore, ...] = (latest, greedy)
+    if all(score.delta is not None for score in both):
+        before = "  ".join(f"{100 * (score.pass_at_1 - (score.delta or 0.0)):5.1f} %" for score in both)
+        rows.append(Content.assemble(("base  ", MUTED), before))
+    now = "  ".join(f"{100 * score.pass_at_1:5.1f} %" for score in both)
+    rows.append(Content.assemble(("now   " if latest.round else "base  ", MUTED), (now, "bold")))
+    if latest.round and not latest.base_missing:
+        for name, score in zip(("sampled", "greedy"), both, strict=True):
+            first, *rest = _verdict(score, width - len(name) - 1)
+            rows += [Content.assemble((f"{name} ", MUTED), first), *rest]
+        return rows
+    return rows + (_verdict(latest, width) if latest.base_missing else [])
 
 
-def _verdict(latest: Evaluated, width: int) -> list[Content]:
+def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
     if (found := paired(latest)) is None:
         rows = [Content.styled(interval(latest.low, latest.high), MUTED)]

@@ -19,6 +19,8 @@ class Conversation:
 
     def __init__(self, home: Home, model: Model) -> None:
         self.labels = ("base", model.name)
+        self.early = ""
+        """Why both may well answer alike, "" where an evaluation tells them apart."""
         self._home, self._model = home, model
         self._stack = AsyncExitStack()
 
@@ -36,8 +38,10 @@ class Conversation:
     async def _open(self) -> None:
         await self._stack.enter_async_context(node_held(self._home))
         self._process = await self._stack.enter_async_context(children.child(["chat", self._model.name, "--json"]))
-        if "ready" not in await self._read():
+        opened = await self._read()
+        if "ready" not in opened:
             raise AppError("The chat answers something that is not understood: update sapo-desktop.")
+        self.early = str(opened.get("early", ""))
 
     async def ask(self, question: str) -> AsyncIterator[Said]:
         """What each says so far, until both are done. Raises AppError."""
