@@ -6,6 +6,7 @@ How far that is, is told as it goes on; a stop ends it at the next step, and lea
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,11 @@ STEP_S = 0.1
 """Between two words about how far the opening is."""
 
 
+def shown_base(model: str) -> str:
+    """A base in a sentence: a file or folder by its own name, without the way to it."""
+    return os.path.basename(model.rstrip("/\\")) or model if os.path.isabs(model) else model
+
+
 @dataclass
 class Opening:
     """journal: of the model that is opened."""
@@ -45,7 +51,7 @@ class Opening:
         Raises Cancelled after a stop, and what fetching raises.
         """
         while True:
-            await self.run_control.say("starting", f"Loading {model}")
+            await self.run_control.say("starting", f"Loading {shown_base(model)}")
             told = self.progress("Starting: ")
 
             def interrupted(fraction: float, phrase: str, told: Progress = told) -> None:
@@ -59,7 +65,7 @@ class Opening:
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base in it; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        told = self.progress(f"Loading {model}: ")
+        told = self.progress(f"Loading {shown_base(model)}: ")
         return await self.host.load(lambda: build(told))
 
     async def ask_base(self, examiner: Examiner, rounds: int) -> None:
