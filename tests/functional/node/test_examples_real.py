@@ -20,22 +20,8 @@ RATED = {
 THINGS = ("lamp", "kettle", "phone", "chair", "radio", "clock", "knife", "jacket", "tent", "bottle")
 
 
-@pytest.fixture
-def folder(real_model: Path, tmp_path: Path) -> Path:
-    """SmolLM2 in Hugging Face's layout, with dequantised weights."""
-    transformers = pytest.importorskip("transformers")
-    source, name = real_model.parent, real_model.name
-    quantised = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype="float32")
-    shape = transformers.AutoConfig.from_pretrained(source, gguf_file=name)
-    model = transformers.AutoModelForCausalLM.from_config(shape)
-    model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(tmp_path / "base")
-    transformers.AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
-
-
 async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_rows(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SmolLM2 never writes the form that is asked for; after some steps on 45 rows most held-out rows are right."""
     from sapo_backends.torch_backend import TorchBackend
@@ -51,7 +37,7 @@ async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_r
     toml = 'prompt = "Is this review good or bad? {question}"\n[[verifier]]\nkind = "exact"\n'
     write_folder(tmp_path / "tasks" / "reviews", toml, rows[:48], rows[48:])
     config = RunConfig(
-        model=str(folder),
+        model=str(real_model),
         trainer="torch",
         method="lora",
         tasks=("reviews",),
@@ -62,7 +48,7 @@ async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_r
         eval_items=12,
         rounds=1,
     )
-    engine = TorchBackend().load(LoadRequest(model=str(folder), method="lora", device="cpu", threads=1))
+    engine = TorchBackend().load(LoadRequest(model=str(real_model), method="lora", device="cpu", threads=1))
     seen: list[Event] = []
     with library_in(tmp_path / "tasks"):
         await follow(make(tmp_path / "run", engine, config), seen.append)
