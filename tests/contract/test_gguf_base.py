@@ -249,3 +249,26 @@ def test_a_real_file_is_computed_as_transformers_does(real_model: Path) -> None:
     engine.update([TrainSample(sequence.prompt, sequence.completion[:20], 1.0)], PolicyUpdate(1e-3), 0)
     assert sum(engine.logprobs([sequence])[0][:20]) > sum(expected[:20])
     assert decoder_spec(read_json(locate.resolve(str(real_model)) / "config.json")).layers == len(model.model.layers)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])
+def test_prompts_that_begin_alike_are_prefilled_once_with_the_same_result(
+    family: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths, one of them all that the others begin with: tokens and log-probabilities are those of each
+    alone, with windows too."""
+    from sapo_backends.torch_backend import TorchBackend
+    from sapo_backends.torch_backend.ops import packing
+
+    common = list(range(5, 29))
+    prompts = [[*common, 40, 41], common, [*common, 60], [*common, *range(70, 90)]]
+    with TorchBackend.plainly():
+        engine = load("torch", model_folder(family), precision="float32")
+        assert packing.shared_prefix(prompts) == len(common) - 1
+        once = engine.generate(prompts, 2, Sampling(0.0, 1.0, 6), 1)
+        monkeypatch.setattr(packing, "SHARED_PREFIX", 1000)
+        assert packing.shared_prefix(prompts) == 0
+        each = engine.generate(prompts, 2, Sampling(0.0, 1.0, 6), 1)
+    assert [[c.tokens for c in group] for group in once] == [[c.tokens for c in group] for group in each]
+    for a, b in zip((c for group in once for c in group), (c for group in each for c in group), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)

@@ -16,6 +16,8 @@ from sapo_backends.checkpoints.gguf.vocabulary import gguf_tokenizer
 from sapo_backends.checkpoints.gguf.writer import write_gguf
 from sapo_backends.checkpoints.locate import bundled
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_desktop.commands.models.export import lm_studio_target
+from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases.licence import licence_of
 from sapo_desktop.services.models.exports.card import Record, card
 from sapo_desktop.services.models.exports.foreign import PACKAGES, read
@@ -299,3 +301,15 @@ def test_llama_cpp_reads_the_first_token_that_a_chat_template_asks_for(
     found = read(job, lambda fraction, phrase: None)
     assert isinstance(found, Answered)
     assert [prompt for prompt, _ in found.answers] == [HfTokenizer(folder).encode_chat(chat)]
+
+
+def test_lm_studios_folder_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PUBLISHER/MODEL below the folder that LM Studio has; one sentence where there is none, or two places are named."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    with pytest.raises(UsageError, match="LM Studio has no folder of models here"):
+        lm_studio_target(None, "kim")
+    (tmp_path / ".lmstudio" / "models").mkdir(parents=True)
+    assert lm_studio_target(None, "kim") == tmp_path / ".lmstudio" / "models" / "sapo-desktop" / "kim"
+    with pytest.raises(UsageError, match="both say where to"):
+        lm_studio_target(tmp_path, "kim")

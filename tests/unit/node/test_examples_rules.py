@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sapo_backends.base import TrainSample
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
-from sapo_swarm.node.examples.phase import why_over, without_gain
+from sapo_swarm.node.examples.phase import why_over, with_common_prompt, without_gain
 from sapo_swarm.node.examples.source import BATCH, cut_into_batches, rows_apart
 from sapo_swarm.node.examples.trial import no_questions, plan_of, sentence_of
 from sapo_swarm.node.round.stalled import Stalled
@@ -197,3 +198,21 @@ def test_larger_models_take_smaller_steps_on_examples() -> None:
     rates = [examples_rate("lora", size) for size in (135_000_000, 500_000_000, 1_500_000_000)]
     assert rates == sorted(rates, reverse=True)
     assert examples_rate("full", 5_000_000) > examples_rate("full", 600_000_000)
+
+
+def test_what_all_prompts_begin_with_is_the_one_prompt_and_the_rest_is_masked() -> None:
+    """The same tokens in the same order; only the completions' own carry loss. Prompts with little in common stay as they are."""
+    common = tuple(range(100, 120))
+    samples = [
+        TrainSample((*common, 1, 2), (7, 8), 1.0),
+        TrainSample((*common, 3), (9,), 1.0),
+        TrainSample(common, (5,), 1.0),
+    ]
+    shared = with_common_prompt(samples)
+    assert [sample.prompt for sample in shared] == [common] * 3
+    assert [(*a.prompt, *a.completion) for a in shared] == [(*b.prompt, *b.completion) for b in samples]
+    assert [a.masked(a.completion) for a in shared] == [(7, 8), (9,), (5,)]
+    assert [a.learned for a in shared] == [2, 1, 1]
+    apart = [TrainSample((1, *common), (7,), 1.0), TrainSample((2, *common), (8,), 1.0)]
+    assert with_common_prompt(apart) == apart
+    assert with_common_prompt(samples[:1]) == samples[:1]
