@@ -52,9 +52,9 @@ def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
 
 
 def test_the_phase_ends_where_readings_bring_nothing_more() -> None:
-    """Of few right answers two of them, of many one."""
-    assert why_over(AUTO, [read(20), read(20, 2)], bounded=True) == ""
-    assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True)
+    """Of few right answers three of them, each with a smaller step, of many one."""
+    assert why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True) == ""
+    assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3), read(20, 4)], bounded=True)
     assert "nothing more" in why_over(AUTO, [read(37), read(37, 2)], bounded=True)
 
 
