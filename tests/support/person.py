@@ -116,9 +116,11 @@ def held_out_scores(compared: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def scores_by_temperature(compared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def scores_by_temperature(
+    compared: dict[str, Any], before: str = "base", after: str = "trained"
+) -> dict[str, dict[str, Any]]:
     """Base and trained pass@1 with their 95 % intervals by task, and the paired difference, at each temperature that
-    `eval --json` measured: "0", "1"."""
+    `eval --json` measured: "0", "1". before, after: the names that the verb gave the two sides."""
 
     def scores(side: str, key: str) -> dict[str, list[float]]:
         tasks = compared[side][key]["tasks"].items()
@@ -126,12 +128,12 @@ def scores_by_temperature(compared: dict[str, Any]) -> dict[str, dict[str, Any]]
 
     return {
         key.removeprefix("t"): {
-            "items": compared["trained"][key]["items"],
-            "base": scores("base", key),
-            "trained": scores("trained", key),
+            "items": compared[after][key]["items"],
+            "base": scores(before, key),
+            "trained": scores(after, key),
             "delta": compared["difference"][key],
         }
-        for key in sorted(compared["trained"])
+        for key in sorted(compared[after])
     }
 
 
