@@ -8,6 +8,7 @@ import sys
 import msgspec
 
 from sapo_desktop import settings
+from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.screen import own_tasks
@@ -16,6 +17,21 @@ from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks import catalogue
+
+EVERYDAY = (
+    "base",
+    "from",
+    "tasks",
+    "preset",
+    "examples",
+    "rounds",
+    "method",
+    "eval-every",
+    "seed",
+    "max-new-tokens",
+    "json",
+)
+"""Flags that --help explains; --help-all explains the others, too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -30,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "or a hub id (default: run.model of the settings)",
     )
     flags.add_run_flags(parser, [name for name in RunConfig.__struct_fields__ if name != "model"])
+    if isinstance(parser, Parser):
+        parser.shorten_help(*EVERYDAY)
 
 
 def main(args: argparse.Namespace) -> int:

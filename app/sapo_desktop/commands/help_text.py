@@ -1,8 +1,10 @@
-"""What is typed most often, verb by verb: the end of every --help."""
+"""How --help looks: the verbs in their groups, and at the end of each verb what is typed most often."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections.abc import Collection, Mapping
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "node": ("node --silo --rounds 200", "node maths --tasks basic_arithmetic,bf", "node --join -"),
@@ -65,3 +67,31 @@ class ExamplesFormatter(argparse.HelpFormatter):
 def epilog(verb: str) -> str:
     """The examples of a verb, a line each."""
     return "examples:\n" + "\n".join(f"  sapo-desktop {line}" for line in EXAMPLES[verb])
+
+
+def grouped(
+    groups: Mapping[str, Mapping[str, tuple[str, str]]], rare: Collection[str]
+) -> type[argparse.RawDescriptionHelpFormatter]:
+    """A formatter that lists verbs under the names of their groups. groups: name -> verb -> (module, line of help). rare: verbs
+    that are only named."""
+
+    class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
+        def _format_action(self, action: argparse.Action) -> str:
+            if not isinstance(action, argparse._SubParsersAction):
+                return super()._format_action(action)
+            column = 2 + max(len(verb) for verbs in groups.values() for verb in verbs if verb not in rare)
+            text = ""
+            for name, verbs in groups.items():
+                text += f"\n  {name}\n"
+                for verb, (_, line) in verbs.items():
+                    if verb not in rare:
+                        text += self._line(f"{verb:<{column}}", line)
+                if named := [verb for verb in verbs if verb in rare]:
+                    text += self._line(f"{'also':<{column}}", ", ".join(named))
+            return f"{text}\n  sapo-desktop VERB --help says more about each.\n"
+
+        def _line(self, head: str, line: str) -> str:
+            start = f"    {head}"
+            return textwrap.fill(line, self._width, initial_indent=start, subsequent_indent=" " * len(start)) + "\n"
+
+    return GroupedFormatter
