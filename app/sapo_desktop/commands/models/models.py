@@ -28,7 +28,7 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
-_BASE, _HELD_OUT = 24, 36
+_BASE, _HELD_OUT = 24, 40
 """Columns of a base and of a held-out result in the list, at most."""
 
 
