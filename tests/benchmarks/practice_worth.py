@@ -1,12 +1,13 @@
 """Whether practice after the examples is worth its time: one run, held-out pass@1 where its examples ended and where it ended.
 
     python tests/benchmarks/practice_worth.py smollm2 --tables amounts diary --seeds 1 2 3 [--rounds 40]
+    python tests/benchmarks/practice_worth.py smollm2 --longer                # the control: examples for the same seconds
     python tests/benchmarks/practice_worth.py --table          # what was measured so far, as Markdown
 
 For each table of own_tables.py and each seed: half as many training rows as usual (112) and 200 held-out ones, the app's own
-defaults, so many rounds of practice after the examples have ended by their own rule ("more passes bring nothing more"): that
-rule is what stands for the same seconds of examples alone. Both checkpoints then answer the same questions at temperatures 0
-and 1. A JSON line for each run goes to docs/benchmarks/practice-worth.jsonl; the table adds the mean over seeds with an interval
+defaults, so many rounds of practice after the examples have ended by their own rule ("more passes bring nothing more"). Both
+checkpoints then answer the same questions at temperatures 0 and 1. --longer: the same run without that rule, all examples with
+the whole step, stopped after the seconds that the node with practice took with that table and seed. A JSON line for each run goes to docs/benchmarks/practice-worth.jsonl; the table adds the mean over seeds with an interval
 that resamples seeds and questions.
 """
 
@@ -48,18 +49,24 @@ def write_parts(folder: Path, table: str, seed: int) -> tuple[Path, Path]:
     return paths
 
 
-def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """One run and its two checkpoints. Raises VerbFailed."""
-    person, base = Person(folder / "home"), model_file(model)
-    file, held_out = write_parts(folder, table, seed)
+def make(person: Person, model: str, table: str, seed: int, folder: Path) -> None:
+    """The task and the model. Raises VerbFailed."""
+    base, (file, held_out) = model_file(model), write_parts(folder, table, seed)
     person.types("tasks", "new", str(file), "--name", "t", "--model", base, "--heldout", str(held_out))
     person.types("new", "m", "--base", base, "--tasks", "t", "--seed", str(seed), "--keep-checkpoints", "50")
+
+
+def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """One run with practice, and its two checkpoints. Raises VerbFailed."""
+    person = Person(folder / "home")
+    make(person, model, table, seed, folder)
     node = person.types("node", "m", "--silo", "--rounds", str(rounds))
     events = journal(person.home)
     over = next(event for event in events if isinstance(event, ExamplesRead) and event.over)
     practised = [event for event in events if isinstance(event, RoundFinished) and not event.examples]
     compared = person.types("eval", "m", "--before", str(over.round), "--items", str(HELD_OUT_ROWS), "--json")
     return {
+        "arm": "practice",
         "model": Path(model).name,
         "table": table,
         "seed": seed,
@@ -74,6 +81,43 @@ def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dic
         "processor": processor(),
         "day": datetime.now(UTC).date().isoformat(),
     }
+
+
+WITHOUT_END = (
+    "import sapo_swarm.node.examples.phase as phase\n"
+    "phase.ENOUGH_RIGHT, phase.PATIENCE, phase.PATIENCE_HIGH = 2.0, 10**6, 10**6\n"
+    "phase.MOST_PASSES, phase.SMALLER = 10**6, 1.0"
+)
+"""The examples phase neither ends nor halves its step."""
+
+
+def measure_longer(model: str, table: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Examples for the seconds that the node with practice took. Raises VerbFailed, and StopIteration where that has not run."""
+    known = next(
+        line for line in read_lines() if (line["arm"], line["table"], line["seed"]) == ("practice", table, seed)
+    )
+    person = Person(folder / "home")
+    make(person, model, table, seed, folder)
+    words = ("node", "m", "--silo", "--examples", "only")
+    node = person.types(*words, stop_after=known["node_s"], first=WITHOUT_END)
+    compared = person.types("eval", "m", "--items", str(HELD_OUT_ROWS), "--json")
+    return {
+        "arm": "longer",
+        "model": Path(model).name,
+        "table": table,
+        "seed": seed,
+        "rounds": person.rounds()["rounds_of_examples"],
+        "node_cpu_s": round(node.cpu_s, 1),
+        "node_s": round(node.seconds, 1),
+        "temperatures": scores_by_temperature(json.loads(compared.output)),
+        "processor": processor(),
+        "day": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def read_lines() -> list[dict[str, Any]]:
+    """What was measured so far."""
+    return [json.loads(text) for text in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
 
 
 def gain_with_interval(lines: list[dict[str, Any]], temperature: str) -> tuple[float, float, float]:
@@ -93,26 +137,31 @@ def gain_with_interval(lines: list[dict[str, Any]], temperature: str) -> tuple[f
 
 
 def markdown() -> str:
-    """A row for each table: after examples, after practice, and the gain."""
-    lines = [json.loads(text) for text in LINES.read_text("utf-8").splitlines()]
-    text = [
-        "| model | table | runs | T | after examples | after practice | gain, points | practice, s |",
-        "|" + "---|" * 8,
-    ]
+    """A row for each table and temperature: after examples, after practice, the gain, and examples for the same seconds."""
+    lines = read_lines()
+    head = ("model", "table", "runs", "T", "after examples", "after practice", "gain, points", "practice, s")
+    head += ("examples for the same seconds",)
+    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for model, table in sorted({(line["model"], line["table"]) for line in lines}):
-        runs = [line for line in lines if (line["model"], line["table"]) == (model, table)]
+        runs, longer = (
+            [line for line in lines if (line["model"], line["table"], line["arm"]) == (model, table, arm)]
+            for arm in ("practice", "longer")
+        )
         for temperature in ("0", "1"):
-            sides = [
-                statistics.fmean(run["temperatures"][temperature][side]["t"][0] for run in runs)
-                for side in ("base", "trained")
-            ]
+            before, after = (mean_score(runs, temperature, side) for side in ("base", "trained"))
             mean, low, high = gain_with_interval(runs, temperature)
             seconds = statistics.fmean(run["practice_s"] for run in runs)
+            control = f"{mean_score(longer, temperature, 'trained'):.1%}, {len(longer)} runs" if longer else "not run"
             text.append(
-                f"| {model} | {table} | {len(runs)} | {temperature} | {sides[0]:.1%} | {sides[1]:.1%} "
-                f"| {mean:+.1f} [{low:+.1f}, {high:+.1f}] | {seconds:.0f} |"
+                f"| {model} | {table} | {len(runs)} | {temperature} | {before:.1%} | {after:.1%} "
+                f"| {mean:+.1f} [{low:+.1f}, {high:+.1f}] | {seconds:.0f} | {control} |"
             )
     return "\n".join(text)
+
+
+def mean_score(lines: list[dict[str, Any]], temperature: str, side: str) -> float:
+    """Mean held-out pass@1 of a side over runs."""
+    return statistics.fmean(line["temperatures"][temperature][side]["t"][0] for line in lines)
 
 
 def main() -> None:
@@ -121,6 +170,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=("amounts", "diary"))
     parser.add_argument("--seeds", nargs="+", type=int, default=(1, 2, 3))
     parser.add_argument("--rounds", type=int, default=40, help="of practice (default: 40)")
+    parser.add_argument("--longer", action="store_true", help="the control: examples for the same seconds, no practice")
     parser.add_argument("--table", action="store_true", help="print what was measured as Markdown")
     arguments = parser.parse_args()
     if arguments.table:
@@ -131,7 +181,10 @@ def main() -> None:
             for table in arguments.tables:
                 with tempfile.TemporaryDirectory() as folder:
                     try:
-                        line = measure(model, table, seed, arguments.rounds, Path(folder))
+                        if arguments.longer:
+                            line = measure_longer(model, table, seed, Path(folder))
+                        else:
+                            line = measure(model, table, seed, arguments.rounds, Path(folder))
                     except VerbFailed as error:
                         print(f"{model}, {table}: {error}", flush=True)
                         continue

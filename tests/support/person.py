@@ -52,14 +52,17 @@ class Person:
         self.environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
         self.environment.pop("OMP_NUM_THREADS", None)
 
-    def types(self, *words: str, stop_after: float = 0.0) -> Ran:
-        """Run a verb to its end, or ask it to stop after so many seconds, as Ctrl+C does. Raises VerbFailed."""
+    def types(self, *words: str, stop_after: float = 0.0, first: str = "") -> Ran:
+        """Run a verb to its end, or ask it to stop after so many seconds, as Ctrl+C does. first: Python that runs in its process
+        before it, for an arm that no setting makes. Raises VerbFailed."""
         self.home.mkdir(parents=True, exist_ok=True)
         output, errors = self.home / "last.out", self.home / "last.err"
+        code = f"{first}\nimport sys\nfrom sapo_desktop.__main__ import main\nsys.exit(main())"
+        python = [sys.executable, "-c", code] if first else [sys.executable, "-m", "sapo_desktop"]
         began = time.monotonic()
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sapo_desktop", *words],
+                [*python, *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
