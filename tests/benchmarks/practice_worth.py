@@ -6,9 +6,13 @@
 
 For each table of own_tables.py and each seed: half as many training rows as usual (112) and 200 held-out ones, the app's own
 defaults, so many rounds of practice after the examples have ended by their own rule ("more passes bring nothing more"). Both
-checkpoints then answer the same questions at temperatures 0 and 1. --longer: the same run without that rule, all examples with
-the whole step, stopped after the seconds that the node with practice took with that table and seed. A JSON line for each run goes to docs/benchmarks/practice-worth.jsonl; the table adds the mean over seeds with an interval
-that resamples seeds and questions.
+checkpoints then answer the same questions at temperatures 0 and 1.
+
+--longer: the same run without that rule, all examples with the whole step, stopped after the seconds that the node with practice
+took with that table and seed.
+
+A JSON line for each run goes to docs/benchmarks/practice-worth.jsonl; the table adds the mean over seeds with an interval that
+resamples seeds and questions.
 """
 
 from __future__ import annotations
