@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.models.pieces import Said
+from sapo_desktop.services.models.pieces import HeldOut, Marks, Said
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     NewModel,
@@ -107,11 +107,17 @@ class ScriptedChat:
     """Two answers to every question, the second one longer."""
 
     labels = ("base", "sums")
-    early = ""
+    early = without_marks = ""
 
     async def ask(self, question: str) -> AsyncGenerator[Said]:
         yield Said(0, f"I do not know what {question} is. I do not know what it", cut=True)
         yield Said(1, f"Let me see: {question} has an answer, and that is <answer>42</answer>")
+
+    async def next_held_out(self) -> AsyncGenerator[HeldOut | Said | Marks]:
+        yield HeldOut(1, "chain_sum", "State the final answer: 4 + 3 = ?", "7")
+        yield Said(0, "It is <answer>8</answer>")
+        yield Said(1, "It is <answer>7</answer>")
+        yield Marks((0.0, 1.0), (0, 1), 1)
 
     async def close(self) -> None:
         return None

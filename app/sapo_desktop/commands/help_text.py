@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "new": ("new maths --base starter", "new coach --base HuggingFaceTB/SmolLM2-135M-Instruct --tasks my_codes"),
     "eval": ("eval maths --items 300", "eval maths --before 50 --after latest"),
     "compare": ("compare maths", "compare maths coach"),
-    "chat": ("chat maths", 'chat maths "What is 17 + 25?"'),
+    "chat": ("chat maths", "chat maths --questions 20", 'chat maths "What is 17 + 25?"'),
     "export": ("export maths --format gguf --quant q8_0", "export maths --format hf --to maths-hf"),
     "verifiers": ("verifiers reverse-text maths --items 20",),
     "serve-model": ("serve-model maths --port 8080",),

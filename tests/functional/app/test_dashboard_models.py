@@ -148,10 +148,14 @@ async def test_base_and_trained_answer_side_by_side(home: Home) -> None:
         await until(pilot, lambda: isinstance(app.screen, ChatScreen))
         chat = app.screen
         assert isinstance(chat, ChatScreen)
-        await until(pilot, lambda: chat.ready)
+        await until(pilot, lambda: chat.ready and "of 1 right" in said(pilot))
+        assert {"right", "wrong"} & {word for word in said(pilot).split()}
+        await pilot.press("enter")
+        await until(pilot, lambda: chat.ready and "of 2 right" in said(pilot))
         chat.query_one("#question", Input).value = "What is 2 + 3?"
         await pilot.press("enter")
-        await until(pilot, lambda: said(pilot).count("<answer>") == 2)
+        await until(pilot, lambda: chat.ready and chat._said[-1].question == "What is 2 + 3?")
+        assert all("<answer>" in answer.text for answer in chat._said[-1].answers)
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
         await app.workers.wait_for_complete()
@@ -205,7 +209,7 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
         ):
             chat.query_one("#question", Input).value = question
             await pilot.press("enter")
-            await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1][0] == question)  # type: ignore[misc]
+            await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1].question == question)  # type: ignore[misc]
             await until(pilot, lambda: chat._ratable and "F4 bad" in said(pilot))
             await pilot.press(key)
             await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]
