@@ -129,7 +129,9 @@ def write_view(folder: Path) -> None:
         for name, content in _files(file).items():
             text = json.dumps(content)
             if len(text) > (most := largest_file(name)):  # ASCII: characters are bytes
-                raise ModelNotFound(f"Its {name} would have {size_text(len(text))}, and at most {size_text(most)} are read.")
+                raise ModelNotFound(
+                    f"Its {name} would have {size_text(len(text))}, and at most {size_text(most)} are read."
+                )
             (folder / name).write_text(text, encoding="ascii")
     except ModelNotFound as error:
         raise ModelNotFound(str(error) if str(file) in str(error) else f"{file} cannot be used. {error}") from error
