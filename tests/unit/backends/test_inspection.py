@@ -13,6 +13,7 @@ from tests.fuzz.model_files import JSON_FILES, WEIGHTS, model_copy, mutate
 from tests.support.gguf_files import TINY, gguf_bytes, placed
 
 from sapo_backends.base import BackendError, LoadRequest, ModelNotFound
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import inspection
 from sapo_backends.checkpoints.gguf_base import view
 from sapo_backends.checkpoints.locate import checked, local
@@ -153,7 +154,7 @@ def test_a_damaged_gguf_file_is_refused_by_the_child_in_its_own_sentence(
     with pytest.raises(ModelNotFound, match=sentence) as refused:
         local(str(file))
     assert str(file) in str(refused.value)
-    assert not list((view.cache_folder() / "gguf-bases").iterdir())
+    assert not list((cache_folder() / "gguf-bases").iterdir())
 
 
 def test_whoever_waits_for_a_gguf_file_may_stop_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,4 +169,4 @@ def test_whoever_waits_for_a_gguf_file_may_stop_the_child(tmp_path: Path, monkey
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
     with pytest.raises(Stopped):
         local(str(placed(tmp_path / "model.gguf")), stop)
-    assert not list((view.cache_folder() / "gguf-bases").iterdir())
+    assert not list((cache_folder() / "gguf-bases").iterdir())
