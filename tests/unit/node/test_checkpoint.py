@@ -56,7 +56,7 @@ def test_only_the_newest_keeps_its_optimizer_and_every_one_stays_intact(tmp_path
 
 def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
-    checkpoints.pinned = 5
+    checkpoints.pinned = (5,)
     for rounds in range(40):
         write(checkpoints, rounds)
     kept = rounds_in(checkpoints)
@@ -68,7 +68,7 @@ def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Pa
 
 def test_of_a_million_rounds_about_twenty_checkpoints_stay() -> None:
     rounds = list(range(0, 1_000_000, 100))
-    kept = sorted({*rounds} - {*dispensable(rounds, 3, None)})
+    kept = sorted({*rounds} - {*dispensable(rounds, 3, ())})
     assert len(kept) < 25
     assert kept[0] == 0
 
@@ -87,7 +87,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
             most = max(most, folder_bytes(tmp_path / "c") + size)
 
     engine = Watched(LoadRequest("fake"))
-    checkpoints.pinned = 2
+    checkpoints.pinned = (2,)
     for rounds in range(30):
         checkpoints.write(engine, Moment(rounds, "time"))
         assert checkpoints.used() <= budget

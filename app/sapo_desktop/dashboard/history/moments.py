@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sapo_swarm.events import (
+    CheckpointSaved,
     Event,
     ExamplesRead,
     ExternalSwitched,
@@ -67,6 +68,8 @@ def _of(event: Event, rounds: int) -> tuple[Moment, ...]:
             return (Moment("P", rounds, event.time),)
         case TrialMeasured(plan="examples" | "only") | ExamplesRead(over=True):
             return (Moment("E", event.round, event.time),)
+        case CheckpointSaved() if event.restored >= 0:
+            return (Moment("R", event.round, event.time),)
         case ExternalSwitched() if event.restored:
             return (Moment("R", event.round, event.time),)
         case GroupRecorded(first_solved=True) | FirstSuccess(node=""):

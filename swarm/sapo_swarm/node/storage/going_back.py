@@ -11,7 +11,7 @@ A model that no node trains is changed here, on the disk and without an engine; 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import msgspec
 from sapo_backends.base import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import regular_items
-from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine, RoundFinished
+from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine
 from sapo_swarm.node.storage import unfinished
 from sapo_swarm.node.storage.checkpoints import (
     Checkpoints,
@@ -43,7 +43,6 @@ BEFORE = "before rollback"
 """Why a checkpoint was saved: it holds weights of before; or it keeps those that gave way to them."""
 EXPORTS = "exports"
 """What a person took out of the model lies there: it is no part of the disk budget."""
-_KINDS = (*tripwire.KINDS, "checkpoint", "round")
 
 
 class CannotGoBack(Exception):
@@ -154,30 +153,6 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def restored_rounds(events: Iterable[Event]) -> dict[int, int]:
-    """Rounds done after each step back -> rounds of the checkpoint whose weights it brought. A step whose checkpoint was lost,
-    so that the round was trained in its place, does not count. events: of a journal, in order."""
-    steps: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, CheckpointSaved) and event.restored >= 0:
-            steps[event.round] = event.restored
-        elif isinstance(event, RoundFinished):
-            steps.pop(event.round + 1, None)
-    return steps
-
-
-def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
-    """Whether the weights after so many rounds are the present ones, or those came from them. events: of a journal, in order."""
-    ends, last = list[tuple[int, float]](), float("inf")
-    steps = restored_rounds(events)
-    for number in sorted(steps, reverse=True):
-        if number <= last:
-            ends.append((number, last))
-            last = steps[number]
-    ends.append((0, last))
-    return lambda rounds: any(first <= rounds <= end for first, end in ends)
-
-
 # -- doing -------------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +219,7 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
                 f"The node of {name} was killed, and what it did last is not in a checkpoint yet. Start it once "
                 f"(sapo-desktop node {name}), so that nothing is lost, then go back."
             )
-        events, items = journal.read(kinds=_KINDS), items_of(config)
+        events, items = journal.read(kinds=tripwire.KINDS), items_of(config)
         if items is None:  # nobody knows which ones are the best: all stay
             checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
         else:

@@ -191,7 +191,7 @@ class ModelKeys(BaseScreen):
             return
         count, size = spare
         if not count:
-            self.dashboard.say(f"{one.model.name} has its newest and its best checkpoint only: nothing to free")
+            self.dashboard.say(f"{one.model.name} has its newest and its best checkpoints only: nothing to free")
             return
 
         def chosen(yes: bool | None) -> None:
@@ -199,7 +199,7 @@ class ModelKeys(BaseScreen):
                 self.do(self.actions.free(id))
 
         what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
-        detail = f"frees {memory(size, '0 MB')}; the newest and the best one stay"
+        detail = f"frees {memory(size, '0 MB')}; the newest and the best ones stay"
         self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_compare(self) -> None:
