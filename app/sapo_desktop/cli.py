@@ -55,6 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
     "runs": ("models.runs", "when a model was trained, and what was different each time"),
+    "rollback": ("models.rollback", "a model's kept states with their held-out scores; go back to one of them (--to)"),
     "rollouts": ("models.rollouts", "the groups of a model's rounds: filter, read, export as JSON lines"),
     "backup": ("models.backup", "save everything that is yours in one archive: models, own tasks, settings"),
     "restore": ("models.backup", "bring back what an archive of backup holds; what is here stays"),
