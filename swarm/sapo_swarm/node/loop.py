@@ -132,9 +132,9 @@ class Node:
         await self._guarded.switch(taking, self.rounds_done)
 
     async def go_back(self, rounds: int) -> None:
-        """The weights after so many rounds take the place of the present ones; returns when they have. What the engine does now is
-        interrupted, and the rollouts of the round in flight are left out: other weights sampled them. While the model loads, this
-        waits for it.
+        """The weights after so many rounds take the place of the present ones; returns when they have. What the engine does now
+        is interrupted, and the rollouts of the round in flight are left out: other weights sampled them. While the model
+        loads, this waits for it.
 
         Raises wishes.BadCommand where it cannot be done; then nothing is changed.
         """
@@ -290,7 +290,7 @@ class Node:
         return RoundWork(self.rounds_done)
 
     async def _go_back(self, examiner: Examiner, work: RoundWork, target: int) -> RoundWork:
-        """What go_back() asked for; the round to work on next. What cannot be done is that caller's to hear, and changes nothing."""
+        """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""
         doing = "Going back to an earlier state"
         self.host.cancel.reset()
         try:
@@ -307,7 +307,9 @@ class Node:
         self._evaluate_next = 0
         try:
             await self.store.tell()
-            await self._guarded.open(self.store.rollbacks)  # what it learned of the weights that gave way counts no more
+            await self._guarded.open(
+                self.store.rollbacks
+            )  # what it learned of the weights that gave way counts no more
             if examiner.regular:
                 await self._owe_evaluation()
         except JournalError as error:

@@ -216,7 +216,9 @@ class ModelStore:
         """What the journal tells of a checkpoint. Raises JournalError."""
         if saved.state.restored < 0:
             return [going_back.told_of(saved)]
-        return going_back.told_afterwards(saved, self.journal.read(kinds=tripwire.KINDS), going_back.items_of(self.config))
+        return going_back.told_afterwards(
+            saved, self.journal.read(kinds=tripwire.KINDS), going_back.items_of(self.config)
+        )
 
     def go_back(self, target: int) -> None:
         """The weights after `target` rounds take the place of the present ones, which are saved before (see going_back). Call in

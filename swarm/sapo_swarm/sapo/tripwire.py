@@ -54,7 +54,8 @@ class HeldOut(msgspec.Struct, frozen=True):
 class Watch(msgspec.Struct, frozen=True):
     """What a run's journal says about its held-out results.
 
-    best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept. evidence: in nats, that the present weights lost FALL of it.
+    best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept.
+    evidence: in nats, that the present weights lost FALL of it.
     suspect: a result with which the evidence became enough for a closer look.
     taking: external groups are taken. trips: times that the wire tripped. restored: rounds in the checkpoint that came
     back last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and

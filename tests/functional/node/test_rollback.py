@@ -26,7 +26,18 @@ from sapo_swarm.node.storage.journal_check import check_journal
 
 FAKE = [
     *node_process.FAKE[:-2],
-    *("--local-groups", "16", "--final-rate", "1", "--eval-every", "1", "--eval-items", "2", "--checkpoint-minutes", "60"),
+    *(
+        "--local-groups",
+        "16",
+        "--final-rate",
+        "1",
+        "--eval-every",
+        "1",
+        "--eval-items",
+        "2",
+        "--checkpoint-minutes",
+        "60",
+    ),
 ]
 
 

@@ -137,7 +137,9 @@ class Checkpoints:
                 shutil.copyfile(source / "engine" / name, folder / name)
             if digests(folder) != names:
                 raise CheckpointCorrupt(f"Checkpoint {source.name} changed while it was copied; nothing was done.")
-            about = {field: getattr(moment, field) for field in ("rounds_done", "solved", "rollbacks", "parent", "reason")}
+            about = {
+                field: getattr(moment, field) for field in ("rounds_done", "solved", "rollbacks", "parent", "reason")
+            }
             return msgspec.structs.replace(state, digests=names, optimizer=(), restored=moment.restored, **about)
 
         return self._written(moment.rounds_done, fill)

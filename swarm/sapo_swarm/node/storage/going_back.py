@@ -1,8 +1,9 @@
 """Going back to a kept checkpoint: a step of its own in a model's history that trains nothing.
 
 With N rounds done, the weights of round K are copied into a checkpoint of N + 1 rounds, without an optimizer. The state before
-stays a kept checkpoint like others, so going back can be taken back the same way. The journal tells of it as CheckpointSaved
-(`restored`), and once more what the held-out evaluation of round K said, now of round N + 1: the same weights, the same questions.
+stays a kept checkpoint like others, so going back can be taken back the same way. The journal tells of it as
+CheckpointSaved (`restored`), and once more what the held-out evaluation of round K said, now of round N + 1: the same
+weights, the same questions.
 
 A model that no node trains is changed here, on the disk and without an engine; a running node does the same between two rounds
 (node.model_store), and loads the copy.
@@ -156,7 +157,9 @@ def _written(path: Path) -> float:
 # -- doing -------------------------------------------------------------------------------------------------------------
 
 
-def copy_state(checkpoints: Checkpoints, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]) -> Saved:
+def copy_state(
+    checkpoints: Checkpoints, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]
+) -> Saved:
     """The checkpoint that brings back the weights after `target` rounds. now, now_state: the newest checkpoint.
 
     Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt; then nothing is changed.
@@ -168,7 +171,9 @@ def copy_state(checkpoints: Checkpoints, target: int, now: Path, now_state: Chec
     try:
         state = read_state(source)
     except CheckpointCorrupt as error:
-        raise CannotGoBack(f"Checkpoint {source.name} is damaged and cannot be gone back to. Choose another one.") from error
+        raise CannotGoBack(
+            f"Checkpoint {source.name} is damaged and cannot be gone back to. Choose another one."
+        ) from error
     if not now_state.weights:
         raise CannotGoBack("This model has no trained weights of its own: there is nothing to go back to.")
     if not state.weights:
@@ -188,7 +193,8 @@ def told_afterwards(saved: Saved, events: Iterable[Event], items: int | None) ->
     events: of the journal; items: see comparable()."""
     back, before = saved.state.restored, saved.state.rounds_done - 1
     sentence = (
-        f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. The state before is kept as round {before}."
+        f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
+        f"The state before is kept as round {before}."
     )
     known = comparable(events, items).get(back)
     again = [msgspec.structs.replace(known, seq=0, time=0.0, round=before + 1, seconds=0.0)] if known else []

@@ -16,7 +16,15 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen.conversation import Conversation
-from sapo_desktop.services.models.screen.interface import ExportChoice, KeptRow, KeptTable, NewModel, NewModelInfo, Shelf, Told
+from sapo_desktop.services.models.screen.interface import (
+    ExportChoice,
+    KeptRow,
+    KeptTable,
+    NewModel,
+    NewModelInfo,
+    Shelf,
+    Told,
+)
 from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
