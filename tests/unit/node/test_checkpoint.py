@@ -68,15 +68,14 @@ def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Pa
 
 def test_where_the_budget_holds_one_best_checkpoint_only_that_is_the_first_pinned(tmp_path: Path) -> None:
     """The sampled best, which the tripwire needs; with more room the greedy best is the last that goes."""
-    one = Checkpoints(tmp_path / "one", 1).write(ENGINE, Moment(0, "start")).bytes
-    weights = one / 3
-    for room, pinned_stay in ((4.4, {3, 6}), (2.4, {6})):
+    weights = Checkpoints(tmp_path / "none", 1).next_size(ENGINE, optimizer=False)
+    for room, pinned_stay in ((4.4, {3, 6}), (3.4, {6})):
         folder = tmp_path / str(room)
         checkpoints = Checkpoints(folder, keep=1)
         for rounds in range(9):
             checkpoints.pinned = (6, 3) if rounds > 6 else (3,)
             write(checkpoints, rounds)
-        checkpoints.budget = int(room * weights) + 20_000
+        checkpoints.budget = int(room * weights)
         write(checkpoints, 9)
         kept = set(rounds_in(checkpoints))
         assert kept & {3, 6} == pinned_stay

@@ -90,7 +90,7 @@ async def go_back(home: Home, model: Model, target: int) -> str:
 
 
 def _locked(home: Home, model: Model, target: int) -> None:
-    with NodeLock(home.lock):  # no node starts meanwhile
+    with NodeLock(home.lock, names_node=False):  # no node starts meanwhile, and the dashboard is none
         _on_disk(model, target)
 
 

@@ -216,19 +216,25 @@ class Checkpoints:
     def _make_room(self, whole: int, weights: int, source: Path | None = None) -> bool:
         """Thin until a new checkpoint of so many bytes fits; whether it may hold the optimizer's state. Nothing goes for one that
         would not fit even then. The newest one, the best one and the source of a copy stay: when all else is gone the newest
-        gives up its optimizer's state first, then the new one."""
+        gives up its optimizer's state first, then the new one; other pinned ones go last."""
+        best = pinned_ones(map(rounds_of, self.complete()), self.pinned)
         spare = [path for path in self._dispensable() if path != source]
+        last = [path for path in spare if _NAME.match(path.name) and rounds_of(path) in best]
+        spare = [path for path in spare if path not in last]
         moments = [file for path in self.complete() if path not in spare for file in _optimizer_of(path)]
         gain = sum(map(folder_bytes, spare)) + sum(file.stat().st_size for file in moments)
         optimizer = self._room() + gain >= whole
         needed = whole if optimizer else weights
-        if self._room() + gain >= needed:
+        if self._room() + gain + sum(map(folder_bytes, last)) >= needed:
             for path in spare:
                 if self._room() < needed:
                     shutil.rmtree(path, ignore_errors=True)
             if self._room() < needed:
                 for file in moments:
                     file.unlink(missing_ok=True)
+            for path in last:
+                if self._room() < needed:
+                    shutil.rmtree(path, ignore_errors=True)
         if self._room() >= needed:
             return optimizer
         raise NoRoom(
