@@ -68,7 +68,10 @@ def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Pa
 
 def test_where_the_budget_holds_one_best_checkpoint_only_that_is_the_first_pinned(tmp_path: Path) -> None:
     """The sampled best, which the tripwire needs; with more room the greedy best is the last that goes."""
-    weights = Checkpoints(tmp_path / "none", 1).next_size(ENGINE, optimizer=False)
+    sizes = Checkpoints(tmp_path / "sizes", keep=9)
+    write(sizes, 0)
+    write(sizes, 1)
+    weights = folder_bytes(tmp_path / "sizes" / "round-000000")
     for room, pinned_stay in ((4.4, {3, 6}), (3.4, {6})):
         folder = tmp_path / str(room)
         checkpoints = Checkpoints(folder, keep=1)
