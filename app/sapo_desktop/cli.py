@@ -47,6 +47,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "serve a model to other programs: OpenAI's chat completions, on this machine only",
         ),
         "runs": ("models.runs", "when a model was trained, and what was different each time"),
+        "rollback": (
+            "models.rollback",
+            "a model's kept states with their held-out scores; go back to one of them (--to)",
+        ),
         "rollouts": ("models.rollouts", "the groups of a model's rounds: filter, read, export as JSON lines"),
         "backup": ("models.backup", "save everything that is yours in one archive: models, own tasks, settings"),
         "restore": ("models.backup", "bring back what an archive of backup holds; what is here stays"),

@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve-model": ("serve-model maths --port 8080",),
     "lab": ("lab list", "lab run friends --jobs 2", "lab report friends"),
     "runs": ("runs maths", "runs check maths --repair"),
+    "rollback": ("rollback maths", "rollback maths --to best-greedy", "rollback maths --to 40"),
     "rollouts": ("rollouts --reward mixed --task bf", "rollouts maths --text prime -o found.jsonl"),
     "backup": ("backup mine.tar", "backup mine.tar --keys"),
     "restore": ("restore mine.tar --list", "restore mine.tar"),

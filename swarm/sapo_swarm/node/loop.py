@@ -66,6 +66,8 @@ class Node:
         self._opened = asyncio.Event()
         self._started = time.time()
         self._evaluate_next = 0
+        self._back: tuple[int, asyncio.Future[None]] | None = None
+        """Rounds of the checkpoint that a person wants back, and who waits for it."""
 
     @property
     def rounds_done(self) -> int:
@@ -129,6 +131,22 @@ class Node:
         await self._opened.wait()
         await self._guarded.switch(taking, self.rounds_done)
 
+    async def go_back(self, rounds: int) -> None:
+        """The weights after so many rounds take the place of the present ones; returns when they have. What the engine does now
+        is interrupted, and the rollouts of the round in flight are left out: other weights sampled them. While the model
+        loads, this waits for it.
+
+        Raises wishes.BadCommand where it cannot be done; then nothing is changed.
+        """
+        await self._opened.wait()
+        if self._back is not None:
+            raise wishes.BadCommand("The node goes back to another state at this moment. Try again when it has.")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._back = rounds, done
+        self.host.cancel.cancel()
+        self.run_control.wake()
+        await asyncio.shield(done)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -145,6 +163,7 @@ class Node:
                 await self.run_control.say("failed", f"{error}" or type(error).__name__)
             raise
         finally:
+            self._answer_back("The node ended before it went back. Try again: it is done without a node, too.")
             ticker.cancel()
             await asyncio.gather(ticker, self.run_control.settled(), return_exceptions=True)
             await self.host.close()
@@ -208,7 +227,9 @@ class Node:
             context = replace(context, examples_rounds=self.examples.steps)
             run_control.tell(self.examples.doing(self.config), self.examples.steps, self.stalled.notice)
             try:
-                if await self._may_work(context, work):
+                if self._back is not None:
+                    work = await self._go_back(examiner, work, self._back[0])
+                elif await self._may_work(context, work):
                     if self.examples.trial_due(context, self.rounds_done):
                         context, examiner = await self._try_base(context, examiner)
                     else:
@@ -232,8 +253,9 @@ class Node:
         return config.examples == "only" or 0 < config.rounds <= self.practised
 
     async def _owe_evaluation(self) -> None:
-        """The weights are evaluated next where they lack their regular evaluation."""
+        """The weights are evaluated next where they lack their regular evaluation, or are back and nothing is known of them."""
         practised = -1 if self.examples.running(self.config) else self.practised
+        practised = 0 if self.store.restored >= 0 else practised
         if await self._guarded.due(self.rounds_done, practised):
             self._evaluate_next = self._evaluate_next or self._regular_items
 
@@ -266,6 +288,45 @@ class Node:
             self._evaluate_next = self._regular_items
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
+
+    async def _go_back(self, examiner: Examiner, work: RoundWork, target: int) -> RoundWork:
+        """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""
+        doing = "Going back to an earlier state"
+        self.host.cancel.reset()
+        try:
+            work = await self.store.mend(work) if torn(work) else work
+            await self._finish(work)
+            self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, doing))
+            await self.host.call(self.store.go_back, target)
+        except Exception as error:  # whoever asked hears it; training goes on as it was
+            self._answer_back(f"{error}" or type(error).__name__)
+            return work if work.round == self.rounds_done else RoundWork(self.rounds_done)
+        finally:
+            self.bus.stream(self.activity.end(doing))
+        self.examples.weights_replaced()
+        self._evaluate_next = 0
+        try:
+            await self.store.tell()
+            await self._guarded.open(
+                self.store.rollbacks
+            )  # what it learned of the weights that gave way counts no more
+            if examiner.regular:
+                await self._owe_evaluation()
+        except JournalError as error:
+            self._answer_back(f"The weights are back, but the history could not be written yet. {error}")
+            await self.run_control.failed(error)
+        self._answer_back()
+        return RoundWork(self.rounds_done)
+
+    def _answer_back(self, problem: str = "") -> None:
+        """Who asked to go back hears that it is done, or why not."""
+        if self._back is None:
+            return
+        (_, done), self._back = self._back, None
+        if problem:
+            done.set_exception(wishes.BadCommand(problem))
+        else:
+            done.set_result(None)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
         """True when nothing is in the way. A pause begins with what was done on the disk, and free memory given back."""

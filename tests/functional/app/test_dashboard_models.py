@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screenshot import picture
@@ -125,6 +125,39 @@ async def test_a_model_is_renamed_duplicated_and_deleted_by_keys(home: Home) -> 
         await pilot.press("x")
         await confirmed(pilot, "down", "enter")
         await until(pilot, lambda: "My models (1)" in said(pilot))
+
+
+async def test_a_model_goes_back_to_a_kept_state_by_keys_and_back_again(home: Home) -> None:
+    """From the list and from the opened model; the state that it has is not chosen, and Cancel changes nothing."""
+    app = dashboard(home)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("k")
+        await until(pilot, lambda: isinstance(app.screen, KeptStatesDialog))
+        assert "sampled" in said(pilot)
+        assert "greedy" in said(pilot)
+        assert "before the first round" in said(pilot)
+        await pilot.press("enter")  # the newest state is under the cursor
+        await until(pilot, lambda: "has these weights now" in said(pilot))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
+        assert "nothing is lost" in said(pilot)
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
+        (model,) = store.all_models(home)
+        newest = model.rounds_done
+        for expected, open_first in ((newest + 1, False), (newest + 2, True)):
+            if open_first:
+                await pilot.press("enter")
+                await until(pilot, lambda: isinstance(app.screen, ModelScreen))
+            await pilot.press("k")
+            await until(pilot, lambda: isinstance(app.screen, KeptStatesDialog))
+            await pilot.press("down", "enter")
+            await confirmed(pilot, "enter")
+            await until(pilot, lambda wanted=expected: store.all_models(home)[0].rounds_done == wanted)
+            await until(pilot, lambda: "weights after round" in said(pilot))
+        await until(pilot, lambda: "R rolled back" in said(pilot))
+        await app.workers.wait_for_complete()
 
 
 async def test_a_model_is_compared_with_its_base_in_a_chart_and_a_table(home: Home) -> None:

@@ -317,6 +317,10 @@ class ExamplesPhase:
         """The round is in the weights and in the update log."""
         self._count(event)
 
+    def weights_replaced(self) -> None:
+        """Earlier weights are back: what the others have answered of a trial or a reading is left out."""
+        self._measuring, self._reading = BaseTrial(), None
+
     # -- its readings ----------------------------------------------------------------------------------------------
 
     def reading_due(self, config: RunConfig) -> bool:
