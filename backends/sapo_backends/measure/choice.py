@@ -62,13 +62,40 @@ class Measured:
     computed_by: str = ""
 
 
+PROMPT = 64
+"""Tokens of a question where nobody counted them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A round: rows completions of new_tokens each, all trained on, or none: a node that only generates."""
+    """A round: rows completions of new_tokens each on average, all trained on, or none: a node that only generates.
+
+    prompt: tokens of a question, read once for its group of group_size; shared: those that all questions begin with, read once.
+    most: tokens of the longest completion, 0: all are about as long.
+    """
 
     rows: int = 64
-    new_tokens: int = 96
+    new_tokens: float = 96
     trains: bool = True
+    group_size: int = 8
+    prompt: float = PROMPT
+    shared: float = 0.0
+    most: float = 0.0
+
+    @property
+    def groups(self) -> float:
+        """Questions."""
+        return self.rows / self.group_size
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest completion."""
+        return max(self.most, self.new_tokens, 1.0)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Read before the first token is written."""
+        return self.shared + self.groups * (self.prompt - self.shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,22 +165,22 @@ def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
 def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
     round_, longer = Workload(64, 96), Workload(64, 512)
-    first = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8)
+    first = estimate.round_seconds(small, round_, LIMITS, "bfloat16")
     assert first is not None
     for size, work, kind in ((large, round_, "bfloat16"), (small, longer, "bfloat16"), (small, round_, "float32")):
-        slower = estimate.round_seconds(size, work, LIMITS, kind, 8)
+        slower = estimate.round_seconds(size, work, LIMITS, kind)
         assert slower is not None
         assert slower > first
-    slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", 8, fallback=True)
+    slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", fallback=True)
     assert slower == pytest.approx(1.8 * first)
     assert slower is not None
     states, found = replace(small, state=4_700_000, recurrent=164_000, by_kernels=131_000), list[float]()
     for compiler in ("cc", None):
         monkeypatch.setattr(hardware, "c_compiler", lambda compiler=compiler: compiler)
-        found.append(estimate.round_seconds(states, round_, LIMITS, "bfloat16", 8, fallback=True) or 0.0)
+        found.append(estimate.round_seconds(states, round_, LIMITS, "bfloat16", fallback=True) or 0.0)
     assert found[0] > slower + 64 * 96 * 4 * 4 * 4_700_000 / LIMITS.read, "states go through memory"
     assert found[1] > found[0] + 64 * 96 * 6 * 4 * 4_700_000 / LIMITS.read, "more often without compiled kernels"
-    assert estimate.round_seconds(small, round_, Limits(), "bfloat16", 8) is None
+    assert estimate.round_seconds(small, round_, Limits(), "bfloat16") is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_an_estimate_is_near_the_rounds_that_were_measured(
 ) -> None:
     """8 x 8 completions at that rate in bfloat16: two of docs/benchmarks/engines.md, and the bundled starter on one thread."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
-    found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16", 8)
+    found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16")
     assert found == pytest.approx(seconds, rel=0.2)
 
 

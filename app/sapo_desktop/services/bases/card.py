@@ -232,7 +232,7 @@ def _seconds(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
     fallback = bool(found.slow)
-    return estimate.round_seconds(size, workload, limits, kind, config.group_size, fallback=fallback), False
+    return estimate.round_seconds(size, workload, limits, kind, fallback=fallback), False
 
 
 def lines(card: Card) -> list[str]:
