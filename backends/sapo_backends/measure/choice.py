@@ -200,19 +200,32 @@ def merged(one: Measured, two: Measured) -> Measured:
     )
 
 
-def round_seconds(measured: Measured, workload: Workload) -> float | None:
-    """Seconds of a round; None for what failed, or does not train where the round does.
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """What was measured of a candidate that works, as rates of other rounds than the measured one."""
 
-    Generation counts at the widest measured width that the round fills.
-    """
+    measured: Measured
+
+    def generate(self, work: Workload) -> float:
+        """Seconds to read the prompts and write the answers; at the widest measured width that the rows fill."""
+        rates = {width: rate for width, rate in self.measured.generation.items() if rate > 0}
+        width = max((w for w in rates if w <= work.rows), default=min(rates))
+        prompts = self.measured.first * work.rows / max(rates)
+        return prompts + work.rows * work.new_tokens / rates[width]
+
+    def update(self, context: float, answers: float) -> float:
+        """Seconds of an update on so many tokens of answers behind so many of prompts, which the measured one had few of."""
+        return (context + answers) / self.measured.update + self.measured.hand_over
+
+
+def round_seconds(measured: Measured, workload: Workload) -> float | None:
+    """Seconds of a round, to compare candidates by; None for what failed, or does not train where the round does."""
     widths = [w for w in measured.generation if measured.generation[w] > 0]
     if measured.failure or not widths or (workload.trains and measured.update <= 0):
         return None
-    width = max((w for w in widths if w <= workload.rows), default=min(widths))
-    tokens = workload.rows * workload.new_tokens
-    prompts = measured.first * workload.rows / max(widths)
-    generation = prompts + tokens / measured.generation[width]
-    return generation + tokens / measured.update + measured.hand_over if workload.trains else generation
+    rates = MeasuredRates(measured)
+    generation = rates.generate(workload)
+    return generation + rates.update(0.0, workload.rows * workload.new_tokens) if workload.trains else generation
 
 
 def format_seconds(seconds: float) -> str:

@@ -143,8 +143,11 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     prompts = [_prompt(config, question, tokenizer) for question, _ in asked]
     answers: dict[str, list[int]] = {}
     for question, text in asked:
-        limit, lengths = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
-        lengths.append(min(limit, _text(text, tokenizer) + 1) if text else limit)
+        limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
+        if text:
+            measured.append(min(limit, _text(text, tokenizer) + 1))
+    known = all(answers.values())
+    lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
     first, last = min(prompts), max(prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     scale = 1 if tokenizer else CHARACTERS
@@ -156,9 +159,9 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
         questions=len(asked),
         prompt=mean(map(len, prompts)) / scale + (0 if tokenizer else TEMPLATE),
         shared=shared,
-        answer=mean(mean(lengths) for lengths in answers.values()),
-        longest=mean(max(lengths) for lengths in answers.values()),
-        known=all(text for _, text in asked),
+        answer=mean(map(mean, lengths)),
+        longest=mean(map(max, lengths)),
+        known=known,
         limit=mean(new_tokens(config, task) for task in config.tasks),
         by_tokenizer=tokenizer is not None,
         of_pass=sum(min(len(rows), ROWS_OF_A_PASS) for rows, _ in tables.values())
