@@ -65,13 +65,16 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
     assert "a round of 8 groups of 8 needs about" in said
     assert "to 200 rounds (estimated from this machine's limits" in said
     assert "answers     cut at 96 tokens" in said
-    assert "answers" not in "".join(
+    assert "answers     cut" not in "".join(
         card.lines(card.card(home, RunConfig(model="starter", trainer="torch", device="cpu")))
     )
     assert one.fits
     assert one.hours is not None
-    assert one.seconds is not None
-    assert one.hours == pytest.approx(one.seconds / 18)
+    assert one.time is not None
+    looks = 1 + 200 // 25
+    once = one.time.trial + one.time.examples
+    assert 3600 * one.hours == pytest.approx(once + 200 * one.time.round + looks * one.time.evaluation)
+    assert min(one.time.trial, one.time.examples, one.time.evaluation) > 0
 
 
 def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

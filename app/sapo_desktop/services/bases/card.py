@@ -122,13 +122,13 @@ def timed(home: Home, config: RunConfig, found: Card, *, measure: bool = True) -
     if config.method == "none":
         return found
     ran = speed.rounds(home, config)
-    rates, measured = _rates(home, config, found, measure)
-    if rates is None or found.size is None:
+    speeds, measured = rates(home, config, found, measure)
+    if speeds is None or found.size is None:
         return found
     counts = question_tokens.count(home, config, make=measure)
     groups = local_groups(config, found.size.parameters) + config.external_groups
     seconds = median(ran) if ran else 0.0
-    time = forecast.forecast(config, rates, groups * config.group_size, counts, seconds)
+    time = forecast.forecast(config, speeds, groups * config.group_size, counts, seconds)
     return replace(found, time=time, measured=measured or bool(ran), rounds=len(ran))
 
 
@@ -222,21 +222,32 @@ def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
 
 
-def _rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[forecast.Rates | None, bool]:
+def expected(home: Home, config: RunConfig, *, measure: bool) -> Forecast | None:
+    """What a training with these settings takes, of a base that is on this disk; None where that is not known. measure: see card.
+    Blocks."""
+    try:
+        found = _facts(config, ask=False)
+    except (BackendError, OSError):
+        return None
+    return timed(home, config, found, measure=measure).time
+
+
+def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[forecast.Rates | None, bool]:
     """How fast the base works here, and whether that was measured with it."""
     try:
         if (best := speed.chosen(home, config)) is not None:
             known = next(one for one in speed.recall(home, config) if one.candidate == best.candidate)
             return MeasuredRates(known), True
-        if (size := found.size) is None or not measure or "torch" not in engines.choose_trainer(config):
+        if (size := found.size) is None or "torch" not in engines.choose_trainer(config):
             return None, False
     except BackendError:
         return None, False
     kind = precisions.computes_in(config.precision)
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
-    rates = estimate.Rates(size, speed.machine_limits(home, config), kind, bool(found.slow))
-    return (rates, False) if rates.known else (None, False)
+    limits = speed.machine_limits(home, config) if measure else speed.known_limits(home, config)
+    by_limits = estimate.Rates(size, limits, kind, bool(found.slow))
+    return (by_limits, False) if by_limits.known else (None, False)
 
 
 def lines(card: Card) -> list[str]:

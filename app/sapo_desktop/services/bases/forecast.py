@@ -38,13 +38,14 @@ class Rates(Protocol):
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once before
-    the first, 0 where there is none. counts: None where the questions are not known."""
+    the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are not known."""
 
     trial: float
     examples: float
     round: float
     evaluation: float
     every: int
+    answer: float
     counts: TokenCounts | None
 
     def whole(self, rounds: int = ROUNDS) -> float:
@@ -70,11 +71,7 @@ class Forecast:
             return f"assumed: questions of {PROMPT} tokens, answers as long as they may be"
         how = "" if counts.by_tokenizer else f", {counts.questions} estimated by their characters"
         alike = f", of which {counts.shared:.0f} are the same in all" if counts.shared else ""
-        answers = (
-            f"right answers of {counts.answer:.0f}"
-            if counts.known
-            else f"answers of up to {counts.limit:.0f}, as no right one is known"
-        )
+        answers = f"answers of {self.answer:.0f}" + ("" if counts.known else ", as no right one is known")
         return f"questions of {counts.prompt:.0f} tokens{alike}, {answers}{how}"
 
 
@@ -110,7 +107,7 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
         base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
         trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
     practice = config.examples != "only"
-    return Forecast(trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, counts)
+    return Forecast(trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts)
 
 
 def examples_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:

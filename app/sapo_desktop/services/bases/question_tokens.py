@@ -48,7 +48,7 @@ Asked = tuple[Question, str]
 
 class TokenCounts(msgspec.Struct, frozen=True):
     """Means over `questions` training questions. shared: what all of them begin with. answer, longest: of right answers with
-    their end, of a task that gives none its limit; known: all tasks give them. limit: of an answer. by_tokenizer: else estimated
+    their end, of a task that gives none its limit; known: some task gives them. limit: of an answer. by_tokenizer: else estimated
     by their characters. of_pass, apart: examples of a pass and questions set aside. held_out: items of an evaluation."""
 
     questions: int
@@ -74,7 +74,7 @@ def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
         if catalogue and not make:
             return None
         each = max(LEAST, QUESTIONS // max(1, len(config.tasks)))
-        asked = [pair for task in config.tasks if is_own(task) for pair in _rows(config, task, each)]
+        asked = [pair for task in config.tasks if is_own(task) for pair in rows_of(config, task, each)]
         if catalogue:
             asked += asyncio.run(_made(config, catalogue, each))
         counts = _counted(config, asked)
@@ -106,7 +106,7 @@ def _kept(home: Home) -> dict[str, object]:
     return {}
 
 
-def _rows(config: RunConfig, task: str, most: int) -> list[Asked]:
+def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
     """Training rows of an own task, evenly over all."""
     own, asked = library.find(task), list[Asked]()
     answers = may_have_examples(msgspec.structs.replace(own.spec, extract="whole"))
@@ -146,7 +146,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
         limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
         if text:
             measured.append(min(limit, _text(text, tokenizer) + 1))
-    known = all(answers.values())
+    known = any(answers.values())
     lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
     first, last = min(prompts), max(prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
