@@ -10,7 +10,7 @@ A cell is a model (a name of packaging/real_models.py) on an engine, in fresh pr
     generate    a round of the trades table (own_tables.py) with the app's precision: tokens/s, seconds beside the forecast's
     train       the update of that round, and a step of the examples phase beside the forecast's
     memory      VmHWM after the round beside the app's plan for it
-    export      the adapter as a GGUF file, used by llama.cpp on the person's own file: greedy answers beside the engine's own
+    export      the adapter as a GGUF file, used by llama.cpp on the person's own file: what the examples' answers gained there
 
 Processor seconds count: other work on the machine does not lengthen them, and of one thread they are those of a quiet machine.
 MLX on a processor gets a smaller round (ROUND): its products are some twenty times as slow there. A JSON line for each cell goes
@@ -53,6 +53,8 @@ PAGE = 600
 """Characters of README.md whose log-probabilities are compared."""
 ROUND = {"torch": (8, 8, 24, 16), "llamacpp+torch": (8, 8, 24, 16), "mlx": (2, 4, 8, 4)}
 """Engine -> groups, completions of each, most tokens of an answer; examples of a step."""
+RATE = 1e-3
+"""Of the step of examples."""
 ANSWERS, ANSWER = 6, 12
 """Greedy answers compared after the export, and their most tokens."""
 CELL_S = 3600
@@ -222,28 +224,33 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"precision": engine.info.precision, "load": watch.lap(), "loaded_gib": _gib(peak_memory())}
     config = msgspec.structs.replace(config, precision=engine.info.precision if "+" not in name else "auto")
     prompts, samples = _asked(config, engine, examples)
-    asked = prompts[:groups]
-    watch.lap()
-    made = engine.generate(asked, group_size, Sampling(1.0, 1.0, most), seed=1)
-    result["generate"] = watch.lap()
-    lengths = [len(c.tokens) for row in made for c in row]
-    result["generate"] |= {"tokens": sum(lengths), "tok_s": sum(lengths) / result["generate"]["cpu_s"]}
-    batch = _batch(asked, made)
-    engine.update(batch, PolicyUpdate(1e-6), seed=1)
-    result["update"] = watch.lap()
-    result["peak_gib"] = _gib(peak_memory())
-    engine.update(samples, PolicyUpdate(1e-3), seed=2)
-    result["step"] = watch.lap() | {"examples": len(samples)}
+    asked, rows = prompts[:groups], [TokenSequence(s.prompt, s.completion) for s in samples]
+    before = engine.logprobs(rows)
+    lengths: list[int] = []
+    for which in ("first", "warm"):
+        watch.lap()
+        made = engine.generate(asked, group_size, Sampling(1.0, 1.0, most), seed=1)
+        times = {"generate": watch.lap()}
+        lengths = [len(c.tokens) for row in made for c in row]
+        engine.update(_batch(asked, made), PolicyUpdate(1e-6), seed=1)
+        times["update"] = watch.lap()
+        result["peak_gib"] = _gib(peak_memory())
+        engine.update(samples, PolicyUpdate(RATE), seed=2)
+        result[which] = times | {"step": watch.lap()}
+    result["tokens"] = {"generated": sum(lengths), "longest": max(lengths), "examples": len(samples)}
+    result["tok_s"] = sum(lengths) / result["warm"]["generate"]["cpu_s"]
     plan = memory_plan.plan(config)
     result["plan_gib"] = _gib(plan.needed) if plan else None
     if rates is not None and (counts := question_tokens.count(home, config, make=True)):
         mean = sum(lengths) / len(lengths)
         shape = Workload(len(lengths), mean, True, group_size, counts.prompt, counts.shared, max(lengths))
-        result["generate"]["foretold_s"] = rates.generate(shape)
-        result["update"]["foretold_s"] = rates.update(groups * counts.prompt, sum(lengths))
-        result["step"]["foretold_s"] = forecast.step_seconds(rates, counts, examples)
+        result["foretold"] = {
+            "generate": rates.generate(shape),
+            "update": rates.update(groups * counts.prompt, sum(lengths)),
+            "step": forecast.step_seconds(rates, counts, examples),
+        }
         result["counts"] = msgspec.to_builtins(counts)
-    result["export"] = _export(file, engine, prompts[-ANSWERS:])
+    result["export"] = _export(file, engine, prompts[-ANSWERS:], samples, before)
     return result
 
 
@@ -287,18 +294,39 @@ def _batch(prompts: Sequence[Sequence[int]], made: Sequence[Sequence[Completion]
     ]
 
 
-def _export(file: Path, engine: Engine, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Greedy answers with the adapter by llama.cpp on the file, beside the engine's own."""
+def _export(
+    file: Path,
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    samples: Sequence[TrainSample],
+    before: Sequence[Sequence[float]],
+) -> dict[str, Any]:
+    """The adapter as a GGUF file in llama.cpp on the person's own file: nats that the examples' answers gained, of a token on
+    average, beside the engine's own; and greedy answers that are the same to the end, of a model that has hardly begun."""
     from sapo_backends.registry import backend
 
+    rows = [TokenSequence(s.prompt, s.completion) for s in samples]
     sampling = Sampling(0.0, 1.0, ANSWER)
     trainer = getattr(engine, "_trainer") if engine.separate_generator else engine
     own = [row[0].tokens for row in trainer.generate(prompts, 1, sampling, seed=0)]
+    gained = _mean(samples, engine.logprobs(rows)) - _mean(samples, before)
     request = LoadRequest(str(file), "lora", "auto", "cpu", threads=1)
     other = backend("llamacpp")().load(replace(request, lora_rank=16, lora_alpha=32.0))
+    untrained = _mean(samples, other.logprobs(rows))
     other.set_adapter(engine.adapter(), 32.0)
     theirs = [row[0].tokens for row in other.generate(prompts, 1, sampling, seed=0)]
-    return {"identical": sum(a == b for a, b in zip(own, theirs, strict=True)), "answers": len(prompts)}
+    return {
+        "gained": gained,
+        "gained_by_llamacpp": _mean(samples, other.logprobs(rows)) - untrained,
+        "identical": sum(a == b for a, b in zip(own, theirs, strict=True)),
+        "answers": len(prompts),
+    }
+
+
+def _mean(samples: Sequence[TrainSample], rows: Sequence[Sequence[float]]) -> float:
+    """Log-probability of a token of the right answers."""
+    values = [value for sample, row in zip(samples, rows, strict=True) for value in sample.masked(row)]
+    return sum(values) / len(values)
 
 
 PARTS = {"tokens": tokens, "reference": reference, "logprobs": logprobs, "work": work}
@@ -317,10 +345,12 @@ def markdown(lines: Sequence[dict[str, Any]]) -> str:
         cells = [line["model"], line["engine"], done["precision"], f"{done['load']['cpu_s']:.1f}"]
         cells.append(f"{line['tokens']['equal']} of {line['tokens']['texts']}" if "equal" in line["tokens"] else "-")
         cells.append(", ".join(f"{name} {gap['largest']:.1e}" for name, gap in gaps.items() if isinstance(gap, dict)))
-        cells.append(f"{done['generate']['tok_s']:.1f}")
-        cells += [_beside(done[part].get("foretold_s"), done[part]["cpu_s"]) for part in ("generate", "update", "step")]
+        cells.append(f"{done['tok_s']:.1f}")
+        foretold = done.get("foretold", {})
+        cells += [_beside(foretold.get(part), done["warm"][part]["cpu_s"]) for part in ("generate", "update", "step")]
         cells.append(_beside(done["plan_gib"], done["peak_gib"]))
-        cells.append(f"{done['export']['identical']} of {done['export']['answers']}")
+        export = done["export"]
+        cells.append(f"{export['gained_by_llamacpp']:.2f} / {export['gained']:.2f} nats")
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text)
 
