@@ -43,8 +43,7 @@ from tests.benchmarks.own_tables import write_table  # noqa: E402
 from tests.support.gguf_files import nasty_texts  # noqa: E402
 from tests.support.person import Person, VerbFailed, processor  # noqa: E402
 
-from sapo_backends.base import Completion, Engine, LoadRequest, PolicyUpdate, Sampling  # noqa: E402
-from sapo_backends.base import TokenSequence, TrainSample  # noqa: E402
+from sapo_backends.base import Completion, Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample  # noqa: E402  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "gguf-matrix.jsonl"
 ENGINES = ("torch", "llamacpp+torch", "mlx")
@@ -221,7 +220,11 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
     watch = Watch()
     engine = engines.run_builder(config, run, home)(lambda *_: None)
-    result: dict[str, Any] = {"precision": engine.info.precision, "load": watch.lap(), "loaded_gib": _gib(peak_memory())}
+    result: dict[str, Any] = {
+        "precision": engine.info.precision,
+        "load": watch.lap(),
+        "loaded_gib": _gib(peak_memory()),
+    }
     config = msgspec.structs.replace(config, precision=engine.info.precision if "+" not in name else "auto")
     prompts, samples = _asked(config, engine, examples)
     asked, rows = prompts[:groups], [TokenSequence(s.prompt, s.completion) for s in samples]
@@ -307,7 +310,7 @@ def _export(
 
     rows = [TokenSequence(s.prompt, s.completion) for s in samples]
     sampling = Sampling(0.0, 1.0, ANSWER)
-    trainer = getattr(engine, "_trainer") if engine.separate_generator else engine
+    trainer = engine._trainer if engine.separate_generator else engine
     own = [row[0].tokens for row in trainer.generate(prompts, 1, sampling, seed=0)]
     gained = _mean(samples, engine.logprobs(rows)) - _mean(samples, before)
     request = LoadRequest(str(file), "lora", "auto", "cpu", threads=1)

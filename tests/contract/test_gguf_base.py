@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

@@ -28,12 +28,14 @@ makes of a token. From two rows of docs/benchmarks/memory.md."""
 @dataclass(frozen=True, slots=True)
 class Rates:
     """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
-    transformers computes it."""
+    transformers computes it. library: the trainer, torch or mlx. generator: "llamacpp" where it writes instead of the trainer."""
 
     size: ModelSize
     limits: Limits
     precision: str
     fallback: bool = False
+    library: str = "torch"
+    generator: str = ""
 
     @property
     def known(self) -> bool:
@@ -66,8 +68,9 @@ class Rates:
         return 1.0 - self.size.vocabulary * self.size.hidden / max(1, self.size.multiplied)
 
     def _forward(self, tokens: float) -> float:
-        share, trained = _shares(self.size, self.limits, self.precision)[1], most_trained(
-            self.size, self.limits, self.precision
+        share, trained = (
+            _shares(self.size, self.limits, self.precision)[1],
+            most_trained(self.size, self.limits, self.precision),
         )
         return tokens * self._body / (3 * trained * share)
 

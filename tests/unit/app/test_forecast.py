@@ -10,8 +10,7 @@ import pytest
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.measure.choice import Measured, MeasuredRates, Workload
-from sapo_backends.measure.choice import Candidate
+from sapo_backends.measure.choice import Candidate, Measured, MeasuredRates, Workload
 from sapo_backends.measure.estimate import Rates
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop.paths import Home
@@ -37,7 +36,9 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture(autouse=True)
 def tasks(tmp_path: Path) -> Iterator[None]:
     """Two tables, whose questions are a line and a page and whose answers are a word."""
-    form = 'prompt = "Sort this message into one of the words that you know: {question}"\n[[verifier]]\nkind = "exact"\n'
+    form = (
+        'prompt = "Sort this message into one of the words that you know: {question}"\n[[verifier]]\nkind = "exact"\n'
+    )
     for name, words in (("short", 5), ("long", 400)):
         rows = [{"question": f"{number} " + "word " * words, "answer": "electrician"} for number in range(240)]
         write_folder(tmp_path / "tasks" / name, form, rows[:192], rows[192:])
@@ -80,9 +81,7 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
 
 
 def test_evaluations_are_counted_at_both_temperatures_and_as_often_as_they_come(home: Home) -> None:
-    often, seldom, never = (
-        expected(home, msgspec.structs.replace(OWN, eval_every=every)) for every in (10, 100, 0)
-    )
+    often, seldom, never = (expected(home, msgspec.structs.replace(OWN, eval_every=every)) for every in (10, 100, 0))
     assert often.evaluation == seldom.evaluation > never.evaluation == 0.0
     assert often.whole() - seldom.whole() == pytest.approx(18 * often.evaluation)
     assert seldom.whole() - never.whole() == pytest.approx(3 * often.evaluation)
@@ -91,7 +90,9 @@ def test_evaluations_are_counted_at_both_temperatures_and_as_often_as_they_come(
     fewer = expected(home, msgspec.structs.replace(OWN, eval_items=12))
     assert fewer.evaluation < often.evaluation
     assert fewer.counts is not None
-    once = RATES.generate(Workload(12, fewer.answer, True, 1, fewer.counts.prompt, fewer.counts.shared, fewer.counts.longest))
+    once = RATES.generate(
+        Workload(12, fewer.answer, True, 1, fewer.counts.prompt, fewer.counts.shared, fewer.counts.longest)
+    )
     assert fewer.evaluation == pytest.approx(2 * once)
 
 
@@ -110,9 +111,7 @@ def test_what_questions_begin_with_alike_is_computed_once(home: Home) -> None:
 
 def test_the_examples_are_told_of_only_where_they_come(home: Home) -> None:
     """Off, or of a bundled base that knows the form, there are none; only: nothing else."""
-    first, off, only = (
-        expected(home, msgspec.structs.replace(OWN, examples=kind)) for kind in ("auto", "off", "only")
-    )
+    first, off, only = (expected(home, msgspec.structs.replace(OWN, examples=kind)) for kind in ("auto", "off", "only"))
     assert first.examples > 0 == off.examples
     assert first.parts.startswith("examples about")
     assert first.answer < off.answer == OWN.max_new_tokens, "untrained models write to the limit"

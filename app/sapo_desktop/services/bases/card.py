@@ -238,15 +238,18 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
         if (best := speed.chosen(home, config)) is not None:
             known = next(one for one in speed.recall(home, config) if one.candidate == best.candidate)
             return MeasuredRates(known), True
-        if (size := found.size) is None or "torch" not in engines.choose_trainer(config):
-            return None, False
+        trainer = engines.choose_trainer(config)
     except BackendError:
         return None, False
-    kind = precisions.computes_in(config.precision)
+    generator, _, trainer = trainer.rpartition("+")
+    if (size := found.size) is None or trainer not in ("torch", "mlx"):
+        return None, False
+    library = () if trainer == "torch" else (trainer,)
+    limits = speed.machine_limits(home, config, *library) if measure else speed.known_limits(home, config, *library)
+    kind = memory_plan.computes_in(config, trainer)
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
-    limits = speed.machine_limits(home, config) if measure else speed.known_limits(home, config)
-    by_limits = estimate.Rates(size, limits, kind, bool(found.slow))
+    by_limits = estimate.Rates(size, limits, kind, bool(found.slow), library=trainer, generator=generator)
     return (by_limits, False) if by_limits.known else (None, False)
 
 
@@ -281,7 +284,11 @@ def _time(card: Card) -> list[str]:
     if card.time is None or card.hours is None:
         return ["time        not known; measure it: sapo-desktop bench"]
     over = f"over {card.rounds} round{'' if card.rounds == 1 else 's'} " if card.rounds else ""
-    how = f"measured {over}here" if card.measured else "estimated from this machine's limits; sapo-desktop bench measures it"
+    how = (
+        f"measured {over}here"
+        if card.measured
+        else "estimated from this machine's limits; sapo-desktop bench measures it"
+    )
     return [
         f"time        {card.time.parts}",
         f"in all      {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})",
@@ -292,7 +299,9 @@ def _time(card: Card) -> list[str]:
 def as_json(card: Card) -> dict[str, object]:
     """For programs."""
     plain = {name: getattr(card, name) for name in card.__slots__ if name not in ("plan", "size", "time")}
-    time = {name: getattr(card.time, name) for name in ("trial", "examples", "round", "evaluation")} if card.time else {}
+    time = (
+        {name: getattr(card.time, name) for name in ("trial", "examples", "round", "evaluation")} if card.time else {}
+    )
     memory = {"needed": card.plan.needed, "available": card.plan.available} if card.plan else None
     plain |= {"seconds": card.time.round if card.time else None, "parts_s": time}
     return {**plain, "memory": msgspec.to_builtins(memory), "hours": card.hours, "fits": card.fits}

@@ -10,14 +10,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sapo_backends.checkpoints import locate
 from sapo_backends.measure.choice import PROMPT, Workload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.clock import duration
 from sapo_swarm.node.examples.phase import GROUPS_READ, MOST_SECONDS, READ_EVERY, ROWS_AT_ONCE, TAUGHT
 from sapo_swarm.node.examples.source import BATCH
 from sapo_swarm.node.examples.trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
-from sapo_swarm.node.clock import duration
 
 PASSES = 3
 """Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8."""
@@ -107,7 +106,9 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
         base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
         trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
     practice = config.examples != "only"
-    return Forecast(trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts)
+    return Forecast(
+        trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts
+    )
 
 
 def examples_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:

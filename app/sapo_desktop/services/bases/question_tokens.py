@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
 import msgspec
@@ -22,8 +22,8 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
-from sapo_swarm.node.examples.source import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.node.evaluation.held_out_exclusion import SLOW
+from sapo_swarm.node.examples.source import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed

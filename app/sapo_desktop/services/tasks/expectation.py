@@ -266,7 +266,11 @@ def _when(found: Expectation, verdict: str, time: Forecast | None) -> str:
     phase = f"Examples come first: {usual}, at most 10 minutes"
     if found.examples == "only":
         return f"{phase}; the held-out comparison follows."
-    look = f", a held-out evaluation every {time.every} about {in_words(time.evaluation)}" if time and time.evaluation else ""
+    look = (
+        f", a held-out evaluation every {time.every} about {in_words(time.evaluation)}"
+        if time and time.evaluation
+        else ""
+    )
     if verdict.endswith(EXAMPLES_FIRST):
         return f"{phase}; a held-out comparison follows. Then practice, in rounds of about {round_s}{look}."
     minutes = FIRST_LOOK * found.round_s / 60
