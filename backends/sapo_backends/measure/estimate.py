@@ -16,6 +16,10 @@ from sapo_backends.measure.machine_limits import Limits, most_generated, most_tr
 PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
 """Shares of the limit that generation of a full batch and the update reach. Where a matrix unit multiplies (AMX, a GPU), it
 waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
+OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
+"""Seconds beside the products, of models from 100M parameters on a processor without a matrix unit: of each token that is
+written (attention, a choice from the vocabulary), of each batch of questions, and of each update (products compiled for its
+shape). Fitted on six runs on own tasks (docs/benchmarks/real-tasks.md): short answers and small batches are mostly that."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
 STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
@@ -28,14 +32,12 @@ makes of a token. From two rows of docs/benchmarks/memory.md."""
 @dataclass(frozen=True, slots=True)
 class Rates:
     """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
-    transformers computes it. library: the trainer, torch or mlx. generator: "llamacpp" where it writes instead of the trainer."""
+    transformers computes it."""
 
     size: ModelSize
     limits: Limits
     precision: str
     fallback: bool = False
-    library: str = "torch"
-    generator: str = ""
 
     @property
     def known(self) -> bool:
@@ -48,6 +50,7 @@ class Rates:
         width = max(1, round(rows * work.new_tokens / work.longest))  # rows that ended leave the batch
         rate = _shares(size, self.limits, self.precision)[0] * most_generated(size, width, self.limits, self.precision)
         seconds = rows * work.new_tokens / rate + self._forward(work.prompt_tokens)
+        seconds += self._beside(OF_TOKEN * rows * work.new_tokens + OF_CALL)
         if not self.fallback:
             return seconds
         return seconds * self._slower() + self._states(rows * work.new_tokens, work.prompt_tokens, trains=False)
@@ -56,11 +59,15 @@ class Rates:
         """Seconds to learn from so many tokens of answers behind so many of prompts, which are not predicted themselves."""
         size = self.size
         rate = _shares(size, self.limits, self.precision)[1] * most_trained(size, self.limits, self.precision)
-        seconds = (context * self._body + answers) / rate
+        seconds = (context * self._body + answers) / rate + self._beside(OF_UPDATE)
         if not self.fallback:
             return seconds
         seconds *= RECOMPUTED if size.recurrent else 1.0
         return seconds * self._slower() + self._states(0.0, context + answers, trains=True)
+
+    def _beside(self, seconds: float) -> float:
+        small = self.size.parameters < SHARDED_BELOW
+        return 0.0 if small or _shares(self.size, self.limits, self.precision) != PRODUCTS else seconds
 
     @property
     def _body(self) -> float:

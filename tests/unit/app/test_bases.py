@@ -35,6 +35,8 @@ from sapo_swarm.protocol import keystore
 
 LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
 HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
+SMOLLM2 = ModelSize(134_500_000, 4_900_000, 30, 576, 1536, 192, 49_152)
+GEMMA = ModelSize(268_100_000, 3_800_000, 18, 640, 2048, 256, 262_144)
 STARTER = ModelSize(5_000_000, 5_000_000, 6, 256, 784, 128, 1024)
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -201,6 +203,36 @@ def test_an_estimate_is_near_the_rounds_that_were_measured(
     monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
     found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16")
     assert found == pytest.approx(seconds, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "counts", "answers", "step", "generated"),
+    [
+        (SMOLLM2, 424e9, (81, 47), (3.1, 4.0), 1.77, 0.93),
+        (SMOLLM2, 424e9, (80, 32), (5.6, 7.0), 2.42, 1.48),
+        (SMOLLM2, 424e9, (61, 34), (9.7, 10.0), 1.68, 1.75),
+        (SMOLLM2, 424e9, (85, 31), (24.0, 26.0), 3.18, 5.86),
+        (GEMMA, 402e9, (64, 37), (2.8, 3.0), 1.63, 1.05),
+        (HALF_BILLION, 410e9, (74, 43), (3.0, 3.0), 3.77, 2.11),
+    ],
+)
+def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
+    monkeypatch: pytest.MonkeyPatch,
+    size: ModelSize,
+    rate: float,
+    counts: tuple[int, int],
+    answers: tuple[float, float],
+    step: float,
+    generated: float,
+) -> None:
+    """Steps of 16.3 examples and 8 x 8 answers of docs/benchmarks/real-tasks.jsonl, within 30 %. counts: tokens of a question, and
+    of what all begin with; answers: on average, and of the longest."""
+    monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx512_bf16")
+    rates = estimate.Rates(size, Limits({"bfloat16": rate}, 5e10), "bfloat16")
+    (prompt, shared), (answer, longest) = counts, answers
+    assert rates.update(shared + 16.3 * (prompt - shared), 16.3 * answer) == pytest.approx(step, rel=0.3)
+    work = Workload(64, answer, True, 8, prompt, shared, longest)
+    assert rates.generate(work) == pytest.approx(generated, rel=0.3)
 
 
 def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,9 @@ class Rates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once before
-    the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are not known."""
+    """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once
+    before the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are
+    not known."""
 
     trial: float
     examples: float

@@ -65,7 +65,8 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
 
 def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
-    """Of the run's tasks; None where they are not known. make: reasoning_gym's questions may be made now, in about 3 s. Blocks."""
+    """Of the run's tasks; None where they are not known. make: reasoning_gym's questions may be made now, in about 3 s.
+    Blocks."""
     try:
         key = _key(config)
         if (kept := _kept(home).get(key)) is not None:
