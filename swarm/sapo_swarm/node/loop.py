@@ -59,7 +59,7 @@ class Node:
         self.pace = Pace()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha.FirstSuccesses()
-        self.examples = ExamplesPhase(self.journal, self.bus)
+        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
         self.stalled = Stalled()
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
@@ -202,6 +202,7 @@ class Node:
     async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
         run_control = self.run_control
         work = await self.store.in_flight(context)
+        await self._reconsider(context)
         if not self.examples.trial_due(context, self.rounds_done):
             await self._owe_evaluation()
         while not run_control.requests.stop and not self._complete(context):
@@ -264,8 +265,15 @@ class Node:
         await self._round(context, work)
         if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
             self._evaluate_next = self._regular_items
+        if not work.examples:
+            await self._reconsider(context)
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
+
+    async def _reconsider(self, context: RoundContext) -> None:
+        """Practice may have found successes to imitate, unless it is over."""
+        if not 0 < self.config.rounds <= self.practised:
+            await self.examples.reconsider(context, self.rounds_done, others=self._guarded.taking)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
         """True when nothing is in the way. A pause begins with what was done on the disk, and free memory given back."""
