@@ -249,9 +249,9 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     answers: completions at `temperature`, group_size a question; right, well_formed, truncated: of them; low, high: 95 % interval
     of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn. greedy:
     questions right at temperature 0. examples: verified texts of a pass; sources: of them the rows of tables ("table"), fresh
-    questions with the task's answer ("task"), and successes of the "person", the model's "own" and "others'". limits: task -> tokens that an answer may have from
-    now on, {} where the settings decide. sample: an answer as it was written, safe to show. sentence: what the node does now,
-    and why.
+    questions with the task's answer ("task"), successes that the "person", the model itself ("own") and "others" wrote. limits:
+    task -> tokens that an answer may have from now on, {} where the settings decide. sample: an answer as it was written, safe to
+    show. sentence: what the node does now, and why.
     """
 
     round: int

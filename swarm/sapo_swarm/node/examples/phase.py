@@ -129,9 +129,9 @@ class _Reading:
 
 @dataclass
 class ExamplesPhase:
-    """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind the
-    weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. Call open() before anything
-    else."""
+    """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. Call open() before
+    anything else."""
 
     journal: Journal
     bus: Bus
@@ -274,9 +274,9 @@ class ExamplesPhase:
         self.before, self.readings, self.tokens, self.seconds, self._steps_of_a_pass = self.steps, [], 0, 0.0, 0
 
     async def reconsider(self, context: RoundContext, rounds_done: int, others: bool) -> None:
-        """After each round of practice: whether the model is to be tried again, because questions taught hardly anything and there
-        are enough new successes to imitate. others: theirs count. A function of the journal, and of what the person wrote.
-        Raises ScorerUnavailable, JournalError."""
+        """After each round of practice: whether the model is to be tried again, because questions taught hardly anything and
+        there are enough new successes to imitate. others: theirs count. A function of the journal, and of what the person
+        wrote. Raises ScorerUnavailable, JournalError."""
         trial, practised = self.trial, rounds_done - self.steps
         if self._again or context.config.examples != "auto" or trial is None or self.running(context.config):
             return
