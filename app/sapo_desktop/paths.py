@@ -71,6 +71,11 @@ class Home:
         return self.data / "tasks"
 
     @property
+    def written_answers(self) -> Path:
+        """Right answers that the person wrote to training questions (contribute --answer)."""
+        return self.data / "written-answers.jsonl"
+
+    @property
     def network(self) -> Path:
         """The day's count of bytes that went to swarms and came from them."""
         return self.data / "network.json"

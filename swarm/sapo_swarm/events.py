@@ -243,13 +243,15 @@ Plan = Literal["practice", "examples", "only", "nothing"]
 
 
 class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
-    """What the untrained model makes of training questions, before the first round: never of held-out ones.
+    """What the model makes of training questions, before the first round, or later where practice found nothing to learn from and
+    there are successes to imitate: never of held-out ones.
 
     answers: completions at `temperature`, group_size a question; right, well_formed, truncated: of them; low, high: 95 % interval
     of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn. greedy:
-    questions right at temperature 0. examples: verified texts of a pass. limits: task -> tokens that an answer may have from
-    now on, {} where the settings decide. sample: an answer as it was written, safe to show. sentence: what the node does now,
-    and why.
+    questions right at temperature 0. examples: verified texts of a pass; sources: of them the rows of tables ("table"), fresh
+    questions with the task's answer ("task"), successes that the "person", the model itself ("own") and "others" wrote. limits:
+    task -> tokens that an answer may have from now on, {} where the settings decide. sample: an answer as it was written, safe to
+    show. sentence: what the node does now, and why.
     """
 
     round: int
@@ -271,6 +273,7 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     plan: Plan
     sentence: str
     limits: dict[str, int] = {}
+    sources: dict[str, int] = {}
 
 
 class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):

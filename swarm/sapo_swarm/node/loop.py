@@ -59,7 +59,7 @@ class Node:
         self.pace = Pace()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha.FirstSuccesses()
-        self.examples = ExamplesPhase(self.journal, self.bus)
+        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
         self.stalled = Stalled()
         self.retention = Retention(self.journal, self.config.keep_groups)
         self.guard: Guard | None = None
@@ -221,6 +221,7 @@ class Node:
     async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
         run_control = self.run_control
         work = await self.store.in_flight(context)
+        await self._reconsider(context)
         if not self.examples.trial_due(context, self.rounds_done):
             await self._owe_evaluation()
         while not run_control.requests.stop and not self._complete(context):
@@ -286,6 +287,8 @@ class Node:
         await self._round(context, work)
         if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
             self._evaluate_next = self._regular_items
+        if not work.examples:
+            await self._reconsider(context)
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
 
@@ -307,9 +310,8 @@ class Node:
         self._evaluate_next = 0
         try:
             await self.store.tell()
-            await self._guarded.open(
-                self.store.rollbacks
-            )  # what it learned of the weights that gave way counts no more
+            # What it learned of the weights that gave way counts no more.
+            await self._guarded.open(self.store.rollbacks)
             if examiner.regular:
                 await self._owe_evaluation()
         except JournalError as error:
@@ -327,6 +329,11 @@ class Node:
             done.set_exception(wishes.BadCommand(problem))
         else:
             done.set_result(None)
+
+    async def _reconsider(self, context: RoundContext) -> None:
+        """Practice may have found successes to imitate, unless it is over."""
+        if not 0 < self.config.rounds <= self.practised:
+            await self.examples.reconsider(context, self.rounds_done, others=self._guarded.taking)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
         """True when nothing is in the way. A pause begins with what was done on the disk, and free memory given back."""

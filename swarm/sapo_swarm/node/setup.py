@@ -44,6 +44,7 @@ class NodeSetup:
     machine: reads the sensors of this machine and the disk of the folder that it is given.
     judge: of the tasks that are judged by a rubric. deaths: see RunControl.
     as_left: a pause of the person's that had no end holds on, as it does where the system starts the node.
+    written: file of answers that the person wrote to training questions (node.examples.successes); None: there is none.
     """
 
     config: RunConfig
@@ -65,6 +66,7 @@ class NodeSetup:
     judge: Judge | None = None
     deaths: int = 0
     as_left: bool = False
+    written: Path | None = None
 
     @property
     def mode(self) -> Mode:

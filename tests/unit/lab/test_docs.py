@@ -27,7 +27,10 @@ def test_no_line_but_those_of_tables_is_longer_than_120_columns(page: Path) -> N
 
 def test_nothing_lies_in_the_folders_but_records_and_an_experiment_of_other_code() -> None:
     """A report is made anew from its record; its prose would say the same twice."""
-    assert {path.suffix for folder in LAB.iterdir() if folder.is_dir() for path in folder.iterdir()} <= {".zst", ".toml"}
+    assert {path.suffix for folder in LAB.iterdir() if folder.is_dir() for path in folder.iterdir()} <= {
+        ".zst",
+        ".toml",
+    }
     assert all((folder / FILE).exists() for folder in LAB.iterdir() if folder.is_dir())
 
 

@@ -181,6 +181,7 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
         base=record.base,
         changed=session.changed,
         fetch=functools.partial(fetching.fetch, config),
+        written=home.written_answers,
     )
 
 

@@ -17,6 +17,8 @@ from sapo_desktop.services.swarms.answering import MAX_ATTEMPTS, MIN_ATTEMPTS, D
 from sapo_desktop.settings import flags
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question
 
 _HOW = (
@@ -64,8 +66,9 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
     chosen = settings.load(home.settings)
     config = flags.run_config(chosen, args)
-    membership.require_shared(config)
     invite = membership.parse(invite_text.read(args.join)) if args.join else membership.load(home.invite)
+    membership.require_shared(config, invite.swarm)
+    tasks = [task for task in config.tasks if not catalogue.is_own(task) or library.travels(task, invite.swarm)]
     who = await asyncio.to_thread(membership.identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer(answer_format=config.answer_format) as scorer:
         try:
@@ -74,7 +77,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
         print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
         excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
-        desk = Desk(scorer, who.identity, invite.swarm, config.tasks, config.preset, excluded)
+        desk = Desk(scorer, who.identity, invite.swarm, tasks, config.preset, excluded, kept=home.written_answers)
         shared = 0
         while not args.questions or shared < args.questions:
             question = await desk.question()
@@ -108,6 +111,8 @@ async def _attempts(desk: Desk, question: Question) -> list[str]:
             print(f"  {safe_text(str(error), 200, lines=False)}")
             continue
         texts.append(text)
+        if reward >= 1.0 and (said := await asyncio.to_thread(desk.keep, question, text)):
+            print(f"  {said}")
         print(f"  {'right' if reward >= 1.0 else 'not right'} (reward {reward:.2f})")
     return texts
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sapo_desktop.errors import AppError
+from sapo_swarm.node.examples.successes import Written, keep_written
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.scoring.declared.extract import enclose
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
-from sapo_swarm.tasks.catalogue import preset_of, train_seed
+from sapo_swarm.tasks.catalogue import generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
@@ -39,7 +41,7 @@ def attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> s
 @dataclass(slots=True)
 class Desk:
     """Hands out questions and takes attempts. swarm: its id; excluded: hashes of prompts that nodes refuse, being held out;
-    session: so that no question comes twice."""
+    session: so that no question comes twice. kept: file of the right answers, from which a node of this machine may learn."""
 
     scorer: Scorer
     identity: Identity
@@ -49,6 +51,7 @@ class Desk:
     excluded: frozenset[str] = frozenset()
     session: int = 0
     asked: int = 0
+    kept: Path | None = None
 
     def __post_init__(self) -> None:
         self.session = self.session or secrets.randbits(31)
@@ -59,7 +62,9 @@ class Desk:
             task = self.tasks[self.asked % len(self.tasks)]
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
             self.asked += 1
-            (found,) = await self.scorer.questions([TaskRef(task, preset_of(task, self.preset), seed)])
+            (found,) = await self.scorer.questions(
+                [TaskRef(task, preset_of(task, self.preset), seed, 0, generator_of(task, self.swarm))]
+            )
             if isinstance(found, Question) and found.prompt_sha256 not in self.excluded:
                 return found
         raise AppError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
@@ -69,6 +74,16 @@ class Desk:
         scored = await self.scorer.score(question.ref, [text])
         assert isinstance(scored, Scored)
         return scored.rewards[0]
+
+    def keep(self, question: Question, text: str) -> str:
+        """Keep a right answer on this machine; a sentence where the disk refuses."""
+        if self.kept is None:
+            return ""
+        try:
+            keep_written(self.kept, Written(question.ref, text))
+        except OSError as error:
+            return f"Not kept for your own models ({error.strerror or error}). It is shared all the same."
+        return ""
 
     async def share(self, client: NodeClient, question: Question, texts: Sequence[str]) -> str:
         """Sign the attempts as one group and upload it: what became of it, in a sentence."""

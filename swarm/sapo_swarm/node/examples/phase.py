@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -23,8 +25,9 @@ from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasure
 from sapo_swarm.node.clock import duration
 from sapo_swarm.node.evaluation.evaluate import Begun, sampled
 from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.examples import successes
 from sapo_swarm.node.examples.source import Example, ExampleSource, cut_into_batches
-from sapo_swarm.node.examples.trial import BaseTrial, Show, no_questions, plan_of, sentence_of
+from sapo_swarm.node.examples.trial import BaseTrial, Show, no_questions, plan_of, sentence_of, sources_in_words
 from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.rows import Table
@@ -55,6 +58,12 @@ GROUPS_READ = 8
 """Questions set aside that are answered in groups, to see from how many practice could learn."""
 ROWS_AT_ONCE = 32
 """Completions in one call of a reading; between calls progress is told."""
+LOOK_EVERY = 32
+"""Rounds of practice after which it is asked whether successes are to be imitated, and that this is judged by."""
+RARE = 0.1
+"""Share of questions with both right and wrong answers under which practice has hardly anything to learn from."""
+ENOUGH_KNOWN = 16
+"""Questions with a known success that a phase without answers of the tasks' own needs; a later one as many new ones."""
 LEAST_LIMIT, SPARE = 24, 1.5
 """Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
 
@@ -120,34 +129,45 @@ class _Reading:
 
 @dataclass
 class ExamplesPhase:
-    """Mutable. host of the run's journal and bus. steps: rounds of examples behind the weights. tokens, seconds: of the phase so
-    far. Call open() before anything else."""
+    """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. Call open() before
+    anything else."""
 
     journal: Journal
     bus: Bus
+    folder: Path
+    written: Path | None = None
     trial: TrialMeasured | None = None
     readings: list[ExamplesRead] = field(default_factory=list)
     steps: int = 0
+    before: int = 0
     tokens: int = 0
     seconds: float = 0.0
     source: ExampleSource | None = None
     _steps_of_a_pass: int = 0
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
+    _again: bool = False
+    _known: Sequence[successes.Success] | None = None
 
     async def open(self, rounds_done: int) -> None:
         """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
         Raises JournalError."""
         events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
         self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
-        self.readings = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        told = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        earlier = [e for e in told if self.trial is not None and e.seq < self.trial.seq]
+        self.readings = told[len(earlier) :]
         if self.trial is None and not self.readings:
             return
         last = self.readings[-1] if self.readings else None
-        self.steps, self.tokens, self.seconds = (last.step, last.tokens, last.seconds) if last else (0, 0, 0.0)
+        self.before = earlier[-1].step if earlier else 0
+        self.steps, self.tokens, self.seconds = (
+            (last.step, last.tokens, last.seconds) if last else (self.before, 0, 0.0)
+        )
         if last is not None and last.over:
             return
-        since = last.round if last else 0
+        since = last.round if last else earlier[-1].round if earlier else 0
         stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
         newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # one that was taken back is there twice
         for number, event in newest.items():
@@ -186,6 +206,8 @@ class ExamplesPhase:
     def trial_due(self, context: RoundContext, rounds_done: int) -> bool:
         """The base is to be tried: before the first round, unless it was taught what an answer looks like."""
         config, info = context.config, context.host.engine.info
+        if self._again:
+            return True
         if self.trial is not None or self.readings or not info.trainable:
             return False
         taught = config.model.partition(":")[0] in TAUGHT
@@ -193,7 +215,7 @@ class ExamplesPhase:
 
     async def try_base(self, context: RoundContext, rounds_done: int) -> TrialMeasured:
         """The trial, published; with what follows from it. Raises Cancelled, BackendError, ScorerUnavailable, JournalError."""
-        detail = "Trying the base on a few training questions"
+        detail = f"Trying the {'model' if self._again else 'base'} on a few training questions"
         context.stream(context.activity.begin("trial", rounds_done, detail))
 
         def show(part: float) -> None:
@@ -203,6 +225,13 @@ class ExamplesPhase:
         source = await self._opened(context)
         why_none = reason_without_examples(context)
         examples = [] if why_none or context.config.examples == "off" else await source.of_pass(0)
+        sources = Counter(source_of(example) for example in examples)
+        if (
+            context.config.examples == "auto"
+            and not sources["table"] + sources["task"]
+            and len(examples) < ENOUGH_KNOWN
+        ):
+            examples, sources = [], Counter()
         if not why_none and context.config.examples == "off":
             why_none = "examples are switched off (examples = off)."
         elif not examples and not why_none:
@@ -210,17 +239,25 @@ class ExamplesPhase:
         if counts is None:
             counts = no_questions(context.config)
         plan = plan_of(context.config, counts, len(examples), why_none, source.bounded)
-        limits = answer_limits(context, [*examples, *source.apart]) if plan in ("examples", "only") else {}
+        imitates = plan in ("examples", "only")
+        limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
+        limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase count on
         sentence = sentence_of(counts, plan, why_none, MOST_SECONDS)
+        if imitates:
+            sentence = f"{sentence} {sources_in_words(sources)}"
         changes = {
             "round": rounds_done,
             "examples": len(examples),
+            "sources": dict(sources),
             "plan": plan,
             "limits": limits,
             "sentence": sentence,
         }
-        self.trial = event = msgspec.structs.replace(counts, **changes)
+        event = msgspec.structs.replace(counts, **changes)
         await self.bus.publish(event)
+        self._begin(event)
+        if imitates:
+            await self._keep_known(event)
         if source.rejected and examples:
             text = (
                 f"{source.rejected} of {source.rejected + len(examples)} training questions are no examples: their answer does "
@@ -231,7 +268,54 @@ class ExamplesPhase:
         self._measuring = BaseTrial()
         return event
 
+    def _begin(self, trial: TrialMeasured) -> None:
+        """What follows is told of this trial on."""
+        self.trial, self._again = trial, False
+        self.before, self.readings, self.tokens, self.seconds, self._steps_of_a_pass = self.steps, [], 0, 0.0, 0
+
+    async def reconsider(self, context: RoundContext, rounds_done: int, others: bool) -> None:
+        """After each round of practice: whether the model is to be tried again, because questions taught hardly anything and
+        there are enough new successes to imitate. others: theirs count. A function of the journal, and of what the person
+        wrote. Raises ScorerUnavailable, JournalError."""
+        trial, practised = self.trial, rounds_done - self.steps
+        if self._again or context.config.examples != "auto" or trial is None or self.running(context.config):
+            return
+        if trial.round >= rounds_done or not practised or practised % LOOK_EVERY or reason_without_examples(context):
+            return
+        told = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
+        newest = [e for e in told if isinstance(e, RoundFinished) and not e.examples]
+        if sum(e.nonzero_groups for e in newest) >= RARE * sum(e.local_groups for e in newest):
+            return
+        known = await self._collect(context, others)
+        imitated = await asyncio.to_thread(successes.read_kept, self.folder)
+        old = {success.question.prompt_sha256 for success in imitated.successes} if imitated else set()
+        if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
+            self._again, self._known, self.source = True, known, None
+
+    async def _collect(self, context: RoundContext, others: bool) -> list[successes.Success]:
+        """Successes of now, verified."""
+        if reason_without_examples(context):
+            return []
+        events = await asyncio.to_thread(self.journal.read, 0, ("group",), successes.GROUPS_READ)
+        written = await asyncio.to_thread(successes.read_written, self.written)
+        texts = successes.candidates(events, written, context.config.tasks, others=others)
+        return await successes.verified(context.scorer, texts, context.excluded)
+
+    async def _keep_known(self, trial: TrialMeasured) -> None:
+        """Killed before it, or where the disk refuses, the next start finds the same in the journal."""
+        kept = successes.Kept(trial.round, tuple(self._known or ()))
+        try:
+            await asyncio.to_thread(successes.write_kept, self.folder, kept)
+        except OSError as error:
+            await self.bus.publish(LogLine(level="warning", text=f"The examples are not kept on the disk: {error}"))
+
     async def _opened(self, context: RoundContext) -> ExampleSource:
+        if self._known is None:
+            kept = await asyncio.to_thread(successes.read_kept, self.folder) if self.trial else None
+            if kept is not None and self.trial is not None and kept.round == self.trial.round:
+                self._known = kept.successes
+            else:
+                self._known = await self._collect(context, others=context.config.external_groups > 0)
         if self.source is None:
             source = ExampleSource(
                 context.config,
@@ -240,6 +324,7 @@ class ExamplesPhase:
                 context.scorer,
                 context.excluded,
                 lambda example: as_sample(context, example) is not None,
+                self._known,
             )
             await source.open()
             self.source = source
@@ -276,7 +361,7 @@ class ExamplesPhase:
 
     async def _batch(self, source: ExampleSource) -> Sequence[Example]:
         """The batch of the next step. Each pass has as many steps as the first."""
-        number, place = divmod(self.steps, self._steps_of_a_pass)
+        number, place = divmod(self.steps - self.before, self._steps_of_a_pass)
         batches = cut_into_batches(await source.of_pass(number))
         return batches[place % len(batches)]
 
@@ -325,12 +410,13 @@ class ExamplesPhase:
 
     def reading_due(self, config: RunConfig) -> bool:
         """The rows set aside are to be read now."""
-        if not self.running(config) or not self.steps or not self._steps_of_a_pass:
+        steps = self.steps - self.before
+        if not self.running(config) or not steps or not self._steps_of_a_pass:
             return False
         if self.readings and self.readings[-1].step == self.steps:
             return False
         every = min(self._steps_of_a_pass, READ_EVERY)
-        return self.steps % every == 0 or self.seconds >= MOST_SECONDS
+        return steps % every == 0 or self.seconds >= MOST_SECONDS
 
     async def prepare(self, context: RoundContext) -> None:
         """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
@@ -357,7 +443,7 @@ class ExamplesPhase:
         event = ExamplesRead(
             round=rounds_done,
             step=self.steps,
-            passes=self.steps / max(1, self._steps_of_a_pass),
+            passes=(self.steps - self.before) / max(1, self._steps_of_a_pass),
             right=right,
             items=len(source.apart),
             unequal=unequal,
@@ -377,7 +463,7 @@ class ExamplesPhase:
         return event
 
     def _progress_words(self, doing: str = "Examples") -> str:
-        passes = self.steps // max(1, self._steps_of_a_pass) + 1
+        passes = (self.steps - self.before) // max(1, self._steps_of_a_pass) + 1
         text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
         last = self.readings[-1] if self.readings else None
         return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
@@ -423,6 +509,13 @@ def reading_sentence(event: ExamplesRead, why: str) -> str:
     groups = f", {event.unequal} of {event.groups} questions with both right and wrong answers" if event.groups else ""
     text = f"Examples, {passes}: {right}{groups}"
     return f"{text}. The phase is over after {duration(event.seconds)}: {why}." if why else text
+
+
+def source_of(example: Example) -> str:
+    """Where it comes from, as TrialMeasured.sources counts it."""
+    if example.writer != "task":
+        return example.writer
+    return "table" if is_own(example.question.ref.dataset) else "task"
 
 
 def as_sample(context: RoundContext, example: Example) -> TrainSample | None:

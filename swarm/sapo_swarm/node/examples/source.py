@@ -1,4 +1,5 @@
-"""Verified texts to imitate: the answers that a run's tasks give themselves, as completions that pass their own verifiers.
+"""Verified texts to imitate: the answers that a run's tasks give themselves, as completions that pass their own verifiers, and
+where a question has none, known successes (see successes).
 
 Never a held-out question, and never one of the rows set aside, which tell whether the phase still helps. What a pass holds is a
 pure function of who, when and the tasks: a node that was killed goes on with the same batches.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.evaluation.held_out_exclusion import SLOW
+from sapo_swarm.node.examples.successes import Success, Writer, train_place
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, train_seed
@@ -46,11 +48,13 @@ class Example:
 
     question: Question
     text: str
+    writer: Writer | Literal["task"] = "task"
 
 
 @dataclass
 class ExampleSource:
     """Call open() first. excluded: hashes of held-out prompts. fits: whether the model's context has room for an example.
+    successes: for questions to which their task gives no answer that passes.
 
     apart: the questions set aside, with their right answers. tables: own task -> places of its rows that may be examples.
     endless: tasks that make fresh questions. rejected: references whose own answer did not pass, that do not fit, or that are
@@ -63,15 +67,18 @@ class ExampleSource:
     scorer: Scorer
     excluded: frozenset[str]
     fits: Callable[[Example], bool]
+    successes: Sequence[Success] = ()
     apart: list[Example] = field(default_factory=list)
     tables: dict[str, list[int]] = field(default_factory=dict)
     endless: list[str] = field(default_factory=list)
     rejected: int = 0
+    _known: list[Example] = field(default_factory=list)
     _pass: tuple[int, list[Example]] | None = None
 
     async def open(self) -> None:
         """Decide which rows are set aside. Raises ScorerUnavailable, BadTask."""
         apart: list[TaskRef] = []
+        places_apart: dict[str, list[int]] = {}
         most = max(8, MOST_APART // len(self.config.tasks))
         for task in self.config.tasks:
             if not is_own(task):
@@ -82,9 +89,30 @@ class ExampleSource:
             if own.spec.turns or own.spec.rubric:
                 continue  # an episode, or a judge: there is no text that is right
             training, aside = rows_apart(own, most)
-            self.tables[task] = training
+            self.tables[task], places_apart[task] = training, aside
             apart += [self._row(task, place) for place in aside]
         self.apart = await self._verified(apart, frozenset())
+        self._part_successes(places_apart, most)
+
+    def _part_successes(self, places_apart: Mapping[str, Sequence[int]], most: int) -> None:
+        """Successes to rows set aside are set aside, and one that asks what a held-out row asks is none. Where nothing would be
+        set aside so, some of all successes are."""
+        hidden = self.excluded | {example.question.prompt_sha256 for example in self.apart}
+        known: list[Example] = []
+        for success in self.successes:
+            example, ref = Example(success.question, success.text, success.writer), success.question.ref
+            if success.question.prompt_sha256 in hidden or not self.fits(example):
+                continue
+            if not is_own(ref.dataset):
+                known.append(example)
+            elif (place := train_place(ref)) in places_apart.get(ref.dataset, ()):
+                self.apart.append(example)
+            elif place in self.tables.get(ref.dataset, ()):
+                known.append(example)
+        known.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
+        count = 0 if self.apart else min(max(LEAST_APART, len(known) // SHARE_APART), most, len(known) // 4)
+        self.apart += known[:count]
+        self._known = known[count:]
 
     @property
     def bounded(self) -> bool:
@@ -98,6 +126,10 @@ class ExampleSource:
             hidden = frozenset(example.question.prompt_sha256 for example in self.apart)
             found = await self._verified(refs, hidden)
             self.rejected = len(refs) - len(found)
+            if self._known:
+                prompts = {example.question.prompt_sha256 for example in found}
+                found += [example for example in self._known if example.question.prompt_sha256 not in prompts]
+                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(found)
             self._pass = number, found
         return self._pass[1]
 

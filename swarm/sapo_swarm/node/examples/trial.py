@@ -7,7 +7,7 @@ difference teach nothing. Where the task knows right answers, imitating them com
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -206,6 +206,26 @@ def plan_of(config: RunConfig, counts: TrialMeasured, examples: int, why_none: s
     if lost and examples and not why_none and config.examples == "auto":
         return "examples"
     return "practice" if counts.unequal or right >= MOSTLY_RIGHT else "nothing"
+
+
+SOURCES = {
+    "table": ("row of your tables", "rows of your tables"),
+    "task": ("question with the task's own answer", "questions with the task's own answers"),
+    "person": ("answer you wrote", "answers you wrote"),
+    "own": ("earlier answer of this model", "earlier answers of this model"),
+    "others": ("answer of others", "answers of others"),
+}
+"""Where examples come from, as TrialMeasured.sources names it -> one of them and several in words."""
+
+
+def sources_in_words(sources: Mapping[str, int]) -> str:
+    """Where the texts of a pass come from, as a sentence; "" where there are none."""
+    parts = [f"{sources[name]:,} {words[sources[name] != 1]}" for name, words in SOURCES.items() if sources.get(name)]
+    if not parts:
+        return ""
+    checked = ", all checked here" if sources.get("others") or sources.get("own") or sources.get("person") else ""
+    total = sum(sources.values())
+    return f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
 
 
 def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,14 +123,15 @@ def practised(model: Model) -> int:
 def _examples_rounds(folder: Path) -> int:
     """Rounds of examples that the journal tells of; 0 where it cannot be read."""
     try:
-        events = _events(folder, ("examples",))
+        events = _events(folder, ("examples", "base_trial"))
+        last = next((e for e in reversed(events) if isinstance(e, ExamplesRead)), None)
+        if last is not None and last.over and events[-1] is last:
+            return last.step
+        rounds = _events(folder, ("round",))  # a phase is on its way, or may be: its rounds stand one by one
     except JournalError:
         return 0
-    last = next((e for e in reversed(events) if isinstance(e, ExamplesRead)), None)
-    if last is None or not last.over:  # the phase is on its way: its rounds stand one by one
-        with contextlib.suppress(JournalError):
-            return sum(e.covers for e in _events(folder, ("round",)) if isinstance(e, RoundFinished) and e.examples)
-    return last.step if last else 0
+    step, since = (last.step, last.round) if last is not None and last.over else (0, 0)
+    return step + sum(e.covers for e in rounds if isinstance(e, RoundFinished) and e.examples and e.round >= since)
 
 
 def with_room(config: RunConfig, folder: Path) -> RunConfig:

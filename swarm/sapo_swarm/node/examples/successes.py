@@ -1,0 +1,190 @@
+"""Known successes: texts that answered a training question rightly, for questions to which a task gives no answer of its own.
+
+Three sources: what the person wrote, what this model wrote in earlier rounds, and what other nodes wrote, as far as it was
+trained on. None is trusted: each text is judged again by this node's own verifier before it is imitated. What a phase imitates is
+kept in the model's folder when the phase begins, so that a node that was killed goes on with the same texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from sapo_swarm.events import Event, GroupRecorded
+from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.tasks.catalogue import is_own, is_train
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, Group, Question, TaskRef
+from sapo_swarm.whole_file import write_whole
+
+Writer = Literal["person", "own", "others"]
+"""Who wrote a success, the preferred one first: the person, this model, another node's model (or person)."""
+QUESTIONS_KNOWN = 512
+"""Questions with a success that a phase imitates at most: the newest."""
+TEXTS_TRIED = 3
+"""Texts of one writer to one question that are judged at most, the shortest first."""
+GROUPS_READ = 4096
+"""Newest groups of the journal that are looked through."""
+WRITTEN_MOST = 2000
+"""Answers of the person's that are kept, the newest."""
+WRITTEN_BYTES, KEPT_BYTES = 24 * 2**20, 64 * 2**20
+"""A file of them that is larger was not written by this program."""
+KEPT = "known-successes.json"
+"""In the folder of a model: what the newest phase of examples imitates beside the tasks' own answers."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A text as an answer to a question, as it is kept and before it is judged."""
+
+    ref: TaskRef
+    text: str
+
+
+class Success(msgspec.Struct, frozen=True):
+    """A question, and a completion that this node's verifier gave everything."""
+
+    question: Question
+    text: str
+    writer: Writer
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Of the phase that a trial after so many rounds opened."""
+
+    round: int
+    successes: tuple[Success, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A text that was right somewhere, once."""
+
+    ref: TaskRef
+    text: str
+    writer: Writer
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The first of a question's candidates that passes is imitated: the person's before others, short before long."""
+        return get_args(Writer).index(self.writer), len(self.text), self.text
+
+
+def candidates(
+    events: Sequence[Event], written: Iterable[Written], tasks: Sequence[str], others: bool = True
+) -> dict[TaskRef, list[Candidate]]:
+    """Training question of these tasks -> its candidates in order, QUESTIONS_KNOWN questions at most: those that the person
+    answered first, then the newest. events: of a journal, oldest first; written: the oldest first. others: their groups count."""
+    chosen: dict[TaskRef, list[Candidate]] = {}
+    answers = [Candidate(answer.ref, answer.text, "person") for answer in reversed([*written])]
+    for event in reversed(events):
+        if isinstance(event, GroupRecorded) and (others or not event.group.external):
+            answers += _of_group(event.group)
+    for candidate in answers:
+        whole = 0 < len(candidate.text.encode("utf-8", "replace")) <= MAX_COMPLETION_BYTES
+        if not whole or candidate.ref.dataset not in tasks or not is_train(candidate.ref):
+            continue
+        if len(chosen) < QUESTIONS_KNOWN or candidate.ref in chosen:
+            chosen.setdefault(candidate.ref, []).append(candidate)
+    return {ref: _shortest(texts) for ref, texts in chosen.items()}
+
+
+def _of_group(group: Group) -> list[Candidate]:
+    """Its right texts. Not of a stage, whose prompts may hold more than the question, and no episodes."""
+    writer: Writer = "others" if group.external else "own"
+    return [
+        Candidate(group.question.ref, rollout.text, writer)
+        for rollout in (() if group.stage else group.rollouts)
+        if rollout.reward == 1.0 and rollout.finish == "stop" and not rollout.shortcut and not rollout.turns
+    ]
+
+
+def _shortest(texts: Sequence[Candidate]) -> list[Candidate]:
+    """At most TEXTS_TRIED of each writer, in order."""
+    ranked = sorted(set(texts), key=lambda candidate: candidate.order)
+    by_writer = [[c for c in ranked if c.writer == writer][:TEXTS_TRIED] for writer in get_args(Writer)]
+    return [candidate for part in by_writer for candidate in part]
+
+
+async def verified(scorer: Scorer, known: dict[TaskRef, list[Candidate]], excluded: frozenset[str]) -> list[Success]:
+    """Of each question that has no passing answer of its task's own the first candidate that passes here, now; each prompt once.
+    excluded: hashes of held-out prompts. Raises ScorerUnavailable."""
+    refs = [ref for ref in known if not _without_text(ref)]
+    own_answers = await scorer.examples(refs) if refs else []
+    asked = [ref for ref, pair in zip(refs, own_answers, strict=True) if pair is None]
+    questions = [q for q in await scorer.questions(asked) if isinstance(q, Question)] if asked else []
+    verdicts = (
+        await scorer.score_many([(q.ref, [c.text for c in known[q.ref]]) for q in questions]) if questions else []
+    )
+    passed: dict[str, tuple[Question, Candidate]] = {}
+    for question, verdict in zip(questions, verdicts, strict=True):
+        if question.prompt_sha256 in excluded or not isinstance(verdict, Scored):
+            continue
+        right = [c for c, reward in zip(known[question.ref], verdict.rewards, strict=True) if reward == 1.0]
+        same = passed.get(question.prompt_sha256)
+        if right and (same is None or right[0].order < same[1].order):
+            passed[question.prompt_sha256] = question, right[0]
+    return [Success(question, candidate.text, candidate.writer) for question, candidate in passed.values()]
+
+
+def _without_text(ref: TaskRef) -> bool:
+    """An environment or a judge decides there, or the task is gone: no text is known to be right."""
+    if not is_own(ref.dataset):
+        return library.is_own(ref)
+    spec = library.find(ref.dataset).spec
+    return bool(spec.turns or spec.rubric)
+
+
+def train_place(ref: TaskRef) -> int | None:
+    """The training row of an own task that a reference asks; None where it is of another version of the task."""
+    task = library.find(ref.dataset)
+    if ref.preset == library.PRESET:
+        return ref.seed % len(task.train)
+    places = task.levels.get(ref.preset)
+    return places[ref.seed % len(places)] if places else None
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_written(path: Path | None) -> list[Written]:
+    """The answers that the person wrote, oldest first; a line that is none is passed over."""
+    lines = _lines(path) if path is not None else []
+    answers = []
+    for line in lines[-WRITTEN_MOST:]:
+        try:
+            answers.append(msgspec.json.decode(line, type=Written))
+        except UNREADABLE:
+            continue
+    return answers
+
+
+def keep_written(path: Path, answer: Written) -> None:
+    """Add an answer; the oldest goes where there are too many. Raises OSError."""
+    answers = [kept for kept in read_written(path) if kept != answer]
+    lines = [msgspec.json.encode(kept) + b"\n" for kept in [*answers, answer][-WRITTEN_MOST:]]
+    write_whole(path, b"".join(lines), private=True)
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines() if path.stat().st_size <= WRITTEN_BYTES else []
+    except OSError:
+        return []
+
+
+def read_kept(folder: Path) -> Kept | None:
+    """What the newest phase imitates; None where no such file can be read."""
+    path = folder / KEPT
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept) if path.stat().st_size <= KEPT_BYTES else None
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def write_kept(folder: Path, kept: Kept) -> None:
+    """Raises OSError."""
+    write_whole(folder / KEPT, msgspec.json.encode(kept), private=True)
