@@ -225,8 +225,8 @@ def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
     step: float,
     generated: float,
 ) -> None:
-    """Steps of 16.3 examples and 8 x 8 answers of docs/benchmarks/real-tasks.jsonl, within 30 %. counts: tokens of a question, and
-    of what all begin with; answers: on average, and of the longest."""
+    """Steps of 16.3 examples and 8 x 8 answers of docs/benchmarks/real-tasks.jsonl, within 30 %. counts: tokens of a question,
+    and of what all begin with; answers: on average, and of the longest."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx512_bf16")
     rates = estimate.Rates(size, Limits({"bfloat16": rate}, 5e10), "bfloat16")
     (prompt, shared), (answer, longest) = counts, answers

@@ -11,7 +11,7 @@ from sapo_backends.base import TrainSample
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
-from sapo_swarm.node.examples.phase import why_over, with_common_prompt, without_gain
+from sapo_swarm.node.examples.phase import steps_between_readings, why_over, with_common_prompt, without_gain
 from sapo_swarm.node.examples.source import BATCH, cut_into_batches, rows_apart
 from sapo_swarm.node.examples.trial import no_questions, plan_of, sentence_of
 from sapo_swarm.node.round.stalled import Stalled
@@ -52,10 +52,16 @@ def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
 
 
 def test_the_phase_ends_where_readings_bring_nothing_more() -> None:
-    """Of few right answers three of them, each with a smaller step, of many one."""
+    """Of few right answers three of them, each with a smaller step, of many two."""
     assert why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True) == ""
     assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3), read(20, 4)], bounded=True)
-    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2)], bounded=True)
+    assert why_over(AUTO, [read(37), read(37, 2)], bounded=True) == ""
+    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2), read(36, 3)], bounded=True)
+
+
+@pytest.mark.parametrize(("of_a_pass", "between"), [(1, 12), (5, 15), (7, 14), (14, 14), (16, 16), (60, 16)])
+def test_readings_are_apart_by_whole_short_passes_or_sixteen_steps(of_a_pass: int, between: int) -> None:
+    assert steps_between_readings(of_a_pass) == between
 
 
 def test_right_answers_that_become_likelier_are_a_gain_before_the_first_is_right() -> None:

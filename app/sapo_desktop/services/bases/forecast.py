@@ -6,7 +6,6 @@ right answers where they can be counted (question_tokens); what is assumed inste
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from sapo_backends.measure.choice import PROMPT, Workload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import duration
-from sapo_swarm.node.examples.phase import GROUPS_READ, MOST_SECONDS, READ_EVERY, ROWS_AT_ONCE, TAUGHT
+from sapo_swarm.node.examples.phase import GROUPS_READ, MOST_SECONDS, ROWS_AT_ONCE, TAUGHT, steps_between_readings
 from sapo_swarm.node.examples.source import BATCH
 from sapo_swarm.node.examples.trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
 
@@ -113,11 +112,11 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
 
 
 def examples_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:
-    """Of the phase: PASSES over the examples, and a reading of the rows set aside after each."""
+    """Of the phase: PASSES over the examples, and the readings of the rows set aside on the way."""
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
-    readings = math.ceil(steps / READ_EVERY)
-    whole = PASSES * (steps * step + readings * reading_seconds(config, rates, asked, counts))
+    readings = PASSES * steps / steps_between_readings(steps)
+    whole = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
     return min(whole, MOST_SECONDS)
 
 

@@ -41,12 +41,13 @@ TAUGHT = ("starter", "starter-1m", "fake")
 """Bases that were taught the form of an answer before they were bundled: they need no trial."""
 MOST_SECONDS, MOST_PASSES = 600.0, 12
 """The phase is over after so much work, whatever it brings."""
-READ_EVERY = 16
-"""Steps between two readings at most: of large tables not every pass."""
+READ_MOST, READ_LEAST = 16, 12
+"""Steps between two readings at most (of large tables not every pass) and at least: of 112 rows a pass has seven steps, too few
+to move the 16 rows set aside by more than chance, and the phase ended at 70 % of what it reaches at 81."""
 ENOUGH_RIGHT = 0.98
 ENOUGH_UNEQUAL = 0.5
 """Share of questions with both right and wrong answers with which practice takes over, where examples never run out."""
-PATIENCE, PATIENCE_HIGH, HIGH = 3, 1, 0.9
+PATIENCE, PATIENCE_HIGH, HIGH = 3, 2, 0.9
 """Readings in a row without a gain after which the phase is over; from the share HIGH of right answers on the second number."""
 SMALLER = 0.5
 """What is left of the step after each reading in a row without a gain: with the whole step a table of 224 rewritten notes went
@@ -415,8 +416,7 @@ class ExamplesPhase:
             return False
         if self.readings and self.readings[-1].step == self.steps:
             return False
-        every = min(self._steps_of_a_pass, READ_EVERY)
-        return steps % every == 0 or self.seconds >= MOST_SECONDS
+        return steps % steps_between_readings(self._steps_of_a_pass) == 0 or self.seconds >= MOST_SECONDS
 
     async def prepare(self, context: RoundContext) -> None:
         """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
@@ -467,6 +467,13 @@ class ExamplesPhase:
         text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
         last = self.readings[-1] if self.readings else None
         return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
+
+
+def steps_between_readings(steps_of_a_pass: int) -> int:
+    """A pass, or of short ones as many as make READ_LEAST steps; READ_MOST where a pass has more."""
+    if steps_of_a_pass >= READ_MOST:
+        return READ_MOST
+    return steps_of_a_pass * math.ceil(READ_LEAST / steps_of_a_pass)
 
 
 def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:
