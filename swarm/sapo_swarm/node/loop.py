@@ -33,7 +33,7 @@ from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, rec
 from sapo_swarm.node.round.cut_off import cut_off
 from sapo_swarm.node.round.resume import drop_external, outlived, torn
 from sapo_swarm.node.round.stage import stage
-from sapo_swarm.node.round.stalled import Stalled
+from sapo_swarm.node.round.stalled import MASTERED, Stalled
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, reasoning_notes, require_held_out, round_context
 from sapo_swarm.node.storage import aha
@@ -343,7 +343,7 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held"):
+            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held", "done"):
                 await self._save("pause", work)
             await self.host.return_memory()
         return False
@@ -407,6 +407,8 @@ class Node:
             work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
+            if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:
+                self.run_control.nothing_left(MASTERED)
         if untold := work.untold:
             await self.bus.publish(*untold)
             work.untold = ()
