@@ -20,6 +20,9 @@ OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
 """Seconds beside the products, of models from 100M parameters on a processor without a matrix unit: of each token that is
 written (attention, a choice from the vocabulary), of each batch of questions, and of each update (products compiled for its
 shape). Fitted on six runs on own tasks (docs/benchmarks/real-tasks.md): short answers and small batches are mostly that."""
+LLAMA_CPP = 0.33
+"""Share of the limit in float32 that llama.cpp reaches with a file in 4 bits, prompts and answers alike
+(docs/benchmarks/gguf-matrix.md)."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
 STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
@@ -32,12 +35,13 @@ makes of a token. From two rows of docs/benchmarks/memory.md."""
 @dataclass(frozen=True, slots=True)
 class Rates:
     """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
-    transformers computes it."""
+    transformers computes it. generator: "llamacpp" where it writes instead of the trainer, with the file's own few bits."""
 
     size: ModelSize
     limits: Limits
     precision: str
     fallback: bool = False
+    generator: str = ""
 
     @property
     def known(self) -> bool:
@@ -47,6 +51,9 @@ class Rates:
     def generate(self, work: Workload) -> float:
         """Seconds to read the prompts and write the answers: a step for each token of the longest."""
         size, rows = self.size, max(1, work.rows)
+        if self.generator == "llamacpp":  # reads each question whole
+            tokens = rows * work.new_tokens + work.groups * work.prompt
+            return 2 * size.multiplied * tokens / (LLAMA_CPP * self.limits.multiply["float32"])
         width = max(1, round(rows * work.new_tokens / work.longest))  # rows that ended leave the batch
         rate = _shares(size, self.limits, self.precision)[0] * most_generated(size, width, self.limits, self.precision)
         seconds = rows * work.new_tokens / rate + self._forward(work.prompt_tokens)

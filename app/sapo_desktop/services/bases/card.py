@@ -241,7 +241,7 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
         trainer = engines.choose_trainer(config)
     except BackendError:
         return None, False
-    trainer = trainer.rpartition("+")[2]
+    generator, _, trainer = trainer.rpartition("+")
     if (size := found.size) is None or trainer not in ("torch", "mlx"):
         return None, False
     library = () if trainer == "torch" else (trainer,)
@@ -249,7 +249,7 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
     kind = memory_plan.computes_in(config, trainer)
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
-    by_limits = estimate.Rates(size, limits, kind, bool(found.slow))
+    by_limits = estimate.Rates(size, limits, kind, bool(found.slow), generator)
     return (by_limits, False) if by_limits.known else (None, False)
 
 
