@@ -284,6 +284,9 @@ class Node:
                 if reading.over and examiner.regular:
                     self._evaluate_next = self._evaluate_next or self._regular_items
                 return work
+        if work.stats is None and (finished := self._finished_by_examples()):
+            self.run_control.nothing_left(finished)
+            return work
         await self._round(context, work)
         if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
             self._evaluate_next = self._regular_items
@@ -291,6 +294,12 @@ class Node:
             await self._reconsider(context)
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
+
+    def _finished_by_examples(self) -> str:
+        """Once, where a phase of examples ended: what to say where it is all that this run needs; "" where practice follows."""
+        finished, self.examples.finished = self.examples.finished, ""
+        asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
+        return "" if asked else finished
 
     async def _go_back(self, examiner: Examiner, work: RoundWork, target: int) -> RoundWork:
         """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""

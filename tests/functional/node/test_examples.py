@@ -107,7 +107,9 @@ async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(
     await follow(model, watch)
     _, practised = rounds(seen)
     assert len(practised) == 3
-    assert any("nothing to learn from" in e.sentence for e in seen if isinstance(e, StateChanged) and e.reason == "done")
+    assert any(
+        "nothing to learn from" in e.sentence for e in seen if isinstance(e, StateChanged) and e.reason == "done"
+    )
 
 
 async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ RARE = 0.1
 """Share of questions with both right and wrong answers under which practice has hardly anything to learn from."""
 ENOUGH_KNOWN = 16
 """Questions with a known success that a phase without answers of the tasks' own needs; a later one as many new ones."""
+SUFFICES = 0.8
+"""Share of the rows set aside that are right after the phase from which on practice is not begun unasked: on two tables it added
+nothing that as many seconds of examples had not (docs/benchmarks/practice-worth.md)."""
 LEAST_LIMIT, SPARE = 24, 1.5
 """Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
 
@@ -131,8 +134,8 @@ class _Reading:
 @dataclass
 class ExamplesPhase:
     """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
-    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. Call open() before
-    anything else."""
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. finished:
+    what is said where it ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
     bus: Bus
@@ -145,6 +148,7 @@ class ExamplesPhase:
     tokens: int = 0
     seconds: float = 0.0
     source: ExampleSource | None = None
+    finished: str = ""
     _steps_of_a_pass: int = 0
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
@@ -458,6 +462,9 @@ class ExamplesPhase:
         event = msgspec.structs.replace(event, over=bool(why), sentence=reading_sentence(event, why))
         await self.bus.publish(event)
         self.readings.append(event)
+        if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
+            right = f"{event.right} of {event.items} rows set aside are right after the examples"
+            self.finished = f"Finished: {right} · space practises on"
         self._reading = None
         context.stream(context.activity.end(event.sentence))
         return event

@@ -1,0 +1,111 @@
+"""Which texts may be known successes, in which order they are tried, and what is kept of them on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.examples import successes
+from sapo_swarm.node.examples.successes import Kept, Success, Written, candidates, keep_written, read_written
+from sapo_swarm.node.examples.trial import sources_in_words
+from sapo_swarm.tasks.catalogue import HELD_OUT_SEED
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout, TaskRef, Turn
+
+
+def ref(seed: int = 1, dataset: str = "bf") -> TaskRef:
+    return TaskRef(dataset, "easy", seed)
+
+
+def told(*rollouts: Rollout, seed: int = 1, dataset: str = "bf", **group: object) -> GroupRecorded:
+    """A group as the journal holds it."""
+    asked = Question(ref(seed, dataset), "Which?", "0" * 64)
+    return GroupRecorded(round=0, group=Group(asked, rollouts, **group), trained=True)  # type: ignore[arg-type]
+
+
+def right(text: str, **more: object) -> Rollout:
+    return Rollout(text, "stop", 1.0, **more)  # type: ignore[arg-type]
+
+
+def texts(*events: GroupRecorded, written: tuple[Written, ...] = (), others: bool = True) -> list[str]:
+    """Of the question with the seed 1."""
+    return [c.text for c in candidates(events, written, ("bf",), others=others).get(ref(), [])]
+
+
+def test_the_person_comes_first_then_the_model_then_others_and_short_before_long() -> None:
+    own = told(right("own, at length"), right("own"), Rollout("wrong", "stop", 0.0))
+    other = told(right("x"), source="external", node="a" * 26)
+    written = (Written(ref(), "what a person wrote at length"), Written(ref(), "a person"))
+    assert texts(other, own, written=written) == [
+        "a person",
+        "what a person wrote at length",
+        "own",
+        "own, at length",
+        "x",
+    ]
+    assert texts(other, own, others=False) == ["own", "own, at length"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        told(Rollout("a", "length", 1.0)),
+        told(Rollout("a", "stop", 0.9)),
+        told(right("a", shortcut=True)),
+        told(right("a", turns=(Turn("a"),))),
+        told(right("a"), stage="relay/shown"),
+        told(right("a"), dataset="chain_sum"),
+        told(right("a"), seed=HELD_OUT_SEED),
+        told(right("")),
+        told(right("a" * (MAX_COMPLETION_BYTES + 1))),
+    ],
+    ids=["cut off", "in part", "shortcut", "episode", "stage", "other task", "held out", "empty", "too long"],
+)
+def test_what_is_no_plain_right_answer_to_a_training_question_is_never_tried(event: GroupRecorded) -> None:
+    assert candidates([event], (), ("bf",)) == {}
+    assert candidates([], (Written(event.group.question.ref, ""),), ("bf",)) == {}
+
+
+def test_the_number_of_questions_and_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest questions stay; of many texts the shortest ones are judged."""
+    monkeypatch.setattr(successes, "QUESTIONS_KNOWN", 2)
+    events = [told(*(right("a" * n) for n in range(9, 0, -1)), seed=seed) for seed in (3, 2, 1)]
+    known = candidates(events, (), ("bf",))
+    assert [asked.seed for asked in known] == [1, 2]
+    assert [c.text for c in known[ref()]] == ["a", "aa", "aaa"]
+
+
+def test_answers_of_the_person_are_kept_once_and_the_oldest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(successes, "WRITTEN_MOST", 2)
+    path = tmp_path / "data" / "answers.jsonl"
+    for text in ("one", "two", "two", "three"):
+        keep_written(path, Written(ref(), text))
+    assert [answer.text for answer in read_written(path)] == ["two", "three"]
+    path.write_bytes(b'{"ref": 1}\n\xff\n' + path.read_bytes())
+    assert [answer.text for answer in read_written(path)] == ["two", "three"]
+    monkeypatch.setattr(successes, "WRITTEN_BYTES", 10)
+    assert read_written(path) == []
+    assert read_written(None) == []
+
+
+def test_what_a_phase_imitates_comes_back_from_the_disk(tmp_path: Path) -> None:
+    kept = Kept(7, (Success(Question(ref(), "Which?", "0" * 64), "a", "others"),))
+    assert successes.read_kept(tmp_path) is None
+    successes.write_kept(tmp_path, kept)
+    assert successes.read_kept(tmp_path) == kept
+    (tmp_path / successes.KEPT).write_bytes(b"[[[")
+    assert successes.read_kept(tmp_path) is None
+
+
+def test_the_announcement_says_where_the_texts_come_from() -> None:
+    several = {"table": 80, "person": 10, "others": 6}
+    assert (
+        sources_in_words(several)
+        == "96 examples: 80 rows of your tables, 10 answers you wrote, 6 answers of others, all checked here."
+    )
+    assert sources_in_words({"own": 1}) == "1 example: 1 earlier answer of this model, all checked here."
+    assert sources_in_words({"task": 64}) == "64 examples: 64 questions with the task's own answers."
+    assert sources_in_words({}) == ""
