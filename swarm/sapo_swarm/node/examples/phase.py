@@ -463,8 +463,8 @@ class ExamplesPhase:
         await self.bus.publish(event)
         self.readings.append(event)
         if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
-            right = f"{event.right} of {event.items} rows set aside are right after the examples"
-            self.ending = f"Finished: {right} · space practises on"
+            learned = f"{event.right} of {event.items} rows set aside are right after the examples"
+            self.ending = f"Finished: {learned} · space practises on"
         self._reading = None
         context.stream(context.activity.end(event.sentence))
         return event
