@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sapo_backends.checkpoints.hub import access
-from sapo_desktop.commands.examples import ExamplesFormatter, epilog
+from sapo_desktop.commands.help_text import ExamplesFormatter, epilog, grouped
 from sapo_desktop.commands.parsing import Parser, no_text, refuse
 from sapo_desktop.errors import code_of
 from sapo_desktop.paths import Home
@@ -17,63 +17,85 @@ from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
 from sapo_swarm.tasks.own import library
 
-VERBS: dict[str, tuple[str, str]] = {
-    "node": ("nodes.node", "train without a screen: one line a round, a summary at the end"),
-    "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
-    "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
-    "ban": ("swarms.invite", "put a node out of the swarm that you host"),
-    "swarm": ("swarms.swarm", "the swarm that you host: status, stop, waiting, approve, export, import"),
-    "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
-    "leave": ("swarms.leave", "leave the swarm and forget its invite"),
-    "stay": ("swarms.leave", "end the trial in an open swarm: stay, with normal settings"),
-    "directory": ("swarms.directory", "signed lists of swarms: look for a swarm to join, or publish a list"),
-    "status": ("nodes.control", "what the node is doing now"),
-    "pause": ("nodes.control", "stop working within a second, keep everything"),
-    "resume": ("nodes.control", "go on"),
-    "finish": ("nodes.control", "finish the round in flight, then pause"),
-    "snooze": ("nodes.control", "pause for a while, then go on by itself"),
-    "run-anyway": (
-        "nodes.control",
-        "ignore battery, heat and schedule for an hour, never memory and disk; --off ends that",
-    ),
-    "stop": ("nodes.control", "save and end the node"),
-    "service": ("nodes.service", "start the node at login (install), or no more (uninstall); status"),
-    "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
-    "login": ("models.login", "keep your token of the model hub, for gated and private models; --out forgets it"),
-    "new": ("models.new", "make a model that starts from a base"),
-    "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
-    "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
-    "chat": ("models.chat", "talk to the base and the trained model side by side"),
-    "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
-    "verifiers": (
-        "tasks.verifiers",
-        "a model in an environment of the verifiers package, in that environment's own Python",
-    ),
-    "serve-model": (
-        "models.serve_model",
-        "serve a model to other programs: OpenAI's chat completions, on this machine only",
-    ),
-    "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
-    "runs": ("models.runs", "when a model was trained, and what was different each time"),
-    "rollouts": ("models.rollouts", "the groups of a model's rounds: filter, read, export as JSON lines"),
-    "backup": ("models.backup", "save everything that is yours in one archive: models, own tasks, settings"),
-    "restore": ("models.backup", "bring back what an archive of backup holds; what is here stays"),
-    "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
-    "models": ("models.models", "list your models; show, rename, duplicate, delete one; prune, bases, fetch, figures"),
-    "tasks": (
-        "tasks.verb",
-        "list tasks, show sample questions, or make a task of your own from a file",
-    ),
-    "config": ("machine.config", "show or change settings"),
-    "paths": ("machine.paths", "where settings, runs, logs and the socket lie"),
-    "bench": ("machine.bench", "measure this machine's speed with a model, and choose the engine by it"),
-    "doctor": ("machine.doctor", "check this machine and the installation"),
-    "serve": ("nodes.serve", "the dashboard in a browser, on this machine only"),
-    "mcp": ("nodes.mcp", "status, pause, runs, eval and chat for a program that speaks the Model Context Protocol"),
-    "replay": ("nodes.replay", "watch a recorded run in the dashboard: hold it, go back and forth, faster and slower"),
-    "tour": ("nodes.replay", "two minutes with captions: a recorded swarm of three nodes, in the dashboard"),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Train": {
+        "new": ("models.new", "make a model that starts from a base"),
+        "node": ("nodes.node", "train without a screen: one line a round, a summary at the end"),
+        "status": ("nodes.control", "what the node is doing now"),
+        "pause": ("nodes.control", "stop working within a second, keep everything"),
+        "resume": ("nodes.control", "go on"),
+        "finish": ("nodes.control", "finish the round in flight, then pause"),
+        "snooze": ("nodes.control", "pause for a while, then go on by itself"),
+        "run-anyway": (
+            "nodes.control",
+            "ignore battery, heat and schedule for an hour, never memory and disk; --off ends that",
+        ),
+        "stop": ("nodes.control", "save and end the node"),
+        "service": ("nodes.service", "start the node at login (install), or no more (uninstall); status"),
+    },
+    "My models": {
+        "models": (
+            "models.models",
+            "list your models; show, rename, duplicate, delete one; prune, bases, fetch, figures",
+        ),
+        "eval": ("models.evaluate", "compare two checkpoints of a model on the same held-out questions"),
+        "compare": ("models.evaluate", "two models, or one and its base, on the same held-out questions"),
+        "chat": ("models.chat", "talk to the base and the trained model side by side"),
+        "export": ("models.export", "write the trained model for other programs: hf, adapter, gguf or mlx"),
+        "serve-model": (
+            "models.serve_model",
+            "serve a model to other programs: OpenAI's chat completions, on this machine only",
+        ),
+        "runs": ("models.runs", "when a model was trained, and what was different each time"),
+        "rollback": (
+            "models.rollback",
+            "a model's kept states with their held-out scores; go back to one of them (--to)",
+        ),
+        "rollouts": ("models.rollouts", "the groups of a model's rounds: filter, read, export as JSON lines"),
+        "backup": ("models.backup", "save everything that is yours in one archive: models, own tasks, settings"),
+        "restore": ("models.backup", "bring back what an archive of backup holds; what is here stays"),
+    },
+    "My tasks": {
+        "tasks": ("tasks.verb", "list tasks, show sample questions, or make a task of your own from a file"),
+        "verifiers": (
+            "tasks.verifiers",
+            "a model in an environment of the verifiers package, in that environment's own Python",
+        ),
+    },
+    "Swarm": {
+        "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
+        "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
+        "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
+        "swarm": ("swarms.swarm", "the swarm that you host: status, stop, waiting, approve, export, import"),
+        "leave": ("swarms.leave", "leave the swarm and forget its invite"),
+        "stay": ("swarms.leave", "end the trial in an open swarm: stay, with normal settings"),
+        "ban": ("swarms.invite", "put a node out of the swarm that you host"),
+        "directory": ("swarms.directory", "signed lists of swarms: look for a swarm to join, or publish a list"),
+        "external": ("nodes.control", "take groups of other nodes into training (on), or none (off)"),
+    },
+    "Machine and experts": {
+        "config": ("machine.config", "show or change settings"),
+        "doctor": ("machine.doctor", "check this machine and the installation"),
+        "bench": ("machine.bench", "measure this machine's speed with a model, and choose the engine by it"),
+        "login": ("models.login", "keep your token of the model hub, for gated and private models; --out forgets it"),
+        "paths": ("machine.paths", "where settings, runs, logs and the socket lie"),
+        "serve": ("nodes.serve", "the dashboard in a browser, on this machine only"),
+        "replay": (
+            "nodes.replay",
+            "watch a recorded run in the dashboard: hold it, go back and forth, faster and slower",
+        ),
+        "tour": ("nodes.replay", "two minutes with captions: a recorded swarm of three nodes, in the dashboard"),
+        "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
+        "mcp": ("nodes.mcp", "status, pause, runs, eval and chat for a program that speaks the Model Context Protocol"),
+        "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
+    },
 }
-"""verb -> (module in sapo_desktop.commands, one line of help)."""
+"""The verbs of --help in its order: verb -> (module in sapo_desktop.commands, one line of help)."""
+
+RARE = frozenset({"ban", "directory", "external", "lab", "mcp", "paths", "run-anyway", "snooze", "stay", "verifiers"})
+"""Verbs that --help only names, each at the end of its group."""
+
+VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
 
 DESCRIPTION = """\
 Post-train a small language model with reinforcement learning on your own machine, alone or in a swarm.
@@ -95,7 +117,7 @@ class _PrintVersion(argparse.Action):
 
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
-    top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=grouped(GROUPS, RARE))
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     top.add_argument(
         "--linear",
@@ -108,7 +130,7 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
         dest="printed",
         help="print the completions of a shell, or the manual page",
     )
-    verbs = top.add_subparsers(dest="verb", metavar="VERB")
+    verbs = top.add_subparsers(title="verbs", dest="verb", metavar="VERB")
     for name, (module, line) in VERBS.items():
         about = line[0].upper() + line[1:] + "."
         sub = verbs.add_parser(

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.models.work import ExportScreen
@@ -49,6 +49,7 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("one model", ModelScreen),
     ("a new model", NewModelDialog),
     ("a model's name", NameDialog),
+    ("a model's kept states", KeptStatesDialog),
     ("one of several", ChoiceDialog),
     ("two models", CompareScreen),
     ("an export", ExportScreen),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sapo_desktop import key_table, settings
-from sapo_desktop.cli import VERBS
+from sapo_desktop.cli import GROUPS
 from sapo_desktop.dashboard.look.keys import LISTS
 from sapo_desktop.dashboard.screens.help import WORDS
 from sapo_lab.schema import conditions
@@ -20,8 +20,9 @@ def lines() -> Iterator[str]:
     yield "Made from the code by `python -m sapo_desktop.manual`; a test keeps it so.\n"
     yield "## Verbs\n"
     yield "`sapo-desktop` alone opens the dashboard. `sapo-desktop VERB --help` explains every flag.\n"
-    yield "| verb | what it does |\n|---|---|"
-    yield from (f"| `{verb}` | {text} |" for verb, (_, text) in VERBS.items())
+    for group, verbs in GROUPS.items():
+        yield f"\n**{group}**\n\n| verb | what it does |\n|---|---|"
+        yield from (f"| `{verb}` | {text} |" for verb, (_, text) in verbs.items())
     yield f"\nExit codes: {', '.join(CODES)}.\n"
     yield "## Keys of the dashboard\n"
     yield f"Made from the bindings. {LISTS}\nA click on a key in the last line presses it.\n"

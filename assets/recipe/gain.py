@@ -70,7 +70,7 @@ def measure(model: str, engine: str, seed: int, rounds: int, items: int, threads
             **{key: 100 * surely[key] for key in ("value", "low", "high")},
         },
         "p": found["comparison"]["p_value"],
-        "kept_share": found["comparison"]["kept_share"],
+        "kept_share": found["comparison"]["accuracy_share"],
         "tasks": {task: 100 * delta["value"] for task, delta in found["comparison"]["tasks"].items()},
     }
 

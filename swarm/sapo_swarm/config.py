@@ -223,7 +223,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     keep_checkpoints: Annotated[
         int,
         _doc(
-            "Newest checkpoints kept, the last with the optimizer's state; the first, the best and ever fewer old ones stay",
+            "Newest checkpoints kept, the last with the optimizer's state; the first, the two best and ever fewer old ones stay",
             ge=1,
         ),
     ] = 3

@@ -348,7 +348,8 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
     weights: SHA-256 of the trainable weights (of their file as it was written; where an engine writes several, of the
     sorted lines "digest  name"). parent: the `weights` of the checkpoint from which training led here, "" for the first.
     optimizer: the optimizer's state lies beside them (only the newest keeps it). bytes: size of all its files. reason:
-    why it was saved (start, time, pause, stop, evaluation, rollback, redone).
+    why it was saved (start, time, pause, stop, evaluation, rollback, redone). restored: a person went back to the weights of
+    the checkpoint of so many rounds, and this step, which trains nothing, counts as a round; -1: training led here.
     """
 
     round: int
@@ -357,6 +358,7 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
     optimizer: bool
     bytes: int
     reason: str
+    restored: int = -1
 
 
 class LogLine(_Event, frozen=True, kw_only=True, tag="log"):

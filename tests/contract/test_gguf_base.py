@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+from tests.support.gguf_files import nasty_texts
 
 from sapo_backends import registry
 from sapo_backends.base import (
@@ -52,30 +53,6 @@ FAMILIES = (
     "gemma3_text",
 )
 SEQUENCE = TokenSequence(tuple(range(5, 17)), (60, 61, 62, 258))
-PARTS = [
-    *"  \n\t\r07Aé你😀<>|",
-    "  ",
-    "\r\n",
-    "\n\n",
-    "e\u0301",
-    "👨‍👩‍👧",
-    "١٢",
-    " don't",
-    "<|im_end|>",
-    "<0x0A>",
-    "qwertz" * 40,
-]
-
-
-def texts(count: int) -> Iterator[str]:
-    """Of pieces that splitting is hard for, and of any characters."""
-    rng = random.Random(0)
-    planes = [(1, 0x7E), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
-    for number in range(count):
-        if number % 2:
-            yield "".join(rng.choices(PARTS, k=rng.randrange(1, 30)))
-        else:
-            yield "".join(chr(rng.randint(*rng.choice(planes))) for _ in range(rng.randrange(1, 30)))
 
 
 def load(engine: str, model: Path, **options: Any) -> Engine:
@@ -107,7 +84,7 @@ def test_a_file_says_what_its_folder_said(family: str, model_folder: Folder, tmp
         np.testing.assert_allclose(ours[name], tensor, atol=3e-7, err_msg=name)
     whole, back = HfTokenizer(folder), HfTokenizer(view)
     assert (whole.eos_ids, whole.pad_id) == (back.eos_ids, back.pad_id)
-    for text in texts(100):
+    for text in nasty_texts(100):
         assert whole.encode_text(text) == back.encode_text(text)
     chat = [{"role": "user", "content": "hi"}]
     assert whole.encode_chat(chat) == back.encode_chat(chat)
@@ -223,7 +200,7 @@ def test_tokens_of_a_real_file_are_llama_cpps(real_model: Path) -> None:
     model = llama.llama_model_load_from_file(str(real_model).encode(), parameters)
     vocabulary = llama.llama_model_get_vocab(model)
     tokenizer = HfTokenizer(locate.resolve(str(real_model)))
-    for text in texts(1000):
+    for text in nasty_texts(1000):
         data = text.encode()
         room = (ctypes.c_int32 * (len(data) + 8))()
         count = llama.llama_tokenize(vocabulary, data, len(data), room, len(room), False, False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 TINY = {
@@ -77,3 +78,30 @@ def pulled(root: Path, name: str, content: bytes = b"", layers: Sequence[tuple[s
     }
     placed(root / "manifests" / name, json.dumps(manifest).encode())
     return placed(root / "blobs" / f"sha256-{digest}", content)
+
+
+PIECES = [
+    *"  \n\t\r07Aé你😀<>|",
+    "  ",
+    "\r\n",
+    "\n\n",
+    "e\u0301",
+    "👨‍👩‍👧",
+    "١٢",
+    " don't",
+    "<|im_end|>",
+    "<0x0A>",
+    "qwertz" * 40,
+]
+"""Of texts that splitting is hard for."""
+
+
+def nasty_texts(count: int) -> Iterator[str]:
+    """Of pieces that splitting is hard for, and of any characters."""
+    rng = random.Random(0)
+    planes = [(1, 0x7E), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
+    for number in range(count):
+        if number % 2:
+            yield "".join(rng.choices(PIECES, k=rng.randrange(1, 30)))
+        else:
+            yield "".join(chr(rng.randint(*rng.choice(planes))) for _ in range(rng.randrange(1, 30)))

@@ -52,14 +52,17 @@ class Person:
         self.environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
         self.environment.pop("OMP_NUM_THREADS", None)
 
-    def types(self, *words: str, stop_after: float = 0.0) -> Ran:
-        """Run a verb to its end, or ask it to stop after so many seconds, as Ctrl+C does. Raises VerbFailed."""
+    def types(self, *words: str, stop_after: float = 0.0, first: str = "") -> Ran:
+        """Run a verb to its end, or ask it to stop after so many seconds, as Ctrl+C does. first: Python that runs in its process
+        before it, for an arm that no setting makes. Raises VerbFailed."""
         self.home.mkdir(parents=True, exist_ok=True)
         output, errors = self.home / "last.out", self.home / "last.err"
+        code = f"{first}\nimport sys\nfrom sapo_desktop.__main__ import main\nsys.exit(main())"
+        python = [sys.executable, "-c", code] if first else [sys.executable, "-m", "sapo_desktop"]
         began = time.monotonic()
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sapo_desktop", *words],
+                [*python, *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -116,9 +119,11 @@ def held_out_scores(compared: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def scores_by_temperature(compared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def scores_by_temperature(
+    compared: dict[str, Any], before: str = "base", after: str = "trained"
+) -> dict[str, dict[str, Any]]:
     """Base and trained pass@1 with their 95 % intervals by task, and the paired difference, at each temperature that
-    `eval --json` measured: "0", "1"."""
+    `eval --json` measured: "0", "1". before, after: the names that the verb gave the two sides."""
 
     def scores(side: str, key: str) -> dict[str, list[float]]:
         tasks = compared[side][key]["tasks"].items()
@@ -126,12 +131,12 @@ def scores_by_temperature(compared: dict[str, Any]) -> dict[str, dict[str, Any]]
 
     return {
         key.removeprefix("t"): {
-            "items": compared["trained"][key]["items"],
-            "base": scores("base", key),
-            "trained": scores("trained", key),
+            "items": compared[after][key]["items"],
+            "base": scores(before, key),
+            "trained": scores(after, key),
             "delta": compared["difference"][key],
         }
-        for key in sorted(compared["trained"])
+        for key in sorted(compared[after])
     }
 
 

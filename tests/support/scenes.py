@@ -28,7 +28,7 @@ from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screens.models.work import ExportScreen
@@ -84,6 +84,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("4-new", NewModelDialog, ("4", "n")),
         Scene("4-rename", NameDialog, ("4", "r")),
         Scene("4-delete", ChoiceDialog, ("4", "x")),
+        Scene("4-kept", KeptStatesDialog, ("4", "k")),
         Scene("4-compare-with", ChoiceDialog, ("4", "v")),
         Scene("4-compare", CompareScreen, ("4", "v", "enter")),
         Scene("4-chat", ChatScreen, ("4", "t", "y", "enter")),

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.models.pieces import Said
+from sapo_desktop.services.models import going_back
+from sapo_desktop.services.models.pieces import HeldOut, Marks, Said
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
+    KeptRow,
+    KeptTable,
     NewModel,
     NewModelInfo,
     Shelf,
@@ -22,7 +25,8 @@ from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, Listed, OfferedTask
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, Event, RoundFinished, RunStarted
+from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted
+from sapo_swarm.node.storage.going_back import KeptState
 
 FOLDER = Path("/home/me/models")
 INVITE = "sapo://192.0.2.7:8777/#t=00112233445566778899aabbccddeeff&s=aaaaaaaaaaaaaaaa"
@@ -46,6 +50,23 @@ def _model(name: str, number: int, events: list[Event], now: float) -> Overview:
         tuple(event for event in events if isinstance(event, Evaluated)),
     )
     return Overview(Model(FOLDER / name, record, ()), story, 61_000_000 * number)
+
+
+def _evaluated(rounds: int, sampled: float, greedy: float) -> Evaluated:
+    return Evaluated(
+        round=rounds,
+        temperature=1.0,
+        items=64,
+        pass_at_1=sampled,
+        low=sampled - 0.1,
+        high=sampled + 0.1,
+        delta=None,
+        delta_low=None,
+        delta_high=None,
+        tasks=(),
+        seconds=1.0,
+        greedy=GreedyScore(64, greedy, greedy - 0.1, greedy + 0.1),
+    )
 
 
 class ScriptedModels:
@@ -79,6 +100,19 @@ class ScriptedModels:
     async def spare(self, id: str) -> tuple[int, int]:
         return (0, 0) if id == self.models[1].model.record.id else (3, 45_000_000)
 
+    async def kept_states(self, id: str) -> KeptTable:
+        states = (
+            KeptState(120, -90.0, "stop", -1, None, False, False, True),
+            KeptState(80, -7200.0, "rollback", 40, _evaluated(80, 0.61, 0.703), True, True, False),
+            KeptState(40, -9000.0, "evaluation", -1, _evaluated(40, 0.605, 0.64), False, False, False),
+            KeptState(0, -86400.0, "start", -1, _evaluated(0, 0.125, 0.109), False, False, False),
+        )
+        rows = tuple(KeptRow(state.round, going_back.line(state, 0.0), state.current) for state in states)
+        return KeptTable(going_back.head(), rows, going_back.LEGEND)
+
+    async def go_back(self, id: str, target: int) -> str:
+        return f"{id[-1]} has the weights after round {target} again"
+
     async def free(self, id: str) -> str:
         return f"Freed space of {id[-1]}"
 
@@ -107,11 +141,17 @@ class ScriptedChat:
     """Two answers to every question, the second one longer."""
 
     labels = ("base", "sums")
-    early = ""
+    early = without_marks = ""
 
     async def ask(self, question: str) -> AsyncGenerator[Said]:
         yield Said(0, f"I do not know what {question} is. I do not know what it", cut=True)
         yield Said(1, f"Let me see: {question} has an answer, and that is <answer>42</answer>")
+
+    async def next_held_out(self) -> AsyncGenerator[HeldOut | Said | Marks]:
+        yield HeldOut(1, "chain_sum", "State the final answer: 4 + 3 = ?", "7")
+        yield Said(0, "It is <answer>8</answer>")
+        yield Said(1, "It is <answer>7</answer>")
+        yield Marks((0.0, 1.0), (0, 1), 1)
 
     async def close(self) -> None:
         return None

@@ -30,6 +30,7 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
     f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time",
+    f"of a GGUF file it reads the header, makes the config and the tokenizer, and has {inspection.MAKING_S} s",
     f"{'one second' if template_limits.SECONDS == 1 else template_limits.SECONDS} of processor time",
     f"numbers in a row with {WORDS[phrases.LONG_NUMBER]} digits or more, of which {WORDS[phrases.FEWEST_DIGITS]} differ",
     f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,51 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
         self._mixing = False
+        self._everyday: frozenset[str] | None = None
+
+    def shorten_help(self, *everyday: str) -> None:
+        """--help explains the flags of these names only (without the dashes), --help-all every one. Call after all are added."""
+        self._everyday = frozenset(everyday) | {"help", "help-all"}
+        self.add_argument("--help-all", action=_PrintWholeHelp, nargs=0, help="explain every flag, and exit")
+
+    def format_whole_help(self) -> str:
+        """The help with every flag."""
+        kept, self._everyday = self._everyday, None
+        self.usage = None  # parse_known_intermixed_args sets it to the short one
+        try:
+            return self.format_help()
+        finally:
+            self._everyday = kept
+
+    def format_usage(self) -> str:
+        """The usage, without the flags that shorten_help() leaves to --help-all."""
+        with self._without_rarer():
+            return super().format_usage()
+
+    def format_help(self) -> str:
+        """The help, without the flags that shorten_help() leaves to --help-all."""
+        with self._without_rarer() as count:
+            text = super().format_help()
+        head, mark, examples = text.partition("\nexamples:")
+        more = f"\n{count} more flags, for experts: {self.prog} --help-all\n" if count else ""
+        return f"{head}{more}{mark}{examples}"
+
+    @contextlib.contextmanager
+    def _without_rarer(self) -> Iterator[int]:
+        """Rarer flags are left out meanwhile; how many they are."""
+        rarer = [] if self._everyday is None else [a for a in self._actions if not self._is_everyday(a)]
+        helps = [action.help for action in rarer]
+        for action in rarer:
+            action.help = argparse.SUPPRESS
+        try:
+            yield len(rarer)
+        finally:
+            for action, line in zip(rarer, helps, strict=True):
+                action.help = line
+
+    def _is_everyday(self, action: argparse.Action) -> bool:
+        names = self._everyday or ()
+        return not action.option_strings or any(flag.removeprefix("--") in names for flag in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse's own takes a word that may be left out as left out once a flag follows the one before it."""
@@ -32,6 +78,15 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
         super()._check_value(action, value)
+
+
+class _PrintWholeHelp(argparse.Action):
+    """--help-all of a verb whose --help is short."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_whole_help(), end="")
+        parser.exit()
 
 
 def refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:

@@ -17,6 +17,7 @@ from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.services.against_base import change, greedily
 from sapo_desktop.services.swarms.trial import Progress
 from sapo_swarm.events import (
+    CheckpointSaved,
     Evaluated,
     Event,
     ExamplesRead,
@@ -187,6 +188,8 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
             )
             off = "" if event.taking else event.sentence
             state = replace(state, external_off=off, log=state.log.append(line))
+        case CheckpointSaved() if event.restored >= 0:  # a step that trains nothing, and counts as a round
+            state = replace(state, rounds=event.round)
         case LogLine():
             state = replace(state, log=state.log.append(event))
     newest, moments = max(state.newest, event.time), noted(state.moments, event, state.rounds)

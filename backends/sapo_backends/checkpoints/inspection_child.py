@@ -1,4 +1,7 @@
-"""The child that reads a foreign model's small files (see inspection): its limits, texts to encode, conversations to render."""
+"""The child that reads a foreign model's small files (see inspection): its limits, texts to encode, conversations to render.
+
+Of a GGUF file it makes those files first (see gguf_base.view).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import sys
 from pathlib import Path
 
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.inspection import MEMORY_BYTES, PROCESSOR_S
+from sapo_backends.checkpoints.gguf_base.view import is_to_be_made, write_view
+from sapo_backends.checkpoints.inspection import MAKING_S, MEMORY_BYTES, PROCESSOR_S, REFUSED
 from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.sane_sizes import largest_file
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.errors import BackendError
+from sapo_backends.errors import BackendError, ModelNotFound
 
 PROBES = (
     "Hello, world! It's 12,345.67 — 3 + 4 = 7.\n\n\tdef f(x): return x ** 2  # ÄÖÜ ß ñ 你好 мир العربية 🙂👩‍🚀 \u200d\u0301",
@@ -39,13 +44,14 @@ TOOL = {
 }
 
 
-def _limit_this_process() -> None:
-    """As far as the platform can: macOS has no working RLIMIT_AS, Windows has neither."""
+def _limit_this_process(making: bool) -> None:
+    """As far as the platform can: macOS has no working RLIMIT_AS, Windows has neither. making: files are written, too."""
     try:
         import resource
     except ImportError:
         return
-    limits = (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_CPU", PROCESSOR_S), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 1 << 20))
+    seconds, size = (MAKING_S, largest_file("tokenizer.json")) if making else (PROCESSOR_S, 1 << 20)
+    limits = (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", size))
     for name, value in limits:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             which = getattr(resource, name)
@@ -87,10 +93,16 @@ def _render(tokenizer: HfTokenizer) -> None:
 
 
 def main(folder: str) -> int:
-    """The child. Its one line begins with "ok", "memory", or says what the files did."""
-    _limit_this_process()
+    """The child. Its one line begins with "ok", "memory", REFUSED and a sentence for a person, or says what the files did."""
+    making = is_to_be_made(Path(folder))
+    _limit_this_process(making)
     try:
+        if making:
+            write_view(Path(folder))
         inspect(Path(folder))
+    except ModelNotFound as error:
+        print(f"{REFUSED}{' '.join(str(error).split())}", flush=True)
+        return 1
     except MemoryError:
         print("memory", flush=True)
         return 1

@@ -32,7 +32,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     Raises ModelNotFound, DownloadFailed, and what `progress` raises.
     """
     if not is_hub_id(model):
-        return local(model)
+        return local(model, progress)
     here = cache.snapshot(model)
     if here is None:
         from sapo_backends.checkpoints.hub.download import download
@@ -65,8 +65,9 @@ def gguf_file(model: str) -> Path | None:
     return Path(path) if here and local_models.is_gguf(Path(path)) else None
 
 
-def local(model: str) -> Path:
-    """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound."""
+def local(model: str, progress: Progress | None = None) -> Path:
+    """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound, and what `progress`
+    raises while a GGUF file is read."""
     if model in BUNDLED:
         return checked(bundled(model))
     if (found := folder(model)) is not None:
@@ -76,11 +77,13 @@ def local(model: str) -> Path:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
     if local_models.is_named(model) or local_models.is_tagged(model):
-        return local(str(local_models.path_of(model)))
+        return local(str(local_models.path_of(model)), progress)
     if (file := gguf_file(model)) is not None:
-        return checked(view_folder(file))
+        return checked(view_folder(file, progress))
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
+    if os.path.lexists(os.path.expanduser(model)):  # a pipe, a device, a link that leads nowhere
+        raise ModelNotFound(f"{model} is neither a file nor a folder. {WANTED}")
     if model.lower().endswith(".gguf"):
         raise ModelNotFound(f"There is no file {model}. Name where it is now.")
     hint = did_you_mean(model, BUNDLED)

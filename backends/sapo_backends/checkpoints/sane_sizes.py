@@ -39,9 +39,14 @@ LARGEST_FILE = 16_000_000
 """Bytes of any other JSON file of a model."""
 
 
+def largest_file(name: str) -> int:
+    """Bytes of a JSON file of a model, at most."""
+    return LARGEST_FILES.get(name, LARGEST_FILE)
+
+
 def require_file_size(path: Path) -> None:
     """Raise ModelNotFound where a JSON file of a model is larger than any that is one."""
-    most, size = LARGEST_FILES.get(path.name, LARGEST_FILE), path.stat().st_size
+    most, size = largest_file(path.name), path.stat().st_size
     if size > most:
         raise ModelNotFound(
             f"{path} has {size_text(size)}, and at most {size_text(most)} are read. Copy or download the model again."

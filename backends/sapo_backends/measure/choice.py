@@ -62,13 +62,40 @@ class Measured:
     computed_by: str = ""
 
 
+PROMPT = 64
+"""Tokens of a question where nobody counted them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A round: rows completions of new_tokens each, all trained on, or none: a node that only generates."""
+    """A round: rows completions of new_tokens each on average, all trained on, or none: a node that only generates.
+
+    prompt: tokens of a question, read once for its group of group_size; shared: those that all questions begin with, read once.
+    most: tokens of the longest completion, 0: all are about as long.
+    """
 
     rows: int = 64
-    new_tokens: int = 96
+    new_tokens: float = 96
     trains: bool = True
+    group_size: int = 8
+    prompt: float = PROMPT
+    shared: float = 0.0
+    most: float = 0.0
+
+    @property
+    def groups(self) -> float:
+        """Questions."""
+        return self.rows / self.group_size
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest completion."""
+        return max(self.most, self.new_tokens, 1.0)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Read before the first token is written."""
+        return self.shared + self.groups * (self.prompt - self.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +200,32 @@ def merged(one: Measured, two: Measured) -> Measured:
     )
 
 
-def round_seconds(measured: Measured, workload: Workload) -> float | None:
-    """Seconds of a round; None for what failed, or does not train where the round does.
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """What was measured of a candidate that works, as rates of other rounds than the measured one."""
 
-    Generation counts at the widest measured width that the round fills.
-    """
+    measured: Measured
+
+    def generate(self, work: Workload) -> float:
+        """Seconds to read the prompts and write the answers; at the widest measured width that the rows fill."""
+        rates = {width: rate for width, rate in self.measured.generation.items() if rate > 0}
+        width = max((w for w in rates if w <= work.rows), default=min(rates))
+        prompts = self.measured.first * work.rows / max(rates)
+        return prompts + work.rows * work.new_tokens / rates[width]
+
+    def update(self, context: float, answers: float) -> float:
+        """Seconds of an update on so many tokens of answers behind so many of prompts, which the measured one had few of."""
+        return (context + answers) / self.measured.update + self.measured.hand_over
+
+
+def round_seconds(measured: Measured, workload: Workload) -> float | None:
+    """Seconds of a round, to compare candidates by; None for what failed, or does not train where the round does."""
     widths = [w for w in measured.generation if measured.generation[w] > 0]
     if measured.failure or not widths or (workload.trains and measured.update <= 0):
         return None
-    width = max((w for w in widths if w <= workload.rows), default=min(widths))
-    tokens = workload.rows * workload.new_tokens
-    prompts = measured.first * workload.rows / max(widths)
-    generation = prompts + tokens / measured.generation[width]
-    return generation + tokens / measured.update + measured.hand_over if workload.trains else generation
+    rates = MeasuredRates(measured)
+    generation = rates.generate(workload)
+    return generation + rates.update(0.0, workload.rows * workload.new_tokens) if workload.trains else generation
 
 
 def format_seconds(seconds: float) -> str:

@@ -33,7 +33,7 @@ from sapo_swarm.node.round.context import Activity, RoundContext, RoundWork, rec
 from sapo_swarm.node.round.cut_off import cut_off
 from sapo_swarm.node.round.resume import drop_external, outlived, torn
 from sapo_swarm.node.round.stage import stage
-from sapo_swarm.node.round.stalled import Stalled
+from sapo_swarm.node.round.stalled import MASTERED, Stalled
 from sapo_swarm.node.round.training import record, stamp, update
 from sapo_swarm.node.setup import NodeSetup, as_opened, guard_of, reasoning_notes, require_held_out, round_context
 from sapo_swarm.node.storage import aha
@@ -66,6 +66,8 @@ class Node:
         self._opened = asyncio.Event()
         self._started = time.time()
         self._evaluate_next = 0
+        self._back: tuple[int, asyncio.Future[None]] | None = None
+        """Rounds of the checkpoint that a person wants back, and who waits for it."""
 
     @property
     def rounds_done(self) -> int:
@@ -129,6 +131,22 @@ class Node:
         await self._opened.wait()
         await self._guarded.switch(taking, self.rounds_done)
 
+    async def go_back(self, rounds: int) -> None:
+        """The weights after so many rounds take the place of the present ones; returns when they have. What the engine does now
+        is interrupted, and the rollouts of the round in flight are left out: other weights sampled them. While the model
+        loads, this waits for it.
+
+        Raises wishes.BadCommand where it cannot be done; then nothing is changed.
+        """
+        await self._opened.wait()
+        if self._back is not None:
+            raise wishes.BadCommand("The node goes back to another state at this moment. Try again when it has.")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._back = rounds, done
+        self.host.cancel.cancel()
+        self.run_control.wake()
+        await asyncio.shield(done)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -145,6 +163,7 @@ class Node:
                 await self.run_control.say("failed", f"{error}" or type(error).__name__)
             raise
         finally:
+            self._answer_back("The node ended before it went back. Try again: it is done without a node, too.")
             ticker.cancel()
             await asyncio.gather(ticker, self.run_control.settled(), return_exceptions=True)
             await self.host.close()
@@ -209,7 +228,9 @@ class Node:
             context = replace(context, examples_rounds=self.examples.steps)
             run_control.tell(self.examples.doing(self.config), self.examples.steps, self.stalled.notice)
             try:
-                if await self._may_work(context, work):
+                if self._back is not None:
+                    work = await self._go_back(examiner, work, self._back[0])
+                elif await self._may_work(context, work):
                     if self.examples.trial_due(context, self.rounds_done):
                         context, examiner = await self._try_base(context, examiner)
                     else:
@@ -233,8 +254,9 @@ class Node:
         return config.examples == "only" or 0 < config.rounds <= self.practised
 
     async def _owe_evaluation(self) -> None:
-        """The weights are evaluated next where they lack their regular evaluation."""
+        """The weights are evaluated next where they lack their regular evaluation, or are back and nothing is known of them."""
         practised = -1 if self.examples.running(self.config) else self.practised
+        practised = 0 if self.store.restored >= 0 else practised
         if await self._guarded.due(self.rounds_done, practised):
             self._evaluate_next = self._evaluate_next or self._regular_items
 
@@ -262,6 +284,9 @@ class Node:
                 if reading.over and examiner.regular:
                     self._evaluate_next = self._evaluate_next or self._regular_items
                 return work
+        if work.stats is None and (finished := self._finished_by_examples()):
+            self.run_control.nothing_left(finished)
+            return work
         await self._round(context, work)
         if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
             self._evaluate_next = self._regular_items
@@ -269,6 +294,50 @@ class Node:
             await self._reconsider(context)
         self.run_control.succeeded()
         return RoundWork(self.rounds_done)
+
+    def _finished_by_examples(self) -> str:
+        """Once, where a phase of examples ended: what to say where it is all that this run needs; "" where practice follows."""
+        finished, self.examples.finished = self.examples.finished, ""
+        asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
+        return "" if asked else finished
+
+    async def _go_back(self, examiner: Examiner, work: RoundWork, target: int) -> RoundWork:
+        """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""
+        doing = "Going back to an earlier state"
+        self.host.cancel.reset()
+        try:
+            work = await self.store.mend(work) if torn(work) else work
+            await self._finish(work)
+            self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, doing))
+            await self.host.call(self.store.go_back, target)
+        except Exception as error:  # whoever asked hears it; training goes on as it was
+            self._answer_back(f"{error}" or type(error).__name__)
+            return work if work.round == self.rounds_done else RoundWork(self.rounds_done)
+        finally:
+            self.bus.stream(self.activity.end(doing))
+        self.examples.weights_replaced()
+        self._evaluate_next = 0
+        try:
+            await self.store.tell()
+            # What it learned of the weights that gave way counts no more.
+            await self._guarded.open(self.store.rollbacks)
+            if examiner.regular:
+                await self._owe_evaluation()
+        except JournalError as error:
+            self._answer_back(f"The weights are back, but the history could not be written yet. {error}")
+            await self.run_control.failed(error)
+        self._answer_back()
+        return RoundWork(self.rounds_done)
+
+    def _answer_back(self, problem: str = "") -> None:
+        """Who asked to go back hears that it is done, or why not."""
+        if self._back is None:
+            return
+        (_, done), self._back = self._back, None
+        if problem:
+            done.set_exception(wishes.BadCommand(problem))
+        else:
+            done.set_result(None)
 
     async def _reconsider(self, context: RoundContext) -> None:
         """Practice may have found successes to imitate, unless it is over."""
@@ -283,7 +352,7 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held"):
+            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held", "done"):
                 await self._save("pause", work)
             await self.host.return_memory()
         return False
@@ -347,6 +416,8 @@ class Node:
             work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
+            if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:
+                self.run_control.nothing_left(MASTERED)
         if untold := work.untold:
             await self.bus.publish(*untold)
             work.untold = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +20,12 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.resume import in_flight, restored
-from sapo_swarm.node.storage import unfinished
-from sapo_swarm.node.storage.checkpoints import (
-    Checkpoints,
-    CheckpointState,
-    Moment,
-    Saved,
-    has_optimizer,
-    rounds_of,
-)
-from sapo_swarm.node.storage.files import folder_bytes, weights_digest
+from sapo_swarm.node.storage import going_back, unfinished
+from sapo_swarm.node.storage.checkpoints import CheckpointState, Moment, Saved, has_optimizer, read_state, rounds_of
+from sapo_swarm.node.storage.files import weights_digest
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.sapo import tripwire
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9
@@ -43,8 +38,6 @@ def checkpoint_due(config: RunConfig, size: int, since_s: float, rounds_since: i
     return rounds_since >= max(config.checkpoint_every, 1) and since_s >= apart_s
 
 
-EXPORTS = "exports"
-"""What a person took out of the model lies there: it is no part of the disk budget."""
 Tell = Callable[[float, str], None]
 """Takes the fraction done and one sentence about it, from the engine's thread. May raise Cancelled."""
 Found = tuple[Path, CheckpointState]
@@ -54,7 +47,8 @@ Found = tuple[Path, CheckpointState]
 @dataclass
 class ModelStore:
     """folder: the model's own. weights: digest of those in memory when they were last on the disk, with their rounds and
-    rollbacks: the newest link of the chain. disk: bytes of the folder after the last save,
+    rollbacks: the newest link of the chain. restored: they came back from so many rounds by a person's word, and nothing was
+    trained since; else -1. disk: bytes of the folder after the last save,
     exports left out. clock: monotonic seconds."""
 
     folder: Path
@@ -68,17 +62,15 @@ class ModelStore:
     rollbacks: int = 0
     weights: str = ""
     saved_rounds: int = -1
+    restored: int = -1
     disk: int = 0
     _saved_at: float = 0.0
-    _untold: list[CheckpointSaved] = field(default_factory=list)
+    _untold: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        checkpoints = self.folder / "checkpoints"
-        self.checkpoints = Checkpoints(
-            checkpoints, self.config.keep_checkpoints, int(self.config.disk_budget_gb * 1e9), _counted
-        )
+        self.checkpoints = going_back.checkpoints_of(self.folder, self.config)
         self.rounds_done = max(map(rounds_of, self.checkpoints.complete()), default=0)  # until it is opened
-        self.log = UpdateLog(checkpoints)
+        self.log = UpdateLog(self.checkpoints.folder)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +98,7 @@ class ModelStore:
             text = f"The damaged checkpoint is set aside as {self.checkpoints.folder / name}; delete it when you like."
             await self.bus.publish(LogLine(level="warning", text=text))
         await self._agree(found[0], found[1], redone)
-        if redone and engine.optimizer_files and not has_optimizer(*found):
+        if redone and engine.optimizer_files and found[1].restored < 0 and not has_optimizer(*found):
             text = (
                 f"Checkpoint {found[0].name} has no optimizer state, for lack of room when it was written: the updates after it "
                 "were redone with new moments, so the weights differ from before the stop."
@@ -129,14 +121,14 @@ class ModelStore:
             engine.restore(path / "engine")
         self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
-        self.rounds_done, self.solved = state.rounds_done, frozenset(state.solved)
+        self.rounds_done, self.solved, self.restored = state.rounds_done, frozenset(state.solved), state.restored
         self.disk = self.checkpoints.used()
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
             tell(number / len(updates), f"Redoing update {number} of {len(updates)} after the last checkpoint")
             if update.policy is not None:
                 engine.update(update.batch(), update.policy, update.seed)
-            self.rounds_done, self.solved = update.round + 1, frozenset(update.solved)
+            self.rounds_done, self.solved, self.restored = update.round + 1, frozenset(update.solved), -1
         return updates
 
     async def _agree(self, path: Path, state: CheckpointState, redone: Sequence[LoggedUpdate]) -> None:
@@ -146,8 +138,9 @@ class ModelStore:
         if not redone and last < state.rounds_done - 1:  # format 1: killed between the checkpoint and the journal
             events = [decode(bytes(raw)) for raw in state.events]
         newest = await asyncio.to_thread(self.journal.newest, "checkpoint")
-        if state.weights and (not isinstance(newest, CheckpointSaved) or newest.weights != state.weights):
-            self._untold.append(_told(Saved(path, state, folder_bytes(path), has_optimizer(path, state))))
+        told = (newest.weights, newest.restored) if isinstance(newest, CheckpointSaved) else ("", -1)
+        if state.weights and told != (state.weights, state.restored):
+            self._untold += await asyncio.to_thread(self._news_of, going_back.as_saved(path, state))
             await self.tell()
         await self.bus.publish(*events)
         again = f", {len(redone)} of them redone from kept rollouts" if redone else ""
@@ -176,7 +169,7 @@ class ModelStore:
         call, lines = work.call, [encode(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
-        self.rounds_done, self.solved = work.round + 1, frozenset(solved)
+        self.rounds_done, self.solved, self.restored = work.round + 1, frozenset(solved), -1
         with contextlib.suppress(OSError):
             unfinished.forget(self.folder)
 
@@ -209,11 +202,46 @@ class ModelStore:
         before = self.weights if parent is None else parent
         moment = Moment(self.rounds_done, reason, tuple(sorted(self.solved)), self.rollbacks, before)
         saved = self.checkpoints.write(self.host.engine, moment)
-        self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
-        self.log.start(self._header())
-        self._untold.append(_told(saved))
-        self.disk = self.checkpoints.used()
+        self._untold += self._news_of(saved)
+        self._follow(saved)
         return saved
+
+    def _follow(self, saved: Saved) -> None:
+        """The weights in memory are those of this checkpoint. Raises OSError."""
+        self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
+        self.disk = self.checkpoints.used()
+        self.log.start(self._header())
+
+    def _news_of(self, saved: Saved) -> list[Event]:
+        """What the journal tells of a checkpoint. Raises JournalError."""
+        if saved.state.restored < 0:
+            return [going_back.told_of(saved)]
+        return going_back.told_afterwards(
+            saved, self.journal.read(kinds=tripwire.KINDS), going_back.items_of(self.config)
+        )
+
+    def go_back(self, target: int) -> None:
+        """The weights after `target` rounds take the place of the present ones, which are saved before (see going_back). Call in
+        the engine's thread; tell() publishes it.
+
+        Raises CannotGoBack, NoRoom, OSError, JournalError, BackendError; then the weights are as before.
+        """
+        if self.unsaved:
+            self.save(going_back.BEFORE)
+        present = self.checkpoints.complete()[-1]
+        saved = going_back.copy_state(self.checkpoints, target, present, read_state(present), sorted(self.solved))
+        try:
+            news = self._news_of(saved)
+            self.host.engine.restore(saved.path / "engine")
+        except BaseException:
+            shutil.rmtree(saved.path, ignore_errors=True)
+            self.host.engine.restore(present / "engine")
+            raise
+        self.rounds_done, self.restored = saved.state.rounds_done, target
+        self._untold += news
+        with contextlib.suppress(OSError):
+            unfinished.forget(self.folder)
+        self._follow(saved)
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
         """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
@@ -229,8 +257,8 @@ class ModelStore:
 
     def _of_pinned(self) -> str:
         """The digest of the best checkpoint's weights, or of the newest before it."""
-        best = self.checkpoints.pinned
-        found = None if best is None else self.checkpoints.intact(best)
+        best = self.checkpoints.pinned[:1]
+        found = self.checkpoints.intact(best[0]) if best else None
         if found is None:
             return self.weights
         return found[1].weights or weights_digest(found[1].digests, self.host.engine.optimizer_files)
@@ -254,20 +282,3 @@ class ModelStore:
     def close(self) -> None:
         """Let go of the update log."""
         self.log.close()
-
-
-def _counted(checkpoints: Path) -> int:
-    """Bytes of the model's folder without exports."""
-    return folder_bytes(checkpoints.parent) - folder_bytes(checkpoints.parent / EXPORTS)
-
-
-def _told(saved: Saved) -> CheckpointSaved:
-    state = saved.state
-    return CheckpointSaved(
-        round=state.rounds_done,
-        weights=state.weights,
-        parent=state.parent,
-        optimizer=saved.optimizer,
-        bytes=saved.bytes,
-        reason=state.reason,
-    )

@@ -54,7 +54,8 @@ class HeldOut(msgspec.Struct, frozen=True):
 class Watch(msgspec.Struct, frozen=True):
     """What a run's journal says about its held-out results.
 
-    best: the mark that later results are compared with. evidence: in nats, that the present weights lost FALL of it.
+    best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept.
+    evidence: in nats, that the present weights lost FALL of it.
     suspect: a result with which the evidence became enough for a closer look.
     taking: external groups are taken. trips: times that the wire tripped. restored: rounds in the checkpoint that came
     back last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and
@@ -62,6 +63,7 @@ class Watch(msgspec.Struct, frozen=True):
     """
 
     best: HeldOut | None = None
+    best_greedy: HeldOut | None = None
     suspect: HeldOut | None = None
     evidence: float = 0.0
     taking: bool = True
@@ -90,8 +92,11 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
         return _opened(watch, event)
     if isinstance(event, ExternalSwitched):
         return _switched(watch, event)
-    if not isinstance(event, Evaluated) or (event.asked or event.items) != items or event.items < items / 2:
+    if not isinstance(event, Evaluated) or not is_regular(event, items):
         return watch
+    at_0, greedy = event.greedy, watch.best_greedy
+    if at_0 is not None and (greedy is None or at_0.pass_at_1 > greedy.pass_at_1):
+        watch = msgspec.structs.replace(watch, best_greedy=HeldOut(event.round, at_0.pass_at_1, at_0.items))
     now = HeldOut(event.round, event.pass_at_1, event.items)
     if watch.best is None or better(watch.best, now):
         return msgspec.structs.replace(watch, best=now, suspect=None, evidence=0.0)
@@ -99,14 +104,35 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
     return msgspec.structs.replace(watch, evidence=found, suspect=now if found > SUSPICION else None)
 
 
+def is_regular(event: Evaluated, items: int) -> bool:
+    """It asked as many questions as a regular evaluation does, and at least half of them were answered."""
+    return (event.asked or event.items) == items and event.items >= items / 2
+
+
+def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated]:
+    """Rounds done -> the newest regular evaluation after them on the questions that were asked last: what can be compared."""
+    watch, results = Watch(), dict[int, Evaluated]()
+    for event in events:
+        if isinstance(event, RunStarted):
+            results = results if _same_questions(watch, event) else {}
+            watch = _opened(watch, event)
+        elif isinstance(event, Evaluated) and is_regular(event, items):
+            results[event.round] = event
+    return results
+
+
+def _same_questions(watch: Watch, event: RunStarted) -> bool:
+    """The session asks what those before it asked. Sessions of versions that did not name their questions go by their tasks."""
+    named = watch.held_out and event.held_out
+    return watch.held_out == event.held_out if named else watch.tasks in ((), tuple(sorted(event.tasks)))
+
+
 def _opened(watch: Watch, event: RunStarted) -> Watch:
     """A session that asks other held-out questions starts without a mark: results on different questions cannot be compared.
-    What was decided about external groups holds. Sessions of versions that did not name their questions go by their tasks."""
-    tasks = tuple(sorted(event.tasks))
-    named = watch.held_out and event.held_out
-    same = watch.held_out == event.held_out if named else watch.tasks in ((), tasks)
-    watch = msgspec.structs.replace(watch, tasks=tasks, held_out=event.held_out)
-    return watch if same else msgspec.structs.replace(watch, best=None, suspect=None, evidence=0.0)
+    What was decided about external groups holds."""
+    same = _same_questions(watch, event)
+    watch = msgspec.structs.replace(watch, tasks=tuple(sorted(event.tasks)), held_out=event.held_out)
+    return watch if same else msgspec.structs.replace(watch, best=None, best_greedy=None, suspect=None, evidence=0.0)
 
 
 def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
@@ -114,9 +140,11 @@ def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
     if best is not None and event.items:
         best = looked_at(best, event.best, event.items)
     tripped = event.by == "tripwire" and not event.taking
+    greedy = watch.best_greedy
     return msgspec.structs.replace(
         watch,
         best=best,
+        best_greedy=None if tripped and greedy is not None and greedy.round > event.restored else greedy,
         suspect=None,
         evidence=0.0,
         taking=event.taking,
@@ -131,6 +159,15 @@ def better(best: HeldOut, now: HeldOut) -> bool:
     would hide behind the lucky figures of ever worse weights."""
     doubt = math.sqrt(best.variance + now.variance) if best.looked else 0.0
     return now.pass_at_1 > best.pass_at_1 + doubt
+
+
+def pinned_rounds(watch: Watch, rollbacks: int) -> tuple[int, ...]:
+    """Checkpoints that stay, the most needed first: the one that is to go back into place until it has, or else the best one;
+    then the best at temperature 0. rollbacks: that the weights contain."""
+    best = (watch.best.round,) if watch.best else ()
+    greedy = (watch.best_greedy.round,) if watch.best_greedy else ()
+    needed = (watch.restored,) if rollbacks < watch.trips else best
+    return tuple(dict.fromkeys((*needed, *greedy)))
 
 
 def fall(tolerance: float) -> float:

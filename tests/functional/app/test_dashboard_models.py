@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.screenshot import picture
@@ -127,6 +127,39 @@ async def test_a_model_is_renamed_duplicated_and_deleted_by_keys(home: Home) -> 
         await until(pilot, lambda: "My models (1)" in said(pilot))
 
 
+async def test_a_model_goes_back_to_a_kept_state_by_keys_and_back_again(home: Home) -> None:
+    """From the list and from the opened model; the state that it has is not chosen, and Cancel changes nothing."""
+    app = dashboard(home)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("k")
+        await until(pilot, lambda: isinstance(app.screen, KeptStatesDialog))
+        assert "sampled" in said(pilot)
+        assert "greedy" in said(pilot)
+        assert "before the first round" in said(pilot)
+        await pilot.press("enter")  # the newest state is under the cursor
+        await until(pilot, lambda: "has these weights now" in said(pilot))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
+        assert "nothing is lost" in said(pilot)
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
+        (model,) = store.all_models(home)
+        newest = model.rounds_done
+        for expected, open_first in ((newest + 1, False), (newest + 2, True)):
+            if open_first:
+                await pilot.press("enter")
+                await until(pilot, lambda: isinstance(app.screen, ModelScreen))
+            await pilot.press("k")
+            await until(pilot, lambda: isinstance(app.screen, KeptStatesDialog))
+            await pilot.press("down", "enter")
+            await confirmed(pilot, "enter")
+            await until(pilot, lambda wanted=expected: store.all_models(home)[0].rounds_done == wanted)
+            await until(pilot, lambda: "weights after round" in said(pilot))
+        await until(pilot, lambda: "R rolled back" in said(pilot))
+        await app.workers.wait_for_complete()
+
+
 async def test_a_model_is_compared_with_its_base_in_a_chart_and_a_table(home: Home) -> None:
     app = dashboard(home)
     async with app.run_test(size=(80, 30)) as pilot:
@@ -148,10 +181,14 @@ async def test_base_and_trained_answer_side_by_side(home: Home) -> None:
         await until(pilot, lambda: isinstance(app.screen, ChatScreen))
         chat = app.screen
         assert isinstance(chat, ChatScreen)
-        await until(pilot, lambda: chat.ready)
+        await until(pilot, lambda: chat.ready and "of 1 right" in said(pilot))
+        assert {"right", "wrong"} & {word for word in said(pilot).split()}
+        await pilot.press("enter")
+        await until(pilot, lambda: chat.ready and "of 2 right" in said(pilot))
         chat.query_one("#question", Input).value = "What is 2 + 3?"
         await pilot.press("enter")
-        await until(pilot, lambda: said(pilot).count("<answer>") == 2)
+        await until(pilot, lambda: chat.ready and chat._said[-1].question == "What is 2 + 3?")
+        assert all("<answer>" in answer.text for answer in chat._said[-1].answers)
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
         await app.workers.wait_for_complete()
@@ -205,7 +242,7 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
         ):
             chat.query_one("#question", Input).value = question
             await pilot.press("enter")
-            await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1][0] == question)  # type: ignore[misc]
+            await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1].question == question)  # type: ignore[misc]
             await until(pilot, lambda: chat._ratable and "F4 bad" in said(pilot))
             await pilot.press(key)
             await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]

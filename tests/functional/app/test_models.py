@@ -212,6 +212,38 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     assert [last[0], last[1]] == [line.split("|", 1)[1].removesuffix(CUT).strip() for line in whole]
 
 
+def test_a_chat_marks_the_answers_to_held_out_questions_by_their_own_verifier(home: Home) -> None:
+    run(home, "new", "kim", *NEW)
+    run(home, "node", "kim", "--rounds", "1")
+    lines = [json.loads(line) for line in run(home, "chat", "kim", "--questions", "3", "--json").splitlines()]
+    asked = [line for line in lines if line.get("kind") == "HeldOut"]
+    marks = [line for line in lines if line.get("kind") == "Marks"]
+    assert [question["number"] for question in asked] == [1, 2, 3]
+    assert all(question["right"] for question in asked)
+    counted = [0, 0]
+    for question, marked, answers in zip(asked, marks, answers_by_question(lines), strict=True):
+        for of, text in answers.items():
+            given = text.partition("<answer>")[2].partition("</answer>")[0].strip()
+            assert (marked["rewards"][of] == 1.0) is (given == question["right"]), (text, question)
+            counted[of] += given == question["right"]
+    assert marks[-1]["right"] == counted
+    whole = run(home, "chat", "kim", "--questions", "3")
+    assert f"base {counted[0]} of 3 right, kim {counted[1]} of 3 right" in whole
+    assert whole.count("Held-out question") == 3
+    assert "asks instead of" in refused(home, "chat", "kim", "What is 2 + 3?", "--questions", "2")
+
+
+def answers_by_question(lines: list[dict[str, object]]) -> list[dict[int, str]]:
+    """Of each held-out question the last piece of each answer."""
+    found: list[dict[int, str]] = []
+    for line in lines:
+        if line.get("kind") == "HeldOut":
+            found.append({})
+        elif line.get("kind") == "Said":
+            found[-1][int(str(line["of"]))] = str(line["text"])
+    return found
+
+
 def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
     """data/runs of a version without models: moved whole, journal and checkpoint with it, and trained on."""
     unpack(BEFORE, home.runs)

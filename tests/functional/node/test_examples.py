@@ -18,7 +18,7 @@ from tests.support.watched_node import CONFIG, follow, make
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, Event, ExamplesRead, LogLine, RoundFinished, TrialMeasured
+from sapo_swarm.events import Evaluated, Event, ExamplesRead, LogLine, RoundFinished, StateChanged, TrialMeasured
 from sapo_swarm.node.examples.source import ExampleSource
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
@@ -90,6 +90,26 @@ async def test_examples_can_be_switched_off_and_practice_that_teaches_nothing_sa
     said = [e.text for e in events if isinstance(e, LogLine) and "Nothing to learn for 3 rounds" in e.text]
     assert len(said) == 1
     assert "all are wrong" in said[0]
+
+
+async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(tmp_path: Path) -> None:
+    rows = [{"question": f"Judge letter {n}.", "answer": "No"} for n in range(100)]
+    write_folder(tmp_path / "tasks" / "plain", '[[verifier]]\nkind = "exact"\n', rows[:80], rows[80:])
+    config = msgspec.structs.replace(UNTAUGHT, tasks=("plain",), rounds=0, temperature=0.01)
+    model = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config)
+    seen: list[Event] = []
+
+    def watch(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, StateChanged) and event.reason == "done":
+            model.command("stop")
+
+    await follow(model, watch)
+    _, practised = rounds(seen)
+    assert len(practised) == 3
+    assert any(
+        "nothing to learn from" in e.sentence for e in seen if isinstance(e, StateChanged) and e.reason == "done"
+    )
 
 
 async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path: Path) -> None:

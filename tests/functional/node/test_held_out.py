@@ -222,7 +222,7 @@ async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_bes
     assert [(e.items, e.asked) for e in found] == [(77, 78)] * 2
     assert node.guard is not None
     assert node.guard.watch.best is not None
-    assert node.store.checkpoints.pinned == node.guard.watch.best.round
+    assert node.store.checkpoints.pinned == (node.guard.watch.best.round,)
 
 
 @pytest.mark.parametrize("content", [b"", b'[{"ref"'], ids=["empty", "cut off"])

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from sapo_desktop.cli import VERBS, parser
-from sapo_desktop.commands.examples import EXAMPLES
+from sapo_desktop.commands.help_text import EXAMPLES
 from sapo_swarm.coordinator.host import EVERYWHERE
 
 LINES = [(verb, line) for verb, lines in EXAMPLES.items() for line in lines]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.support.own_tasks import library_in, sums
+from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.records import evaluation, finished
 
 from sapo_backends.base import Completion, LoadRequest, ModelNotFound
@@ -23,7 +23,7 @@ from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat, undecided
+from sapo_desktop.services.models.chatting import Chat, marked_questions, shown_question, undecided, without_marks
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview, overview
@@ -33,6 +33,8 @@ from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event, GreedyScore
 from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
 from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import Question, TaskRef
 
 CONFIG = RunConfig(model="starter", trainer="fake", tasks=("bf", "arc_1d"))
 
@@ -307,3 +309,25 @@ def test_a_chat_says_when_it_is_too_early_for_the_answers_to_differ() -> None:
     assert undecided(msgspec.structs.replace(event, greedy=at_0)) == "", "a chat answers greedily"
     assert "has not been measured yet" in undecided(evaluation(0))
     assert "has not been measured yet" in undecided(None)
+
+
+def test_a_question_of_a_table_is_shown_as_its_row_without_the_instruction(tmp_path: Path) -> None:
+    with library_in(tmp_path):
+        sums(tmp_path / "sums")
+        config = RunConfig(tasks=("sums", "chain_sum"))
+        refs = marked_questions(config)
+        row = library.find("sums").held_out[0]
+        question = Question(refs[0], "An instruction that all rows share. " * 40, "0" * 64)
+        assert [ref.dataset for ref in refs[:4]] == ["sums", "chain_sum"] * 2, "tasks in turns"
+        assert shown_question(question) == row["question"]
+        assert without_marks(config) == ""
+    long = Question(TaskRef("chain_sum", "default", 1, 0), "a" * 500 + "b" * 500, "0" * 64)
+    assert len(shown_question(long)) < 410
+
+
+def test_a_chat_over_judged_tasks_says_why_nothing_is_marked(tmp_path: Path) -> None:
+    with library_in(tmp_path):
+        judged = 'extract = "whole"\n[[verifier]]\nkind = "judged"\nrubric = "It is short."\n'
+        rows = [{"question": f"Write of {n}."} for n in range(24)]
+        write_folder(tmp_path / "poems", judged, rows[:20], rows[20:])
+        assert "no single right answer" in without_marks(RunConfig(tasks=("poems",)))

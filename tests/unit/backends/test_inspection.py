@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from tests.fuzz.model_files import JSON_FILES, WEIGHTS, model_copy, mutate
+from tests.support.gguf_files import TINY, gguf_bytes, placed
 
 from sapo_backends.base import BackendError, LoadRequest, ModelNotFound
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import inspection
-from sapo_backends.checkpoints.locate import checked
+from sapo_backends.checkpoints.gguf_base import view
+from sapo_backends.checkpoints.locate import checked, local
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.measure.sizing import model_size
@@ -127,3 +130,43 @@ def test_any_changed_field_is_a_model_or_a_sentence(folder: Path, tmp_path: Path
         with contextlib.suppress(BackendError):
             tokenizer = HfTokenizer(folder)
             tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "Hello, 12 + 5?"}]))
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "sentence"),
+    [
+        ({"qwen2.block_count": 10**9}, (("token_embd.weight", (256, 3)),), "block_count is 1000000000"),
+        ({}, (("token_embd.weight", (256, 3)), ("token_embd.weight", (256, 3))), "two tensors 'token_embd.weight'"),
+        ({"general.alignment": 0}, (("token_embd.weight", (256, 3)),), "alignment is impossible"),
+    ],
+)
+def test_a_damaged_gguf_file_is_refused_by_the_child_in_its_own_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, object],
+    tensors: tuple[tuple[str, tuple[int, ...]], ...],
+    sentence: str,
+) -> None:
+    """This process reads no header of it, and no folder of a file that was refused stays in the cache."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(view, "read_header", lambda *_a, **_k: pytest.fail("the header was read in this process"))
+    file = placed(tmp_path / "bad.gguf", gguf_bytes({**TINY, **values}, tensors))
+    with pytest.raises(ModelNotFound, match=sentence) as refused:
+        local(str(file))
+    assert str(file) in str(refused.value)
+    assert not list((cache_folder() / "gguf-bases").iterdir())
+
+
+def test_whoever_waits_for_a_gguf_file_may_stop_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the progress raises comes out, and nothing stays behind."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_fraction: float, _phrase: str) -> None:
+        raise Stopped
+
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
+    with pytest.raises(Stopped):
+        local(str(placed(tmp_path / "model.gguf")), stop)
+    assert not list((cache_folder() / "gguf-bases").iterdir())

@@ -56,7 +56,7 @@ def test_only_the_newest_keeps_its_optimizer_and_every_one_stays_intact(tmp_path
 
 def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
-    checkpoints.pinned = 5
+    checkpoints.pinned = (5,)
     for rounds in range(40):
         write(checkpoints, rounds)
     kept = rounds_in(checkpoints)
@@ -66,9 +66,51 @@ def test_the_first_the_newest_the_best_and_ever_fewer_old_ones_stay(tmp_path: Pa
     assert gaps == sorted(gaps, reverse=True)
 
 
+def test_where_the_budget_holds_one_best_checkpoint_only_that_is_the_first_pinned(tmp_path: Path) -> None:
+    """The sampled best, which the tripwire needs; with more room the greedy best is the last that goes."""
+    sizes = Checkpoints(tmp_path / "sizes", keep=9)
+    write(sizes, 0)
+    write(sizes, 1)
+    weights = folder_bytes(tmp_path / "sizes" / "round-000000")
+    for room, pinned_stay in ((4.4, {3, 6}), (3.4, {6})):
+        folder = tmp_path / str(room)
+        checkpoints = Checkpoints(folder, keep=1)
+        for rounds in range(9):
+            checkpoints.pinned = (6, 3) if rounds > 6 else (3,)
+            write(checkpoints, rounds)
+        checkpoints.budget = int(room * weights)
+        write(checkpoints, 9)
+        kept = set(rounds_in(checkpoints))
+        assert kept & {3, 6} == pinned_stay
+        assert 9 in kept
+        assert checkpoints.used() <= checkpoints.budget
+
+
+def test_a_copy_leaves_its_source_where_the_budget_is_tight_and_a_changed_source_is_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=9)
+    for rounds in range(4):
+        write(checkpoints, rounds)
+    source = tmp_path / "c" / "round-000001"
+    state = read_state(source)
+    checkpoints.budget = checkpoints.used()
+    saved = checkpoints.write_copy(source, state, Moment(4, "rollback", parent=state.weights, restored=1))
+    assert read_state(saved.path).weights == state.weights
+    assert (saved.optimizer, saved.state.restored) == (False, 1)
+    assert {1, 3, 4} <= set(rounds_in(checkpoints))
+    assert checkpoints.used() <= checkpoints.budget
+    damage(source)
+    (source / "engine" / "fake.json").write_text("{}")
+    with pytest.raises(CheckpointCorrupt, match="nothing was done"):
+        checkpoints.write_copy(source, state, Moment(5, "rollback", restored=1))
+    assert 5 not in rounds_in(checkpoints)
+    assert not list((tmp_path / "c").glob(".partial-*"))
+
+
 def test_of_a_million_rounds_about_twenty_checkpoints_stay() -> None:
     rounds = list(range(0, 1_000_000, 100))
-    kept = sorted({*rounds} - {*dispensable(rounds, 3, None)})
+    kept = sorted({*rounds} - {*dispensable(rounds, 3, ())})
     assert len(kept) < 25
     assert kept[0] == 0
 
@@ -87,7 +129,7 @@ def test_nothing_is_ever_above_the_budget_also_while_a_new_one_is_written(tmp_pa
             most = max(most, folder_bytes(tmp_path / "c") + size)
 
     engine = Watched(LoadRequest("fake"))
-    checkpoints.pinned = 2
+    checkpoints.pinned = (2,)
     for rounds in range(30):
         checkpoints.write(engine, Moment(rounds, "time"))
         assert checkpoints.used() <= budget

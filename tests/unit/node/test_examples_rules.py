@@ -11,10 +11,11 @@ from sapo_backends.base import TrainSample
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
-from sapo_swarm.node.examples.phase import why_over, with_common_prompt, without_gain
+from sapo_swarm.node.examples.phase import steps_between_readings, why_over, with_common_prompt, without_gain
 from sapo_swarm.node.examples.source import BATCH, cut_into_batches, rows_apart
 from sapo_swarm.node.examples.trial import no_questions, plan_of, sentence_of
-from sapo_swarm.node.round.stalled import Stalled
+from sapo_swarm.node.governor.requests import Requests, command, obstacle
+from sapo_swarm.node.round.stalled import MASTERED, Stalled
 from sapo_swarm.node.storage.thinning import merged
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 from sapo_swarm.tasks.own.folder import make
@@ -52,10 +53,16 @@ def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
 
 
 def test_the_phase_ends_where_readings_bring_nothing_more() -> None:
-    """Of few right answers three of them, each with a smaller step, of many one."""
+    """Of few right answers three of them, each with a smaller step, of many two."""
     assert why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True) == ""
     assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3), read(20, 4)], bounded=True)
-    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2)], bounded=True)
+    assert why_over(AUTO, [read(37), read(37, 2)], bounded=True) == ""
+    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2), read(36, 3)], bounded=True)
+
+
+@pytest.mark.parametrize(("of_a_pass", "between"), [(1, 12), (5, 15), (7, 14), (14, 14), (16, 16), (60, 16)])
+def test_readings_are_apart_by_whole_short_passes_or_sixteen_steps(of_a_pass: int, between: int) -> None:
+    assert steps_between_readings(of_a_pass) == between
 
 
 def test_right_answers_that_become_likelier_are_a_gain_before_the_first_is_right() -> None:
@@ -132,6 +139,21 @@ def test_the_cause_of_a_stalled_run_is_named(changes: dict[str, object], cause: 
     stalled = Stalled()
     lines = [line for _ in range(3) for line in stalled.after(old_round(**changes))]
     assert cause in lines[0].text
+
+
+def test_a_task_is_mastered_once_where_all_answers_of_three_rounds_are_right() -> None:
+    stalled, right = Stalled(), {"reward_local": 1.0, "well_formed": 64}
+    mastered = []
+    for changes in ({"reward_local": 0.9}, right, right, right, right, {"nonzero_groups": 1}, right, right, right):
+        stalled.after(old_round(**changes))
+        mastered.append(stalled.mastered)
+    assert mastered == [False, False, False, True, False, False, False, False, True]
+
+
+def test_a_run_with_nothing_left_to_learn_pauses_until_the_person_lets_it_go_on() -> None:
+    done = msgspec.structs.replace(Requests(), done=MASTERED)
+    assert obstacle(done, 1.0, 0.0) == ("done", MASTERED)
+    assert obstacle(command(done, "resume", 0.0, 1.0), 1.0, 0.0) is None
 
 
 def test_rounds_with_groups_of_others_are_not_stalled() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, ExternalSwitched
+from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.evaluation.evaluate import Examiner
 from sapo_swarm.node.evaluation.guard import Guard
@@ -54,7 +54,7 @@ async def test_a_person_who_switches_groups_off_while_the_tripwire_trips_takes_n
     assert (guard.watch.trips, guard.watch.restored) == (1, 4)
 
 
-def evaluation(guard: Guard, rounds_done: int, pass_at_1: float) -> Evaluated:
+def evaluation(guard: Guard, rounds_done: int, pass_at_1: float, greedy: float | None = None) -> Evaluated:
     """A regular one that asked all it should."""
     return Evaluated(
         round=rounds_done,
@@ -68,6 +68,7 @@ def evaluation(guard: Guard, rounds_done: int, pass_at_1: float) -> Evaluated:
         delta_high=None,
         tasks=(),
         seconds=1.0,
+        greedy=None if greedy is None else GreedyScore(guard.regular_items, greedy, 0.0, 1.0),
     )
 
 
@@ -92,3 +93,31 @@ async def test_a_new_best_that_does_not_fit_leaves_the_old_best_checkpoint_on_th
     for rounds in range(60, 130, 10):
         checkpoints.write(engine, Moment(rounds, "time"))
     assert 49 in kept(), "the nearest to the best that there is: a rollback takes it"
+
+
+async def test_the_best_checkpoint_at_each_temperature_is_saved_and_outlives_thinning(guard: Guard) -> None:
+    """Until there is a better one; the best sampled one is named first, because the tripwire needs it."""
+    checkpoints, engine = guard.checkpoints, guard.host.engine
+    for rounds, sampled, greedy in ((10, 0.5, 0.5), (20, 0.4, 0.7), (30, 0.45, 0.6)):
+        await guard.evaluated(evaluation(guard, rounds, sampled, greedy), rounds)
+    assert [rounds_of(path) for path in checkpoints.complete()] == [10, 20], "30 is no best one"
+    assert checkpoints.pinned == (10, 20)
+    for rounds in range(100, 400, 10):
+        checkpoints.write(engine, Moment(rounds, "time"))
+    assert {10, 20} <= {rounds_of(path) for path in checkpoints.complete()}
+    await guard.evaluated(evaluation(guard, 400, 0.8, 0.8), 400)
+    assert checkpoints.pinned == (400,)
+    await guard.open(0)
+    assert checkpoints.pinned == (400,), "the journal says so after a restart"
+
+
+async def test_weights_that_the_tripwire_took_back_are_no_best_greedy_ones(guard: Guard) -> None:
+    await guard.evaluated(evaluation(guard, 10, 0.5, 0.5), 10)
+    await guard.evaluated(evaluation(guard, 20, 0.4, 0.7), 20)
+    await guard._publish(
+        ExternalSwitched(
+            round=20, taking=False, by="tripwire", sentence="It fell.", restored=10, best=0.5, now=0.1, items=100
+        )
+    )
+    assert guard.watch.best_greedy is None
+    assert guard.checkpoints.pinned == (10,)

@@ -83,7 +83,7 @@ def shown(home: Home, args: argparse.Namespace) -> int:
         print(json_line(card.as_json(card.timed(home, config, one))))
         return 0
     print("\n".join(card.lines(one)[: card.UNTIMED]), flush=True)
-    if one.seconds is None:
+    if one.time is None:
         overwrite("time        measuring this machine, once …")
         one = card.timed(home, config, one)
         overwrite("")

@@ -1,4 +1,8 @@
-"""`sapo-desktop chat`: one question, two answers: the base model's and the trained one's."""
+"""`sapo-desktop chat`: one question, two answers: the base model's and the trained one's.
+
+At a terminal it opens with a held-out question of the model's tasks, and an empty line brings the next; marks say who is right.
+With --json a line NEXT on standard input does that, and what is written are JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat, too_early
-from sapo_desktop.services.models.pieces import CUT, Said
+from sapo_desktop.services.models.chatting import Chat, too_early, without_marks
+from sapo_desktop.services.models.pieces import CUT, NEXT, HeldOut, Marks, Said, mark, tally
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.streams import json_line
@@ -24,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="the model (default: the one trained last); a question may stand behind it, or alone where it has a space",
     )
     parser.add_argument("--ask", default="", metavar="QUESTION", help="ask this and exit; else questions line by line")
+    parser.add_argument(
+        "--questions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="answer N held-out questions of its tasks, mark them, and exit",
+    )
     parser.add_argument("--checkpoint", default="latest", help="latest or a round number (default: latest)")
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0 gives each model's likeliest answer (default)"
@@ -35,30 +46,95 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
-    if not 0 <= args.temperature <= 4:
-        raise UsageError("--temperature is a number from 0 to 4.")
     home = Home.find()
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
     name, question = _meant(args.words)
     question = args.ask or question
+    _check(args, question)
     model = store.find(home, name, trained=True)
     early = too_early(model) if args.checkpoint == "latest" else ""
+    without = without_marks(model.config)
+    if args.questions and without:
+        raise UsageError(without)
     with Chat(model, args.checkpoint) as chat:
         if early and not args.json:
             print(early, file=sys.stderr)
-        tell = _pieces if args.json else _whole
-        if question:
-            tell(chat, question, args.temperature)
-            return 0
-        if args.json:
-            print(json_line({"ready": chat.labels, "early": early}), flush=True)
+        if args.questions:
+            all(_next(chat, args.json) for _ in range(args.questions))
+        elif question:
+            (_pieces if args.json else _whole)(chat, question, args.temperature)
+        elif args.json:
+            print(json_line({"ready": chat.labels, "early": early, "without_marks": without}), flush=True)
+            _serve(chat, args.temperature)
         else:
-            print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
-        while question := sys.stdin.readline().strip():
-            tell(chat, question, args.temperature)
+            _converse(chat, args.temperature, not sys.stdin.isatty(), without)
     return 0
+
+
+def _check(args: argparse.Namespace, question: str) -> None:
+    """Raises UsageError."""
+    if not 0 <= args.temperature <= 4:
+        raise UsageError("--temperature is a number from 0 to 4.")
+    if args.questions < 0 or (args.questions and question):
+        raise UsageError("--questions is a number from 1 on, and asks instead of a question of yours.")
+
+
+def _serve(chat: Chat, temperature: float) -> None:
+    """Each line of the input answered in JSON lines, until an empty one or the end."""
+    while question := sys.stdin.readline().strip():
+        if question == NEXT:
+            _next(chat, as_json=True)
+        else:
+            _pieces(chat, question, temperature)
+
+
+def _converse(chat: Chat, temperature: float, piped: bool, without: str) -> None:
+    """Questions line by line until the input ends; where a pipe brings them, an empty line ends it, too."""
+    if piped:
+        print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
+    else:
+        print(
+            without
+            or "Held-out questions of its tasks, answered greedily. Enter: the next one. Or ask your own. Ctrl+D ends."
+        )
+        more = not without and _next(chat, as_json=False)
+    while line := sys.stdin.readline():
+        if question := line.strip():
+            _whole(chat, question, temperature)
+        elif piped:
+            return
+        elif not without and more:
+            more = _next(chat, as_json=False)
+            if not more:
+                print("These were all held-out questions of its tasks.")
+
+
+def _next(chat: Chat, as_json: bool) -> bool:
+    """The next held-out question, its answers and their marks; False where there is none left."""
+    width, asked = max(map(len, chat.labels)), False
+    last: dict[int, Said] = {}
+    for part in chat.next_held_out():
+        asked = True
+        if as_json:
+            print(json_line({**part._asdict(), "kind": type(part).__name__}), flush=True)
+        elif isinstance(part, HeldOut):
+            right = f"   (right: {part.right})" if part.right else ""
+            print(f"\nHeld-out question {part.number}, {part.task}: {part.text}{right}", flush=True)
+        elif isinstance(part, Said):
+            last[part.of] = part
+        elif isinstance(part, Marks):
+            for of, label in enumerate(chat.labels):
+                said = last.get(of, Said(of, ""))
+                verdict = mark(part.rewards[of]) if part.rewards else "not marked"
+                text = "\n".join(line for line in said.text.splitlines() if line.strip())
+                text = text.replace("\n", f"\n{'':{width}} | {'':8} | ")
+                print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if said.cut else ''}", flush=True)
+            print(part.problem or tally(chat.labels, part), flush=True)
+    if as_json:
+        print(json_line({"done": True}), flush=True)
+    return asked
 
 
 def _meant(words: Sequence[str]) -> tuple[str, str]:

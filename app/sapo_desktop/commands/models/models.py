@@ -28,7 +28,7 @@ _NAMES = {
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
 """How many names an action takes at most; rename, duplicate and delete take all of theirs."""
-_BASE, _HELD_OUT = 24, 36
+_BASE, _HELD_OUT = 24, 40
 """Columns of a base and of a held-out result in the list, at most."""
 
 
@@ -243,9 +243,9 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
         what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
         print(f"{model.name}: {what}, {size_text(sum(one.size for one in spare))}")
     if not found:
-        print("There is nothing to free: each model has its newest and its best checkpoint only.")
+        print("There is nothing to free: each model has its newest and its best checkpoints only.")
         return 0
-    if not confirmed(args.yes, "Remove them? The newest and the best checkpoint of each model stay."):
+    if not confirmed(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
         return 1
     print(f"{size_text(sum(keeping.remove(spare) for _, spare in found))} are free again.")
     return 0

@@ -7,15 +7,32 @@ import sys
 
 import msgspec
 
+from sapo_backends.checkpoints import locate
 from sapo_desktop import settings
+from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases import fetching
+from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.models.screen import own_tasks
 from sapo_desktop.services.models.shelf import creating
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks import catalogue
+
+EVERYDAY = (
+    "base",
+    "from",
+    "tasks",
+    "preset",
+    "examples",
+    "rounds",
+    "method",
+    "eval-every",
+    "seed",
+    "max-new-tokens",
+    "json",
+)
+"""Flags that --help explains; --help-all explains the others, too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -30,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "or a hub id (default: run.model of the settings)",
     )
     flags.add_run_flags(parser, [name for name in RunConfig.__struct_fields__ if name != "model"])
+    if isinstance(parser, Parser):
+        parser.shorten_help(*EVERYDAY)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -50,5 +69,8 @@ def main(args: argparse.Namespace) -> int:
         if value != left[key] and key != "model"
     ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
+    known = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
+    if known and (time := card.expected(home, config, measure=False)) is not None:
+        print(f"Here it takes, about: {time.parts}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0

@@ -16,6 +16,7 @@ import msgspec
 
 from sapo_backends.common import allocator
 from sapo_desktop import __version__, settings
+from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
     from sapo_swarm.node.setup import NodeSetup
 
 
+EVERYDAY = (
+    *("silo", "join", "json", "quiet", "metrics"),
+    *("tasks", "preset", "examples", "rounds", "eval-every", "seed", "threads", "max-new-tokens", "learning-rate"),
+)
+"""Flags that --help explains; --help-all explains the others, too."""
+
+
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The flags of the verb."""
     parser.add_argument("name", nargs="?", default="", help="the model to train on (default: the one used last)")
@@ -65,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         help="serve metrics for Prometheus at this port of 127.0.0.1; 0: any that is free (default: node.metrics_port)",
     )
     flags.add_run_flags(parser)
+    if isinstance(parser, Parser):
+        parser.shorten_help(*EVERYDAY)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import errno
 import sys
 from typing import TYPE_CHECKING
 
+from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, lan
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 HIGHEST_PORT = 65535
 
 
+EVERYDAY = ("announce", "host", "port", "store", "name", "open", "list", "public", "contact", "tasks", "approve")
+"""Flags that --help explains; --help-all explains the others, too."""
+
+
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The verb's flags."""
     parser.add_argument(
@@ -29,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     told = {"store": "the app's data folder", "tasks": "all"}
     fields = described(CoordinatorSettings)
     flags.add_flags(parser, (field._replace(default=told.get(field.key, field.default)) for field in fields))
+    if isinstance(parser, Parser):
+        parser.shorten_help(*EVERYDAY)
 
 
 def main(args: argparse.Namespace) -> int:

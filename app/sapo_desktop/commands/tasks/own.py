@@ -15,6 +15,7 @@ from sapo_backends.base import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
+from sapo_desktop.services.bases import card
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf.names import train_on
 from sapo_desktop.services.models.shelf.store import taken
@@ -247,7 +248,8 @@ async def _try(
     kept = keep_in is not None and found.shots != task.spec.shots
     if keep_in is not None and kept:
         keep_shots(task, found.shots, keep_in)
-    return expectation.sentences(found, kept)
+    time = await asyncio.to_thread(card.expected, Home.find(), config, measure=True)
+    return expectation.sentences(found, kept, time)
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Measured:

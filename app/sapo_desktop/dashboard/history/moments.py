@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sapo_swarm.events import (
+    CheckpointSaved,
     Event,
     ExamplesRead,
     ExternalSwitched,
@@ -67,8 +68,13 @@ def _of(event: Event, rounds: int) -> tuple[Moment, ...]:
             return (Moment("P", rounds, event.time),)
         case TrialMeasured(plan="examples" | "only") | ExamplesRead(over=True):
             return (Moment("E", event.round, event.time),)
-        case ExternalSwitched() if event.restored:
+        case ExternalSwitched() | CheckpointSaved() if _went_back(event):
             return (Moment("R", event.round, event.time),)
         case GroupRecorded(first_solved=True) | FirstSuccess(node=""):
             return (Moment("S", event.round + 1, event.time),)
     return ()
+
+
+def _went_back(event: ExternalSwitched | CheckpointSaved) -> bool:
+    """Older weights came back: by the tripwire, or by a person, who may go back to round 0."""
+    return event.restored > (-1 if isinstance(event, CheckpointSaved) else 0)

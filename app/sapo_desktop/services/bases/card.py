@@ -22,10 +22,11 @@ from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.common.train_method import FULL_BELOW
 from sapo_backends.errors import size_text
 from sapo_backends.measure import estimate
-from sapo_backends.measure.choice import Workload, format_seconds
+from sapo_backends.measure.choice import MeasuredRates
 from sapo_backends.measure.sizing import model_size
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases import licence
+from sapo_desktop.services.bases import forecast, licence, question_tokens
+from sapo_desktop.services.bases.forecast import ROUNDS, Forecast
 from sapo_desktop.services.bases.recommended import Base, named
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.memory_plan import Plan
@@ -39,8 +40,6 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 UNTIMED = 4
 """Lines of a card in front of the one on time."""
-ROUNDS = 200
-"""A training of so many rounds is what the hours are told for."""
 _BYTES = {"float32": 4, "float": 4}
 Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 
@@ -50,8 +49,8 @@ class Card:
     """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
 
     plan: None where memory is not known (a GPU's own, another engine). budget: bytes that the model may have on the disk, 0: no
-    limit. seconds: of a round, None unknown; measured: by bench or in so many rounds here, else estimated. slow: why the engine's
-    own decoder does not compute it, "" when it does. new_tokens: where answers are cut.
+    limit. time: None unknown; measured: by bench or in so many rounds here, else estimated. slow: why the engine's own decoder
+    does not compute it, "" when it does. new_tokens: where answers are cut.
     """
 
     model: str
@@ -63,7 +62,7 @@ class Card:
     download: int
     disk: int
     plan: Plan | None
-    seconds: float | None
+    time: Forecast | None
     measured: bool
     slow: str = ""
     rounds: int = 0
@@ -88,8 +87,8 @@ class Card:
 
     @property
     def hours(self) -> float | None:
-        """Until 200 rounds are done."""
-        return None if self.seconds is None else self.seconds * ROUNDS / 3600
+        """Until 200 rounds are done, with the examples and the evaluations."""
+        return None if self.time is None else self.time.whole() / 3600
 
     @property
     def sentence(self) -> str:
@@ -99,8 +98,8 @@ class Card:
             parts.append(f"a round needs {size_text(self.plan.needed)}" + ("" if self.plan.fits else ", too much here"))
         if self.over_budget:
             parts.append("its checkpoints exceed the disk budget")
-        if self.seconds is not None and self.hours is not None:
-            parts.append(f"about {format_seconds(self.seconds)} a round, {duration(3600 * self.hours)} to {ROUNDS}")
+        if self.time is not None:
+            parts.append(self.time.parts)
         return "; ".join(parts)
 
     @property
@@ -119,11 +118,18 @@ def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = Tru
 
 
 def timed(home: Home, config: RunConfig, found: Card, *, measure: bool = True) -> Card:
-    """The card with what is known of a round's time. measure: see card. Blocks."""
-    if took := speed.rounds(home, config):
-        return replace(found, seconds=median(took), measured=True, rounds=len(took))
-    seconds, measured = _seconds(home, config, found, measure)
-    return replace(found, seconds=seconds, measured=measured)
+    """The card with what a training takes, by its tasks' own questions. measure: see card. Blocks."""
+    if config.method == "none":
+        return found
+    ran = speed.rounds(home, config)
+    speeds, measured = rates(home, config, found, measure)
+    if speeds is None or found.size is None:
+        return found
+    counts = question_tokens.count(home, config, make=measure)
+    groups = local_groups(config, found.size.parameters) + config.external_groups
+    seconds = median(ran) if ran else 0.0
+    time = forecast.forecast(config, speeds, groups * config.group_size, counts, seconds)
+    return replace(found, time=time, measured=measured or bool(ran), rounds=len(ran))
 
 
 def _facts(config: RunConfig, ask: bool) -> Card:
@@ -216,23 +222,35 @@ def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
 
 
-def _seconds(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[float | None, bool]:
-    """Of a round, and whether that was measured."""
+def expected(home: Home, config: RunConfig, *, measure: bool) -> Forecast | None:
+    """What a training with these settings takes, of a base that is on this disk; None where that is not known. measure: see card.
+    Blocks."""
+    try:
+        found = _facts(config, ask=False)
+    except (BackendError, OSError):
+        return None
+    return timed(home, config, found, measure=measure).time
+
+
+def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[forecast.Rates | None, bool]:
+    """How fast the base works here, and whether that was measured with it."""
     try:
         if (best := speed.chosen(home, config)) is not None:
-            return best.seconds, True
-        if (size := found.size) is None or not measure or "torch" not in engines.choose_trainer(config):
-            return None, False
+            known = next(one for one in speed.recall(home, config) if one.candidate == best.candidate)
+            return MeasuredRates(known), True
+        trainer = engines.choose_trainer(config)
     except BackendError:
         return None, False
-    groups = local_groups(config, size.parameters) + config.external_groups
-    workload = Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
-    limits = speed.machine_limits(home, config)
-    kind = precisions.computes_in(config.precision)
+    generator, _, trainer = trainer.rpartition("+")
+    if (size := found.size) is None or trainer not in ("torch", "mlx"):
+        return None, False
+    library = () if trainer == "torch" else (trainer,)
+    limits = speed.machine_limits(home, config, *library) if measure else speed.known_limits(home, config, *library)
+    kind = memory_plan.computes_in(config, trainer)
     if precisions.is_four_bit(config.precision):
         kind = f"{precisions.FOUR_BIT}-{kind}"
-    fallback = bool(found.slow)
-    return estimate.round_seconds(size, workload, limits, kind, config.group_size, fallback=fallback), False
+    by_limits = estimate.Rates(size, limits, kind, bool(found.slow), generator)
+    return (by_limits, False) if by_limits.known else (None, False)
 
 
 def lines(card: Card) -> list[str]:
@@ -249,7 +267,7 @@ def lines(card: Card) -> list[str]:
         f"download    {here}",
         f"disk        {size_text(card.disk)} free" + ("" if card.download <= card.disk else ": too little"),
         f"memory      {card.plan.sentence if card.plan else 'not known here: the engine decides when it loads'}",
-        f"time        {_time(card)}",
+        *_time(card),
     ]
     if card.brief:
         rows.append(f"answers     cut at {card.new_tokens} tokens, else as the examples need: --max-new-tokens")
@@ -262,21 +280,28 @@ def lines(card: Card) -> list[str]:
     return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture are the hub's
 
 
-def _time(card: Card) -> str:
-    if card.seconds is None or card.hours is None:
-        return "not known; measure it: sapo-desktop bench"
+def _time(card: Card) -> list[str]:
+    if card.time is None or card.hours is None:
+        return ["time        not known; measure it: sapo-desktop bench"]
     over = f"over {card.rounds} round{'' if card.rounds == 1 else 's'} " if card.rounds else ""
     how = (
         f"measured {over}here"
         if card.measured
         else "estimated from this machine's limits; sapo-desktop bench measures it"
     )
-    whole = f"{duration(3600 * card.hours)} to {ROUNDS} rounds ({how}), evaluations not counted"
-    return f"about {format_seconds(card.seconds)} a round, {whole}"
+    return [
+        f"time        {card.time.parts}",
+        f"in all      {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})",
+        f"counted     {card.time.basis}",
+    ]
 
 
 def as_json(card: Card) -> dict[str, object]:
     """For programs."""
-    plain = {name: getattr(card, name) for name in card.__slots__ if name not in ("plan", "size")}
+    plain = {name: getattr(card, name) for name in card.__slots__ if name not in ("plan", "size", "time")}
+    time = (
+        {name: getattr(card.time, name) for name in ("trial", "examples", "round", "evaluation")} if card.time else {}
+    )
     memory = {"needed": card.plan.needed, "available": card.plan.available} if card.plan else None
+    plain |= {"seconds": card.time.round if card.time else None, "parts_s": time}
     return {**plain, "memory": msgspec.to_builtins(memory), "hours": card.hours, "fits": card.fits}

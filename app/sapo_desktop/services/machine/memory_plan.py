@@ -140,7 +140,7 @@ def require(
 def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool, card: CardMemory | None) -> int:
     """Bytes; of a pair both engines', of which only the trainer is on a GPU."""
     trainer = engines.choose_trainer(config)
-    wide = _computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
+    wide = computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
     if card and config.precision in ("auto", precisions.FOUR_BIT):
         wide = card.compute_bytes == 4
     sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
@@ -159,7 +159,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
     )
 
 
-def _computes_in(config: RunConfig, trainer: str) -> str:
+def computes_in(config: RunConfig, trainer: str) -> str:
     """The type that the trainer computes in: MLX on a processor in float32 unless told, on Apple's GPU in bfloat16."""
     if trainer.endswith("mlx") and config.precision == "auto":
         on_gpu = config.device != "cpu" and hardware.detect().matrix_unit == "apple"

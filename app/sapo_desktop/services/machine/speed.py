@@ -124,26 +124,35 @@ def wanted(config: RunConfig) -> Wanted:
     return Wanted(config.trainer, config.precision, config.threads)
 
 
+def known_limits(home: Home, config: RunConfig, engine: str = "torch") -> Limits:
+    """What machine_limits measured earlier; empty where it did not."""
+    return _stored_limits(home.cache / f"limits-{engine}.json", _conditions(config))
+
+
 def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, again: bool = False) -> Limits:
     """What this machine could do at best by that engine's library, measured once in some seconds; empty where it cannot be had.
 
     again: now, whatever is known; the better figures stay, as nothing makes a machine faster than it is."""
-    threads = config.threads or hardware.default_threads()
-    path = home.cache / f"limits-{engine}.json"
-    wanted = {"format": FORMAT, "machine": _machine(), "threads": threads, "device": config.device}
-    known = _stored_limits(path, wanted)
+    known = known_limits(home, config, engine)
     if known.read and not again:
         return known
     from sapo_backends.measure import probe
 
-    found = probe.limits_in_child(engine, threads, config.device)
+    wanted = _conditions(config)
+    found = probe.limits_in_child(engine, int(wanted["threads"]), config.device)
     if not found.read:
         return known
     best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
     limits = Limits(best, max(found.read, known.read), found.device)
     with contextlib.suppress(OSError):
-        write_whole(path, json.dumps({"of": wanted, **asdict(limits)}))
+        write_whole(home.cache / f"limits-{engine}.json", json.dumps({"of": wanted, **asdict(limits)}))
     return limits
+
+
+def _conditions(config: RunConfig) -> dict[str, Any]:
+    """What the limits were measured with."""
+    threads = config.threads or hardware.default_threads()
+    return {"format": FORMAT, "machine": _machine(), "threads": threads, "device": config.device}
 
 
 def _stored_limits(path: Path, wanted: dict[str, Any]) -> Limits:

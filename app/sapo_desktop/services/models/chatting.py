@@ -1,23 +1,37 @@
-"""One question, two answers, word by word: the base's and the trained model's."""
+"""One question, two answers, word by word: the base's and the trained model's. The question is the person's, or a held-out one of
+the model's tasks; to such a one both answers are marked right or wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Generator, Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from types import TracebackType
 
 from sapo_backends.base import BackendError, Engine, Sampling
 from sapo_desktop.services.against_base import interval, paired
 from sapo_desktop.services.models.checkpoints import Chosen, of
-from sapo_desktop.services.models.pieces import Said, next_piece
+from sapo_desktop.services.models.pieces import HeldOut, Marks, Said, next_piece
 from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
+from sapo_swarm.node.round.turns import prompt_ids
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
+from sapo_swarm.tasks.catalogue import is_own, new_tokens
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
+from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256
-"""Tokens of an answer at most, of a model that had no more in training."""
+"""Tokens of an answer to a question of the person's own at most, of a model that had no more in training."""
+MOST_OF_A_TASK = 100
+"""Held-out questions of a task that a chat goes through, the first ones: those that the evaluations ask."""
+SHOWN = 400
+"""Characters of a question that are shown; what is longer is cut in its middle."""
 
 
 def too_early(model: Model) -> str:
@@ -46,6 +60,12 @@ class Chat:
         self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
         self._engines: list[Engine] = []
         config = self._chosen[1].config
+        self._config = config
+        self._refs = iter(marked_questions(config))
+        self._asked = 0
+        self._right = [0, 0]
+        self._runner: asyncio.Runner | None = None
+        self._scorer: Scorer | None = None
         self._longest = max(LONGEST, config.max_new_tokens)
         self._system = system_prompt(config.tasks, config.answer_format) or SYSTEM_PROMPTS[config.answer_format]
 
@@ -64,6 +84,11 @@ class Chat:
         self._close()
 
     def _close(self) -> None:
+        if self._runner is not None:
+            if self._scorer is not None:
+                self._runner.run(self._scorer.__aexit__(None, None, None))
+            self._runner.close()
+        self._runner = self._scorer = None
         for engine in self._engines:
             with suppress(BackendError):
                 engine.close()
@@ -74,24 +99,102 @@ class Chat:
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
-        writing = {
-            place: _write(engine, messages(question, self._system), temperature, self._longest)
-            for place, engine in enumerate(self._engines)
-        }
+        conversation = messages(question, self._system)
+        yield from self._in_turns(
+            {
+                place: _continue(engine, engine.tokenizer.encode_chat(conversation), temperature, self._longest)
+                for place, engine in enumerate(self._engines)
+            }
+        )
+
+    def _in_turns(self, writing: dict[int, Iterator[tuple[str, bool]]]) -> Generator[Said, None, dict[int, str]]:
+        """Pieces of each in turns until all are done; returns place -> the whole answer."""
+        whole: dict[int, str] = {}
         while writing:
             for place in tuple(writing):
-                said = next(writing[place], None)
-                if said is None:
+                piece = next(writing[place], None)
+                if piece is None:
                     del writing[place]
                 else:
-                    yield Said(place, *said)
+                    text, cut = piece
+                    whole[place] = text
+                    yield Said(place, safe_text(text).strip(), cut)
+        return whole
+
+    def next_held_out(self) -> Iterator[HeldOut | Said | Marks]:
+        """The next held-out question, what each says to it so far at temperature 0, and at the end the marks. Nothing where there
+        is none left, or none can be marked. Raises BackendError, ScorerUnavailable."""
+        scorer, runner = self._verifier()
+        question = None
+        while question is None:
+            if (ref := next(self._refs, None)) is None:
+                return
+            made = runner.run(scorer.questions([ref]))[0]
+            question = made if isinstance(made, Question) else None
+        truth = runner.run(scorer.truth(question))
+        yield HeldOut(self._asked + 1, question.ref.dataset, shown_question(question), safe_text(truth, SHOWN).strip())
+        prompt, limit = (
+            prompt_ids(self._engines[0].tokenizer, scorer, question),
+            new_tokens(self._config, question.ref.dataset),
+        )
+        said = yield from self._in_turns(
+            {place: _continue(e, prompt, 0.0, limit) for place, e in enumerate(self._engines)}
+        )
+        try:
+            rewards = runner.run(
+                scorer.score(question.ref, [said.get(place, "") for place in range(len(self._engines))])
+            ).rewards
+        except ScoringFailed as error:  # the verifier's own fault: neither is right or wrong
+            yield Marks((), tuple(self._right), self._asked, safe_text(str(error), SHOWN))
+            return
+        self._asked += 1
+        self._right = [count + (reward == 1.0) for count, reward in zip(self._right, rewards, strict=True)]
+        yield Marks(tuple(rewards), tuple(self._right), self._asked)
+
+    def _verifier(self) -> tuple[Scorer, asyncio.Runner]:
+        if self._runner is None or self._scorer is None:
+            self._runner = asyncio.Runner()
+            self._scorer = Scorer(answer_format=self._config.answer_format)
+            self._scorer.in_reasoning = self._engines[0].tokenizer.opens_reasoning
+            self._runner.run(self._scorer.__aenter__())
+        return self._scorer, self._runner
 
 
-def _write(
-    engine: Engine, conversation: list[dict[str, str]], temperature: float, longest: int
-) -> Iterator[tuple[str, bool]]:
+def marked_questions(config: RunConfig) -> list[TaskRef]:
+    """Held-out questions whose answers a verifier can mark, the tasks in turns. Raises BadTask, UnknownTask."""
+    able = [task for task in config.tasks if not is_own(task) or _has_verifier(task)]
+    by_task = [held_out_items([task], config.preset, MOST_OF_A_TASK) for task in able]
+    return [ref for refs in zip_longest(*by_task) for ref in refs if ref is not None]
+
+
+def without_marks(config: RunConfig) -> str:
+    """Why a chat opens on no held-out question, as a sentence; "" where it does. Raises BadTask, UnknownTask."""
+    if marked_questions(config):
+        return ""
+    if any(not is_own(task) or _has_verifier(task) for task in config.tasks):
+        return "There are no held-out rows of its tasks on this machine."
+    return "Its tasks are judged by a model or played in turns: there is no single right answer to show."
+
+
+def _has_verifier(task: str) -> bool:
+    spec = library.find(task).spec
+    return not (spec.turns or spec.rubric)
+
+
+def shown_question(question: Question) -> str:
+    """What is asked, short enough for a screen: of a table the row itself, without the instruction that all rows share."""
+    text = question.prompt
+    if is_own(question.ref.dataset):
+        task = library.find(question.ref.dataset)
+        if question.ref.index < len(task.held_out):
+            text = task.spec.cells(task.held_out[question.ref.index])
+    text = safe_text(text).strip()
+    half = SHOWN // 2
+    return text if len(text) <= SHOWN else f"{text[:half].rstrip()} … {text[-half:].lstrip()}"
+
+
+def _continue(engine: Engine, prompt: list[int], temperature: float, longest: int) -> Iterator[tuple[str, bool]]:
     """The answer so far and whether it is cut there, in pieces that grow. longest: in tokens."""
-    prompt = list(engine.tokenizer.encode_chat(conversation))
     written: list[int] = []
     longest = min(longest, engine.info.context_length - len(prompt))
     ended = longest <= 0
@@ -101,4 +204,4 @@ def _write(
         written += piece.tokens
         stopped = piece.finish == "stop" or not piece.tokens
         ended = stopped or len(written) >= longest
-        yield safe_text(engine.tokenizer.decode(tuple(written))).strip(), ended and not stopped
+        yield engine.tokenizer.decode(tuple(written)), ended and not stopped

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 CUT = "[cut: no room for more]"
 """Behind an answer that did not end by itself."""
+NEXT = "/next"
+"""In place of a question: the next held-out one."""
 
 
 class Said(NamedTuple):
@@ -14,6 +17,38 @@ class Said(NamedTuple):
     of: int
     text: str
     cut: bool = False
+
+
+class HeldOut(NamedTuple):
+    """A held-out question that both answer next. number: from 1. text: as it is shown. right: the answer that its task knows,
+    "" where it knows none."""
+
+    number: int
+    task: str
+    text: str
+    right: str
+
+
+class Marks(NamedTuple):
+    """What the verifier gives both answers to a held-out question. rewards: from 0 to 1, those of base and trained; none where
+    problem says why there is no verdict. right: how many of the `asked` questions so far each had right."""
+
+    rewards: tuple[float, ...]
+    right: tuple[int, ...]
+    asked: int
+    problem: str = ""
+
+
+def mark(reward: float) -> str:
+    """A reward in a word: partly right answers have their share."""
+    return "right" if reward == 1.0 else f"{100 * reward:.0f} %" if reward else "wrong"
+
+
+def tally(labels: Sequence[str], marks: Marks) -> str:
+    """How many questions each had right so far."""
+    return ", ".join(
+        f"{label} {right} of {marks.asked} right" for label, right in zip(labels, marks.right, strict=True)
+    )
 
 
 FIRST_PIECE = 8

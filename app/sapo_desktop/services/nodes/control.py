@@ -13,7 +13,7 @@ SETTLE_S = 20.0
 _POLL_S = 0.05
 _FLOORS = ("memory", "disk")
 """What running anyway does not override."""
-_UNTIL_RESUMED = ("person", "snooze", "held", "failure")
+_UNTIL_RESUMED = ("person", "snooze", "held", "failure", "done")
 
 
 async def tell(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:

@@ -19,10 +19,10 @@ NODE_RUNS = (
 
 class NodeLock:
     """Held for as long as a node (or a run of the lab) lives. Use with `with`; raises AppError, in the words of `busy`,
-    when another process holds it."""
+    when another process holds it. names_node: what holds it is a node, or ends soon: others wait for that process to answer."""
 
-    def __init__(self, path: Path, busy: str = NODE_RUNS) -> None:
-        self._path, self._busy = path, busy
+    def __init__(self, path: Path, busy: str = NODE_RUNS, names_node: bool = True) -> None:
+        self._path, self._busy, self._names_node = path, busy, names_node
         self._file: IO[str] | None = None
 
     def __enter__(self) -> NodeLock:
@@ -35,7 +35,8 @@ class NodeLock:
             raise AppError(self._busy.format(holder=holder)) from None
         file.seek(0)
         file.truncate()
-        file.write(background.note(os.getpid()))
+        if self._names_node:
+            file.write(background.note(os.getpid()))
         file.flush()
         self._file = file
         return self

@@ -15,6 +15,7 @@ from pathlib import PurePath
 import msgspec
 
 from sapo_backends.base import Completion, Sampling
+from sapo_desktop.services.bases.forecast import Forecast, in_words
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.answer_form import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
@@ -51,7 +52,6 @@ RIGHT_FORM = 0.5
 EXAMPLES_FIRST = "Training begins with your rows as examples, then practises."
 EXAMPLES_ONLY = "Training imitates your rows as examples and ends there: examples = only is set."
 NO_EXAMPLES = "Your rows as examples would help, but examples = off is set: choose auto."
-_PHASE = "Examples come first: usually 2 to 5 minutes, at most 10"
 Show = Callable[[float], None]
 
 
@@ -245,8 +245,9 @@ def shown_model(model: str) -> str:
     return PurePath(model).name if os.path.exists(os.path.expanduser(model)) else model
 
 
-def sentences(found: Expectation, kept: bool = False) -> list[str]:
-    """What a friend would say about the figures. kept: the task has the better number of worked examples from now on."""
+def sentences(found: Expectation, kept: bool = False, time: Forecast | None = None) -> list[str]:
+    """What a friend would say about the figures. kept: the task has the better number of worked examples from now on. time: what
+    a training takes here, None where that is not known."""
     lines = [
         f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions right before training "
         f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
@@ -255,15 +256,23 @@ def sentences(found: Expectation, kept: bool = False) -> list[str]:
         f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
     ]
     verdict = _verdict(found)
-    return [*lines, _when(found, verdict), *_about_examples(found, kept), verdict]
+    return [*lines, _when(found, verdict, time), *_about_examples(found, kept), verdict]
 
 
-def _when(found: Expectation, verdict: str) -> str:
+def _when(found: Expectation, verdict: str, time: Forecast | None) -> str:
     """When there is something to compare, and how long a round of practice takes."""
+    round_s = in_words(time.round if time and time.round else found.round_s)
+    usual = f"about {in_words(time.examples)} here" if time and time.examples else "usually 2 to 5 minutes"
+    phase = f"Examples come first: {usual}, at most 10 minutes"
     if found.examples == "only":
-        return f"{_PHASE}; the held-out comparison follows."
+        return f"{phase}; the held-out comparison follows."
+    look = (
+        f", a held-out evaluation every {time.every} about {in_words(time.evaluation)}"
+        if time and time.evaluation
+        else ""
+    )
     if verdict.endswith(EXAMPLES_FIRST):
-        return f"{_PHASE}; a held-out comparison follows. Then practice, in rounds of about {found.round_s:.1f} s."
+        return f"{phase}; a held-out comparison follows. Then practice, in rounds of about {round_s}{look}."
     minutes = FIRST_LOOK * found.round_s / 60
     return (
         f"A round takes about {found.round_s:.1f} s here; the first held-out comparison, after {FIRST_LOOK} rounds, "

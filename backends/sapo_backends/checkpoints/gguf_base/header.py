@@ -1,7 +1,8 @@
 """The header of a GGUF file: what it says of itself, and its tensors by name, shape and type. No weight is read.
 
 A file may come from anywhere: every length is compared with what is left of the header before anything of that length is
-made, and no more than HEADER_LIMIT bytes are read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+made, and no more than HEADER_LIMIT bytes are read. The vocabulary is read by the child that inspects models alone (see view);
+a glance, which any process may take, keeps no more than a few MB. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ HEADER_LIMIT = 96 << 20
 _FIRST = 8 << 20
 """Bytes that are read at once; most headers are shorter."""
 _ENTRIES, _TENSORS, _TEXT, _NUMBERS = 4096, 65_536, 1 << 20, 4096
-"""Entries, tensors, bytes of a text that is kept, numbers of an array that is kept: at most."""
+"""Entries, tensors, bytes of a text that is kept, numbers of an array that a glance keeps: at most."""
+_ITEMS, _TEXTS, _KEY, _NAME = 1 << 22, 16 << 20, 65_535, 256
+"""Items of all arrays together, characters of all keys and texts that are kept, bytes of a key (the format's bound), bytes of
+a tensor's name (ggml has room for 64): at most."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 FILE_TYPES = {
@@ -162,10 +166,18 @@ def _parsed(content: bytes, size: int, vocabulary: bool) -> Header:
     if entries > _ENTRIES or tensors > _TENSORS:
         raise ValueError(f"it claims {entries:,} entries and {tensors:,} tensors")
     place, values, lengths = 24, dict[str, Any](), dict[str, int]()
+    items, characters, keys = _ITEMS, _TEXTS, set[str]()
     for _ in range(entries):
-        key, place = _text(content, place)
+        key, place = _text(content, place, _KEY)
+        if key in keys:
+            raise ValueError(f"it has two entries {key[:80]!r}")
+        keys.add(key)
         (kind,) = struct.unpack_from("<I", content, place)
-        value, place, length = _value(content, place + 4, kind, vocabulary)
+        value, place, length = _value(content, place + 4, kind, vocabulary, items)
+        items -= length or 0
+        characters -= len(key) + (len(value) if isinstance(value, str) else 0)
+        if characters < 0:
+            raise ValueError(f"its texts have more than {_TEXTS:,} characters")
         if length is not None:
             lengths[key] = length
         if value is not None:
@@ -179,9 +191,12 @@ def _parsed(content: bytes, size: int, vocabulary: bool) -> Header:
 
 def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry], int]:
     """So many tensors, and where the header ends."""
-    listed = []
+    listed, names = [], set[str]()
     for _ in range(count):
-        name, place = _text(content, place)
+        name, place = _text(content, place, _NAME)
+        if name in names:
+            raise ValueError(f"it has two tensors {name!r}")
+        names.add(name)
         (axes,) = struct.unpack_from("<I", content, place)
         if not 1 <= axes <= 4:
             raise ValueError(f"a tensor has {axes} axes")
@@ -193,21 +208,26 @@ def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry],
     return listed, place
 
 
-def _text(content: bytes, place: int) -> tuple[str, int]:
+def _text(content: bytes, place: int, most: int = 0) -> tuple[str, int]:
+    """(a text, where it ends). most: bytes of one that is longer in no file, 0 where it is cut off instead."""
     (length,) = struct.unpack_from("<Q", content, place)
+    if most and length > most:
+        raise ValueError(f"a name in it has {length:,} bytes")
     end = place + 8 + length
     if end > len(content):
         raise struct.error("a text ends behind the header")
     return content[place + 8 : min(end, place + 8 + _TEXT)].decode("utf-8", "replace"), end
 
 
-def _value(content: bytes, place: int, kind: int, vocabulary: bool) -> tuple[Any, int, int | None]:
-    """(what is kept, where the next entry begins, how many entries an array has)."""
+def _value(content: bytes, place: int, kind: int, vocabulary: bool, items: int) -> tuple[Any, int, int | None]:
+    """(what is kept, where the next entry begins, how many items an array has, which are at most `items`)."""
     if kind == _STRING:
         text, place = _text(content, place)
         return text, place, None
     if kind == _ARRAY:
         inner, count = struct.unpack_from("<IQ", content, place)
+        if count > items:
+            raise ValueError(f"its arrays have more than {_ITEMS:,} items")
         return *_array(content, place + 12, inner, count, vocabulary), count
     if kind not in _SCALARS:
         raise ValueError(f"an entry has the unknown type {kind}")

@@ -5,7 +5,9 @@ The reverse of checkpoints.gguf.writer: rows of q and k come back into Hugging F
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.checkpoints.gguf_base.config_json import FamilyRead, family_of
 from sapo_backends.checkpoints.gguf_base.header import TENSOR_TYPES, Header, TensorEntry, read_header
+from sapo_backends.checkpoints.local_models import open_file
 from sapo_backends.errors import ModelNotFound
 
 Float32 = NDArray[np.float32]
@@ -64,7 +67,7 @@ def hf_name(header: Header, name: str) -> str | None:
 
 
 def require_readable(path: Path, header: Header) -> None:
-    """Every tensor lies within the file and has a type that is dequantised here. Raises ModelNotFound."""
+    """Every tensor lies within the file, none within another, and has a type that is dequantised here. Raises ModelNotFound."""
     if not header.is_whole:
         raise ModelNotFound(
             f"{path} is cut off: it has {header.size:,} bytes and its tensors need more. Download it again."
@@ -81,6 +84,12 @@ def require_readable(path: Path, header: Header) -> None:
         if tensor.shape[0] % block:
             raise ModelNotFound(
                 f"{path} is damaged: {tensor.name[:80]!r} has rows of {tensor.shape[0]} weights. Download it again."
+            )
+    by_place = sorted(header.tensors, key=lambda tensor: tensor.offset)
+    for before, behind in itertools.pairwise(by_place):
+        if before.offset + before.bytes > behind.offset:
+            raise ModelNotFound(
+                f"{path} is damaged: {before.name[:80]!r} and {behind.name[:80]!r} lie in the same place. Download it again."
             )
 
 
@@ -161,7 +170,11 @@ def small_tensor(path: Path, header: Header, name: str) -> Float32:
     tensor = next((each for each in header.tensors if each.name == name), None)
     if tensor is None or len(tensor.shape) != 1 or tensor.elements > PIECE:
         raise ModelNotFound(f"{path} is damaged: {name!r} is no vector. Download it again.")
-    return read_rows(mapped(path), header, tensor, 0, 1).reshape(-1)
+    # read, not mapped: a map counts against the memory of the child that asks (see inspection), however little is used
+    with open_file(path) as file:
+        file.seek(header.data + tensor.offset)
+        raw = np.frombuffer(file.read(tensor.bytes), np.uint8)
+    return read_rows(raw, replace(header, data=-tensor.offset), tensor, 0, 1).reshape(-1)
 
 
 def _is_permuted(family: FamilyRead, name: str) -> bool:

@@ -20,6 +20,8 @@ POST /v1/obey               the automatic rules hold again
 POST /v1/evaluate           {"items": 32} a held-out evaluation after this round
 POST /v1/external_on        take groups of others into training (after the held-out tripwire stopped them)
 POST /v1/external_off       take none
+POST /v1/rollback           {"round": 12} the weights after so many rounds (a kept checkpoint) take the place of the present
+                            ones; answers when that is done
 POST /v1/stop               finish nothing, save, exit
 ==========================  =====================================================================================
 
@@ -88,6 +90,8 @@ class NodeUnreadable(NodeError):
 NO_NODE = "No node is running. Start one: sapo-desktop node"
 ANSWER_S = 8.0
 """A node that takes longer for an answer is not answering."""
+GO_BACK_S = 600.0
+"""Going back to a checkpoint waits for an update to end, and writes up to two checkpoints."""
 BEAT_S = 1.0
 
 
@@ -178,11 +182,12 @@ class ControlClient:
             raise NodeUnreadable from error
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: one of governor.requests.VERBS, evaluate, external_on or external_off.
+        """verb: one of governor.requests.VERBS, evaluate, external_on, external_off or rollback.
 
         Raises NodeError.
         """
-        return _understood(await self._call("POST", f"/v1/{verb}", body))
+        wait_s = GO_BACK_S if verb == "rollback" else ANSWER_S
+        return _understood(await self._call("POST", f"/v1/{verb}", body, wait_s))
 
     async def events(
         self,
@@ -224,12 +229,14 @@ class ControlClient:
             await self._forget()
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
-    async def _call(self, method: str, path: str, body: dict[str, float] | None = None) -> bytes:
+    async def _call(
+        self, method: str, path: str, body: dict[str, float] | None = None, wait_s: float = ANSWER_S
+    ) -> bytes:
         if self._session is None and not await asyncio.to_thread(self.socket.exists):
             raise NodeNotRunning(NO_NODE)
         import aiohttp  # as long as it takes, it would say the same
 
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=wait_s)
         self._asked = time.time()
         try:
             session = await self._connected()

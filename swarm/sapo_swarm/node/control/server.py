@@ -52,13 +52,19 @@ class Controlled(Protocol):
         """Take groups of others, or none. Raises BadCommand, JournalError."""
         ...
 
+    async def go_back(self, rounds: int) -> None:
+        """Put the weights after so many rounds in place of the present ones; returns when that is done. Raises BadCommand."""
+        ...
+
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of every POST. for_s in seconds, 0 = without end. holder: a number of the client's own, of hold, renew, release."""
+    """Body of every POST. for_s in seconds, 0 = without end. holder: a number of the client's own, of hold, renew, release.
+    round: of the checkpoint that rollback brings back, -1 where none is named."""
 
     for_s: float = 0.0
     items: int = 0
     holder: int = 0
+    round: int = -1
 
 
 class ControlServer:
@@ -123,6 +129,8 @@ class ControlServer:
                 self._node.request_evaluation(body.items)
             elif verb in ("external_on", "external_off"):
                 await self._node.switch_external(verb == "external_on")
+            elif verb == "rollback":
+                await self._node.go_back(body.round)
             else:
                 self._node.command(verb, body.for_s, body.holder)
         except UNREADABLE as error:

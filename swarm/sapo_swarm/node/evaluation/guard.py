@@ -36,7 +36,8 @@ Save = Callable[[int, int], Path]
 
 @dataclass
 class Guard:
-    """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoint all the same."""
+    """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoints all the same: at the
+    training temperature and at 0."""
 
     config: RunConfig
     host: EngineHost
@@ -86,7 +87,9 @@ class Guard:
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
         """Tell of an evaluation; the weights of a new best one are kept. Raises OSError where they cannot be, once it is told."""
         try:
-            if self._after(event).best != self.watch.best and self.host.engine.info.trainable:
+            after = self._after(event)
+            is_best = after.best != self.watch.best or after.best_greedy != self.watch.best_greedy
+            if is_best and self.host.engine.info.trainable:
                 await self.host.call(self._saved, rounds_done)
         finally:
             await self._publish(event)
@@ -240,9 +243,7 @@ class Guard:
         self.exchange.take(watch.taking)
 
     def _pin(self) -> None:
-        """The checkpoint that goes back into place is kept until it has; then the best one."""
-        best = self.watch.best.round if self.watch.best else None
-        self.checkpoints.pinned = self.watch.restored if self.rollbacks < self.watch.trips else best
+        self.checkpoints.pinned = tripwire.pinned_rounds(self.watch, self.rollbacks)
 
 
 def _half(show: Ask, place: int) -> Ask:

@@ -41,12 +41,13 @@ TAUGHT = ("starter", "starter-1m", "fake")
 """Bases that were taught the form of an answer before they were bundled: they need no trial."""
 MOST_SECONDS, MOST_PASSES = 600.0, 12
 """The phase is over after so much work, whatever it brings."""
-READ_EVERY = 16
-"""Steps between two readings at most: of large tables not every pass."""
+READ_MOST, READ_LEAST = 16, 12
+"""Steps between two readings at most (of large tables not every pass) and at least: of 112 rows a pass has seven steps, too few
+to move the 16 rows set aside by more than chance, and the phase ended at 70 % of what it reaches at 81."""
 ENOUGH_RIGHT = 0.98
 ENOUGH_UNEQUAL = 0.5
 """Share of questions with both right and wrong answers with which practice takes over, where examples never run out."""
-PATIENCE, PATIENCE_HIGH, HIGH = 3, 1, 0.9
+PATIENCE, PATIENCE_HIGH, HIGH = 3, 2, 0.9
 """Readings in a row without a gain after which the phase is over; from the share HIGH of right answers on the second number."""
 SMALLER = 0.5
 """What is left of the step after each reading in a row without a gain: with the whole step a table of 224 rewritten notes went
@@ -64,6 +65,9 @@ RARE = 0.1
 """Share of questions with both right and wrong answers under which practice has hardly anything to learn from."""
 ENOUGH_KNOWN = 16
 """Questions with a known success that a phase without answers of the tasks' own needs; a later one as many new ones."""
+SUFFICES = 0.8
+"""Share of the rows set aside that are right after the phase from which on practice is not begun unasked: on two tables it added
+nothing that as many seconds of examples had not (docs/benchmarks/practice-worth.md)."""
 LEAST_LIMIT, SPARE = 24, 1.5
 """Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
 
@@ -130,8 +134,8 @@ class _Reading:
 @dataclass
 class ExamplesPhase:
     """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
-    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. Call open() before
-    anything else."""
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. finished:
+    what is said where it ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
     bus: Bus
@@ -144,6 +148,7 @@ class ExamplesPhase:
     tokens: int = 0
     seconds: float = 0.0
     source: ExampleSource | None = None
+    finished: str = ""
     _steps_of_a_pass: int = 0
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
@@ -402,6 +407,10 @@ class ExamplesPhase:
         """The round is in the weights and in the update log."""
         self._count(event)
 
+    def weights_replaced(self) -> None:
+        """Earlier weights are back: what the others have answered of a trial or a reading is left out."""
+        self._measuring, self._reading = BaseTrial(), None
+
     # -- its readings ----------------------------------------------------------------------------------------------
 
     def reading_due(self, config: RunConfig) -> bool:
@@ -411,8 +420,7 @@ class ExamplesPhase:
             return False
         if self.readings and self.readings[-1].step == self.steps:
             return False
-        every = min(self._steps_of_a_pass, READ_EVERY)
-        return steps % every == 0 or self.seconds >= MOST_SECONDS
+        return steps % steps_between_readings(self._steps_of_a_pass) == 0 or self.seconds >= MOST_SECONDS
 
     async def prepare(self, context: RoundContext) -> None:
         """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
@@ -454,6 +462,9 @@ class ExamplesPhase:
         event = msgspec.structs.replace(event, over=bool(why), sentence=reading_sentence(event, why))
         await self.bus.publish(event)
         self.readings.append(event)
+        if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
+            right = f"{event.right} of {event.items} rows set aside are right after the examples"
+            self.finished = f"Finished: {right} · space practises on"
         self._reading = None
         context.stream(context.activity.end(event.sentence))
         return event
@@ -463,6 +474,13 @@ class ExamplesPhase:
         text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
         last = self.readings[-1] if self.readings else None
         return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
+
+
+def steps_between_readings(steps_of_a_pass: int) -> int:
+    """A pass, or of short ones as many as make READ_LEAST steps; READ_MOST where a pass has more."""
+    if steps_of_a_pass >= READ_MOST:
+        return READ_MOST
+    return steps_of_a_pass * math.ceil(READ_LEAST / steps_of_a_pass)
 
 
 def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:

@@ -236,7 +236,7 @@ def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float)
         else f"Nothing right in {counts.answers} answers"
     )
     if plan == "examples":
-        return f"{right} yet: examples first, {duration(most_s)} at most, then practice."
+        return f"{right} yet: examples first, {duration(most_s)} at most, then practice where it helps."
     if plan == "only":
         return f"{right} yet: examples, {duration(most_s)} at most, and no practice (examples = only)."
     if plan == "nothing":

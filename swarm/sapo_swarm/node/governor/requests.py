@@ -23,7 +23,7 @@ STATES = 1000
 class Requests(msgspec.Struct, frozen=True):
     """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: who needs
     the machine for a chat or a measurement, and until when, whatever else was asked for. holds: of the governor, the
-    strongest first."""
+    strongest first. done: why there is nothing left to do, as a sentence."""
 
     paused_until: float = 0.0
     anyway_until: float = 0.0
@@ -32,6 +32,7 @@ class Requests(msgspec.Struct, frozen=True):
     stop: bool = False
     holds: tuple[Hold, ...] = ()
     failure: str = ""
+    done: str = ""
 
 
 class BadCommand(ValueError):
@@ -45,7 +46,7 @@ def command(requests: Requests, verb: str, for_s: float, now: float, holder: int
         raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
     until = now + for_s if for_s else FOREVER
     pause = {"paused_until": until, "finish": False}
-    go_on = {"paused_until": 0.0, "held": (), "failure": ""}
+    go_on = {"paused_until": 0.0, "held": (), "failure": "", "done": ""}
     others = tuple(held for held in requests.held if held[0] != holder)
     hold = {"held": (*others, (holder, until))[-HOLDERS:]}
     changes: dict[str, dict[str, Any]] = {
@@ -73,8 +74,8 @@ def left_paused(events: Iterable[Event]) -> bool:
 
 def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:
     """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
-    if requests.failure:
-        return "failure", requests.failure
+    if requests.failure or requests.done:
+        return ("failure", requests.failure) if requests.failure else ("done", requests.done)
     if requests.paused_until > now:
         if requests.paused_until == FOREVER:
             return "person", "Paused · space goes on"

@@ -185,6 +185,10 @@ class RunControl:
         self._failures, self._refused = 0, False
         self.requests = round_done(self.requests)
 
+    def nothing_left(self, sentence: str) -> None:
+        """The run has nothing left to learn: it pauses, and the person may let it go on."""
+        self.request(msgspec.structs.replace(self.requests, done=sentence))
+
     async def failed(self, error: Exception) -> None:
         """Back off 2^n s; a full disk or the fifth failure in a row pause with the reason. Out of memory: once more with half of
         threads and batches, which stays so for the session, then a pause."""

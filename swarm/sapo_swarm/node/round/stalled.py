@@ -8,6 +8,10 @@ ROUNDS = 3
 """In a row without anything to learn from, after which it is said, once until it changes."""
 MOSTLY_RIGHT = 0.8
 """Share of right answers from which on equal rewards mean that there is little left to learn."""
+MASTERED = (
+    f"Finished: all answers were right for {ROUNDS} rounds, and practice has nothing to learn from · space goes on"
+)
+"""What a run without a number of rounds says when it pauses then."""
 CAUSE = 0.5
 """Share of the answers from which on a fault is the cause."""
 
@@ -41,18 +45,22 @@ def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
 
 
 class Stalled:
-    """Follows the rounds of practice. notice: what the status says beside its sentence; "" while there is something to learn."""
+    """Follows the rounds of practice. notice: what the status says beside its sentence; "" while there is something to learn.
+    mastered: this very round is the last of ROUNDS in which all answers were right."""
 
     def __init__(self) -> None:
         self.notice = ""
-        self._rounds = 0
+        self.mastered = False
+        self._rounds = self._right = 0
 
     def after(self, event: RoundFinished) -> list[LogLine]:
         """What the log says after this round, most often nothing."""
         if not _taught_nothing(event):
-            self._rounds, self.notice = 0, ""
+            self._rounds, self.notice, self._right, self.mastered = 0, "", 0, False
             return []
         self._rounds += 1
+        self._right = self._right + 1 if event.reward_local == 1.0 else 0
+        self.mastered = self._right == ROUNDS
         if self._rounds != ROUNDS:
             return []
         count = max(1, event.completions)

@@ -2,7 +2,7 @@
 
 checkpoints/round-000012/   engine/ (weights or adapter, optimizer)  state.json (rounds, digests, the link to the one before)
 
-Only the newest keeps the optimizer's state. Older ones grow sparse with age, the best held-out one stays, and everything
+Only the newest keeps the optimizer's state. Older ones grow sparse with age, the best held-out ones stay, and everything
 together stays within the model's disk budget, also while a new one is written. What is trained after the newest one is in
 the update log (update_log).
 """
@@ -21,7 +21,7 @@ import msgspec
 from sapo_backends.base import CheckpointCorrupt, Engine
 from sapo_backends.errors import size_text
 from sapo_swarm.node.storage.files import digests, folder_bytes, sync_tree, tensors_as_files, weights_digest
-from sapo_swarm.node.storage.thinning import dispensable, over_budget, pinned_one
+from sapo_swarm.node.storage.thinning import dispensable, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE
 
 _NAME = re.compile(r"^round-(\d{6,})$")
@@ -39,7 +39,8 @@ class NoRoom(OSError):
 class CheckpointState(msgspec.Struct, frozen=True):
     """rounds_done: rounds that are behind the weights. digests: SHA-256 of every file of engine/; those named in `optimizer`
     may be missing. weights, parent: the hash chain (events.CheckpointSaved). rollbacks: times that the held-out tripwire
-    had put older weights in their place (see node.evaluation.guard). events: of the last round, in format 1 only."""
+    had put older weights in their place (see node.evaluation.guard). restored: see events.CheckpointSaved. events: of the last
+    round, in format 1 only."""
 
     rounds_done: int
     model: str
@@ -52,6 +53,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
     weights: str = ""
     parent: str = ""
     reason: str = ""
+    restored: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Moment:
     solved: tuple[str, ...] = ()
     rollbacks: int = 0
     parent: str = ""
+    restored: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,15 @@ class Checkpoints:
     """The checkpoints of one model.
 
     keep: newest ones that stay. budget: bytes that may be used, 0 = no limit. counted: what is used, from this folder's path.
-    pinned: rounds of the checkpoint that stays however old it is, the best one (pinned_one). written: bytes, by this process.
+    pinned: rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never
+    given up; the others go last where the budget is too small for all. written: bytes, by this process.
     """
 
     folder: Path
     keep: int
     budget: int = 0
     counted: Callable[[Path], int] = folder_bytes
-    pinned: int | None = None
+    pinned: tuple[int, ...] = ()
     written: int = 0
     _sizes: dict[bool, int] = field(default_factory=dict)
     """Bytes of the last checkpoint with and without the optimizer."""
@@ -106,23 +110,55 @@ class Checkpoints:
 
     def write(self, engine: Engine, moment: Moment) -> Saved:
         """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""
-        final = self.folder / f"round-{moment.rounds_done:06d}"
-        temporary = self.folder / f".partial-{moment.rounds_done:06d}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        optimizer = self._make_room(engine)
-        try:
-            (temporary / "engine").mkdir(parents=True)
+        optimizer = self._make_room(self.next_size(engine), self.next_size(engine, optimizer=False))
+
+        def fill(folder: Path) -> CheckpointState:
             if engine.info.trainable:  # a node that only generates has nothing to save but where it is
                 with tensors_as_files():
-                    engine.save(temporary / "engine", optimizer)
-            state = _state_of(engine, moment, digests(temporary / "engine"))
+                    engine.save(folder, optimizer)
+            return _state_of(engine, moment, digests(folder))
+
+        saved = self._written(moment.rounds_done, fill)
+        self._sizes[optimizer] = saved.bytes
+        return saved
+
+    def write_copy(self, source: Path, state: CheckpointState, moment: Moment) -> Saved:
+        """Another checkpoint with the weights of one, without its optimizer. state: as read_state(source) gave it.
+
+        Raises NoRoom, OSError, CheckpointCorrupt when the source changes meanwhile; then it stays as it is.
+        """
+        names = {name: digest for name, digest in state.digests.items() if name not in state.optimizer}
+        size = sum((source / "engine" / name).stat().st_size for name in names) + 4096
+        self._make_room(size, size, source)
+
+        def fill(folder: Path) -> CheckpointState:
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / "engine" / name, folder / name)
+            if digests(folder) != names:
+                raise CheckpointCorrupt(f"Checkpoint {source.name} changed while it was copied; nothing was done.")
+            about = {
+                field: getattr(moment, field) for field in ("rounds_done", "solved", "rollbacks", "parent", "reason")
+            }
+            return msgspec.structs.replace(state, digests=names, optimizer=(), restored=moment.restored, **about)
+
+        return self._written(moment.rounds_done, fill)
+
+    def _written(self, rounds_done: int, fill: Callable[[Path], CheckpointState]) -> Saved:
+        """A checkpoint whose engine folder `fill` writes; older ones are thinned once it lies there."""
+        final = self.folder / f"round-{rounds_done:06d}"
+        temporary = self.folder / f".partial-{rounds_done:06d}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            (temporary / "engine").mkdir(parents=True)
+            state = fill(temporary / "engine")
             (temporary / "state.json").write_bytes(msgspec.json.encode(state))
             sync_tree(temporary)
             self._put(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._sizes[optimizer] = size = folder_bytes(final)
+        size = folder_bytes(final)
         self.written += size
         self._thin()
         return Saved(final, state, size, has_optimizer(final, state))
@@ -177,23 +213,28 @@ class Checkpoints:
         tensors = 3 if optimizer and engine.optimizer_files else 1
         return self._sizes.get(optimizer, engine.info.trainable * BYTES_A_PARAMETER * tensors + 4096)
 
-    def _make_room(self, engine: Engine) -> bool:
-        """Thin until a new checkpoint fits; whether it may hold the optimizer's state. Nothing goes for one that would not fit
-        even then. The newest one and the best one stay: when all else is gone the newest gives up its optimizer's state first,
-        then the new one."""
-        whole, weights = (self.next_size(engine, optimizer) for optimizer in (True, False))
-        spare = self._dispensable()
+    def _make_room(self, whole: int, weights: int, source: Path | None = None) -> bool:
+        """Thin until a new checkpoint of so many bytes fits; whether it may hold the optimizer's state. Nothing goes for one that
+        would not fit even then. The newest one, the best one and the source of a copy stay: when all else is gone the newest
+        gives up its optimizer's state first, then the new one; other pinned ones go last."""
+        best = pinned_ones(map(rounds_of, self.complete()), self.pinned)
+        spare = [path for path in self._dispensable() if path != source]
+        last = [path for path in spare if _NAME.match(path.name) and rounds_of(path) in best]
+        spare = [path for path in spare if path not in last]
         moments = [file for path in self.complete() if path not in spare for file in _optimizer_of(path)]
         gain = sum(map(folder_bytes, spare)) + sum(file.stat().st_size for file in moments)
         optimizer = self._room() + gain >= whole
         needed = whole if optimizer else weights
-        if self._room() + gain >= needed:
+        if self._room() + gain + sum(map(folder_bytes, last)) >= needed:
             for path in spare:
                 if self._room() < needed:
                     shutil.rmtree(path, ignore_errors=True)
             if self._room() < needed:
                 for file in moments:
                     file.unlink(missing_ok=True)
+            for path in last:
+                if self._room() < needed:
+                    shutil.rmtree(path, ignore_errors=True)
         if self._room() >= needed:
             return optimizer
         raise NoRoom(
@@ -209,12 +250,13 @@ class Checkpoints:
         return min(free, self.budget - self.used()) if self.budget else free
 
     def _dispensable(self) -> list[Path]:
-        """All but the newest and the best, the one that is missed least first."""
+        """All but the newest and the first pinned one, the one that is missed least first."""
         *older, _ = self.complete() or [self.folder]
-        best = pinned_one(map(rounds_of, self.complete()), self.pinned)
-        spare = [path for path in older if rounds_of(path) != best]
+        best = pinned_ones(map(rounds_of, self.complete()), self.pinned)
+        spare = [path for path in older if rounds_of(path) not in best[:1]]
         too_many = self._too_many()
-        return [*self._damaged(), *sorted(spare, key=lambda path: path.name not in too_many)]
+        ordered = sorted(spare, key=lambda path: (rounds_of(path) in best, path.name not in too_many))
+        return [*self._damaged(), *ordered]
 
     def _too_many(self) -> set[str]:
         named = {rounds_of(path): path.name for path in self.complete()}

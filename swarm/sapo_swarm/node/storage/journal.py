@@ -9,14 +9,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import zstandard
 
-from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded, RunStarted, SwarmUpdated, decode, encode
+from sapo_swarm.events import (
+    EPHEMERAL,
+    CheckpointSaved,
+    Event,
+    GroupRecorded,
+    RoundFinished,
+    RunStarted,
+    SwarmUpdated,
+    decode,
+    encode,
+)
 from sapo_swarm.types import UNREADABLE
 
 _SCHEMA = """
@@ -193,6 +203,30 @@ def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Even
         return journal.read(kinds=kinds, tail=tail)
     finally:
         journal.close()
+
+
+def restored_rounds(events: Iterable[Event]) -> dict[int, int]:
+    """Rounds done after each step back -> rounds of the checkpoint whose weights it brought. A step whose checkpoint was lost,
+    so that the round was trained in its place, does not count. events: of a journal, in order."""
+    steps: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, CheckpointSaved) and event.restored >= 0:
+            steps[event.round] = event.restored
+        elif isinstance(event, RoundFinished):
+            steps.pop(event.round + 1, None)
+    return steps
+
+
+def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
+    """Whether the weights after so many rounds are the present ones, or those came from them. events: of a journal, in order."""
+    ends, last = list[tuple[int, float]](), float("inf")
+    steps = restored_rounds(events)
+    for number in sorted(steps, reverse=True):
+        if number <= last:
+            ends.append((number, last))
+            last = steps[number]
+    ends.append((0, last))
+    return lambda rounds: any(first <= rounds <= end for first, end in ends)
 
 
 def readable(body: object) -> Event | None:

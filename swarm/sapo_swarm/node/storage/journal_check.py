@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_swarm.events import RoundFinished
+from sapo_swarm.events import CheckpointSaved, RoundFinished
 from sapo_swarm.node.storage.journal import Journal, JournalError, readable
 
 
@@ -55,6 +55,7 @@ def check_journal(path: Path) -> JournalReport:
     damage, rows = "", 0
     unreadable = 0
     seen: dict[int, int] = {}
+    back: set[int] = set()
     covered = 0
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
@@ -64,6 +65,8 @@ def check_journal(path: Path) -> JournalReport:
                 event = readable(body)
                 rows += event is not None
                 unreadable += event is None
+                if isinstance(event, CheckpointSaved) and event.restored >= 0:
+                    back.add(event.round - 1)
                 if isinstance(event, RoundFinished):
                     covered += event.covers
                     seen[event.round] = seen.get(event.round, 0) + 1
@@ -71,7 +74,8 @@ def check_journal(path: Path) -> JournalReport:
         damage = damage or str(error)
     repeated = sum(count - 1 for count in seen.values())
     last = max(seen, default=-1)
-    missing = max(0, last + 1 - covered + repeated)
+    steps_back = sum(number < last and number not in seen for number in back)  # they count as rounds, and train nothing
+    missing = max(0, last + 1 - covered + repeated - steps_back)
     return JournalReport(rows, unreadable, covered, missing, repeated, path.stat().st_size, damage)
 
 

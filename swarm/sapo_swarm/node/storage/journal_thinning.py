@@ -120,7 +120,7 @@ def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> 
 
 def _best_so_far(db: sqlite3.Connection) -> set[int]:
     """Evaluations that were better than all before, and the base model's: the chart is built on them. Those that changed the
-    tripwire's mark, whatever number of questions is the regular one: the guard is."""
+    tripwire's mark or the best at temperature 0, whatever number of questions is the regular one: the guard is."""
     kept: set[int] = set()
     best, unmarked, marks = -1.0, Watch(), dict[int, Watch]()
     for seq, body in db.execute("SELECT seq, body FROM events WHERE kind IN (?, ?, ?) ORDER BY seq", KINDS):
@@ -132,7 +132,8 @@ def _best_so_far(db: sqlite3.Connection) -> set[int]:
         items = event.asked or event.items
         before = marks.get(items, unmarked)
         marks[items] = after = observe(before, event, items, 0.0)
-        if after.best != before.best or event.pass_at_1 > best or event.round == 0:
+        marked = (after.best, after.best_greedy) != (before.best, before.best_greedy)
+        if marked or event.pass_at_1 > best or event.round == 0:
             kept.add(seq)
         best = max(best, event.pass_at_1)
     return kept

@@ -96,18 +96,21 @@ def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:
     return gone
 
 
-def pinned_one(rounds: Iterable[int], pinned: int | None) -> int | None:
-    """Of checkpoints (by their rounds) the one of `pinned` rounds, or else (the disk was full) the newest before it."""
-    return max((number for number in rounds if pinned is not None and number <= pinned), default=None)
+def pinned_ones(rounds: Iterable[int], pinned: Iterable[int]) -> list[int]:
+    """Of checkpoints (by their rounds) for each pinned number the one of so many rounds, or else (the disk was full) the newest
+    before it; in the order of `pinned`, each once."""
+    there = list(rounds)
+    nearest = (max((number for number in there if number <= wanted), default=None) for wanted in pinned)
+    return list(dict.fromkeys(number for number in nearest if number is not None))
 
 
-def dispensable(rounds: Sequence[int], keep: int, pinned: int | None) -> list[int]:
-    """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned one, the first one, and of
+def dispensable(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
+    """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and of
     every doubling of the age the oldest."""
     if not rounds:
         return []
     newest = rounds[-1]
-    stays = {*rounds[-keep:], rounds[0], pinned_one(rounds, pinned)}
+    stays = {*rounds[-keep:], rounds[0], *pinned_ones(rounds, pinned)}
     ages: dict[int, int] = {}
     for number in rounds:
         ages.setdefault((newest - number).bit_length(), number)

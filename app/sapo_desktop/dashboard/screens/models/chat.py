@@ -1,10 +1,11 @@
-"""Base and trained model side by side: one question, two answers, word by word."""
+"""Base and trained model side by side: held-out questions of its tasks with their marks, or the person's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -18,7 +19,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.errors import known
-from sapo_desktop.services.models.pieces import CUT, Said
+from sapo_desktop.services.models.pieces import CUT, HeldOut, Marks, Said, mark
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.conversation import Conversation
@@ -28,10 +29,20 @@ KEPT = 20
 _WAITS = (
     "Both answer greedily (temperature 0). Each question stands alone. A node that trains waits until you close this."
 )
+_ASK = "Enter: the next held-out question; or ask something of the kind it is trained on"
+_ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000
 """Letters of an answer that are shown."""
-_Exchange = tuple[str, list[Said]]
-"""A question and the two answers to it."""
+
+
+@dataclass
+class Exchange:
+    """A question, the two answers to it as far as they are, and of a held-out one the right answer and the marks."""
+
+    question: str
+    answers: list[Said] = field(default_factory=lambda: [Said(0, ""), Said(1, "")])
+    held_out: HeldOut | None = None
+    marks: Marks | None = None
 
 
 class ChatScreen(BaseScreen):
@@ -48,7 +59,10 @@ class ChatScreen(BaseScreen):
         super().__init__()
         self._model, self._called = id, name
         self._line: Conversation | None = None
-        self._said: list[_Exchange] = []
+        self._said: list[Exchange] = []
+        self._opening: tuple[list[Content], list[Content]] = ([], [])
+        self._tally: Marks | None = None
+        self._more = False
         self._complete = self._answering = False
 
     def body(self) -> Iterable[Widget]:
@@ -63,7 +77,8 @@ class ChatScreen(BaseScreen):
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
         """The keys that count on this screen."""
         thumbs: list[Key] = [("F3", "good answer", "screen.rate(True)"), ("F4", "bad answer", "screen.rate(False)")]
-        return [("Enter", "ask", ""), *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
+        enter: list[Key] = [("Enter", "ask or next" if self._more else "ask", "")]
+        return [*enter, *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
 
     def typing_keys(self, state: DashboardState) -> list[Key]:
         """The same: there is nothing but the field."""
@@ -71,8 +86,10 @@ class ChatScreen(BaseScreen):
 
     @property
     def _ratable(self) -> bool:
-        """The last question is answered in full by the trained model."""
-        return self._complete and self.dashboard.task_actions is not None
+        """The last question is the person's own, and answered in full by the trained model. A held-out one is never rated: no
+        row to train on may come of it."""
+        own = self._said[-1:] and self._said[-1].held_out is None
+        return bool(own) and self._complete and self.dashboard.task_actions is not None
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -86,10 +103,14 @@ class ChatScreen(BaseScreen):
         except known() as error:
             self._complain(error)
             return
-        self.query_one("#text-0", Static).update(Content.styled(_WAITS, "$muted"))
-        self.query_one("#text-1", Static).update(Content.styled(plain(self._line.early, 300), "$warning"))
-        field = self.query_one("#question", Input)
-        field.placeholder = "ask something of the kind it is trained on, then Enter"
+        self._more = not self._line.without_marks
+        why = [Content.styled(plain(self._line.without_marks, 300), "$muted")] if not self._more else []
+        early = [Content.styled(plain(self._line.early, 300), "$warning"), Content("")] if self._line.early else []
+        self._opening = [Content.styled(_WAITS, "$muted"), *why, Content("")], early
+        self._draw()
+        self.query_one("#question", Input).placeholder = _ASK if self._more else _ASK_OWN
+        if self._more:
+            self._begin(self._next(self._line))
 
     @property
     def ready(self) -> bool:
@@ -98,25 +119,55 @@ class ChatScreen(BaseScreen):
         return self._line is not None and not self._answering
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Ask what was typed."""
+        """Ask what was typed; the next held-out question where nothing was."""
         event.stop()
-        if event.value.strip() and self._line is not None and self.ready:
+        if self._line is None or not self.ready:
+            return
+        if question := event.value.strip():
             event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
-            self._answering = True
-            self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
-            self._said = [*self._said[-KEPT + 1 :], (event.value.strip(), [Said(0, ""), Said(1, "")])]
-            self.run_worker(self._ask(self._line, event.value), name="ask", group="chat", exit_on_error=True)
+            self._add(Exchange(question))
+            self._begin(self._ask(self._line, event.value))
+        elif self._more:
+            self._begin(self._next(self._line))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._answering = True
+        self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
+        self.run_worker(work, name="ask", group="chat", exit_on_error=True)
+
+    def _add(self, exchange: Exchange) -> None:
+        self._said = [*self._said[-KEPT + 1 :], exchange]
+        self._draw()
 
     async def _ask(self, line: Conversation, question: str) -> None:
-        self._draw()
         try:
             async for said in line.ask(question):
-                self._said[-1][1][said.of] = said
+                self._said[-1].answers[said.of] = said
                 self._draw()
         except known() as error:
             self._complain(error)
             return
         self._answering, self._complete = False, True
+
+    async def _next(self, line: Conversation) -> None:
+        count = 0
+        try:
+            async for part in line.next_held_out():
+                count += 1
+                if isinstance(part, HeldOut):
+                    self._add(Exchange(part.text, held_out=part))
+                elif isinstance(part, Said):
+                    self._said[-1].answers[part.of] = part
+                else:
+                    self._said[-1].marks = self._tally = part
+                self._draw()
+        except known() as error:
+            self._complain(error)
+            return
+        self._answering, self._complete = False, count > 0
+        if not count:
+            self._more = False
+            self.query_one("#question", Input).placeholder = f"these were all held-out questions; {_ASK_OWN}"
 
     def action_rate(self, good: bool) -> None:
         """The trained model's last answer was good, or bad; m makes a task of such answers."""
@@ -126,19 +177,36 @@ class ChatScreen(BaseScreen):
     async def _rate(self, good: bool) -> None:
         actions = self.dashboard.task_actions
         assert actions is not None
-        question, answers = self._said[-1]
-        await self.dashboard.told(actions.rate(self._called, question, answers[1].text, good))
+        last = self._said[-1]
+        await self.dashboard.told(actions.rate(self._called, last.question, last.answers[1].text, good))
 
     def _draw(self) -> None:
-        for place in (0, 1):
-            rows = []
-            for question, answers in self._said:
-                said = answers[place]
-                rows += [Content.styled(f"> {plain(question, 400)}", "$muted")]
+        glyphs = self.glyphs
+        for place, label in enumerate(("base", self._called)):
+            rows = [*self._opening[place]]
+            for exchange in self._said:
+                said, marks, asked = exchange.answers[place], exchange.marks, exchange.held_out
+                number = f"{asked.number}  " if asked else ""
+                rows += [Content.styled(f"> {number}{plain(exchange.question, 400)}", "$muted")]
                 rows += [Content(plain(said.text, LONGEST, lines=True) or "…")]
-                rows += [Content.styled(CUT, "$muted")] * said.cut + [Content("")]
+                rows += [Content.styled(CUT, "$muted")] * said.cut
+                if marks is not None and marks.rewards:
+                    reward = marks.rewards[place]
+                    glyph, style = (glyphs.done, "$success") if reward == 1.0 else (glyphs.bad, "$error")
+                    right = f"   right: {plain(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
+                    rows += [
+                        Content.assemble(
+                            Content.styled(f"{glyph} {mark(reward)}", style), Content.styled(right, "$muted")
+                        )
+                    ]
+                elif marks is not None:
+                    rows += [Content.styled(f"not marked: {plain(marks.problem, 200)}", "$warning")]
+                rows += [Content("")]
             self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
-            self.query_one(f"#side-{place}", VerticalScroll).scroll_end(animate=False)
+            box = self.query_one(f"#side-{place}", VerticalScroll)
+            box.scroll_end(animate=False)
+            score = f"  {self._tally.right[place]} of {self._tally.asked} right" if self._tally else ""
+            box.border_title = Content.styled(f"{plain(label, 40)}{score}", "bold")
 
     def _complain(self, error: Exception) -> None:
         self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))

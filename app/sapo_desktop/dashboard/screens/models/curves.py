@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sapo_desktop.dashboard.history.clock import Clock
 from sapo_desktop.dashboard.history.figures import Figures
-from sapo_desktop.dashboard.history.moments import of_session
+from sapo_desktop.dashboard.history.moments import Moment, of_session
 from sapo_desktop.dashboard.widgets.canvas import Line, Mark, Pattern
 from sapo_desktop.dashboard.widgets.curves import heldout_marks
 from sapo_desktop.services.models.shelf.history import Story
@@ -18,6 +18,7 @@ def of_one(story: Story) -> tuple[list[Line], list[Mark], Clock]:
     lines = [] if external.empty else [Line("external", external, "dashed", "line-2")]
     lines.append(Line("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
     moments = [moment for session in story.sessions for moment in of_session(session)]
+    moments += [Moment("R", back.round, back.time) for back in story.backs]
     marks = [Mark(m.round, None, letter=m.letter, time=m.time) for m in moments]
     return lines, [*heldout_marks(figures), *marks], figures.clock
 

@@ -1,4 +1,4 @@
-"""Screen 4's forms: a new model, a name."""
+"""Screen 4's forms: a new model, a name, a state to go back to."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
+from sapo_desktop.dashboard.widgets.listing import Listing
 from sapo_desktop.errors import known
-from sapo_desktop.services.models.screen.interface import NewModel, NewModelInfo
+from sapo_desktop.services.models.screen.interface import KeptTable, NewModel, NewModelInfo
 
 
 class _Form(Dialog[str | None]):
@@ -107,3 +109,34 @@ class NameDialog(_Form):
     def attempt(self) -> Awaitable[str]:
         """See the class."""
         return self._act(self.query_one("#name", Input).value.strip())
+
+
+class KeptStatesDialog(Dialog[int | None]):
+    """The kept states of a model with their held-out results; gives the round of the one that is chosen, None for the one that
+    the model has."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
+
+    def __init__(self, name: str, states: KeptTable) -> None:
+        super().__init__()
+        self._called, self._states = name, states
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box dialog kept"):
+            yield Static(Content.styled(plain(f"Go back to a kept state of {self._called}", 100), "bold"), markup=False)
+            yield Static(Content.styled(self._states.head, "$muted"), id="kept-head", markup=False)
+            yield Listing(*(Option(Content(plain(row.line, 200))) for row in self._states.rows))
+            yield Static(Content.styled(self._states.legend, "$muted"), id="kept-legend", markup=False)
+            yield Static(hint(("Enter", "go back to it"), ("arrows", "choose"), ("Esc", "cancel")), markup=False)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """The round of the chosen row; the present state is there to be compared with."""
+        event.stop()
+        row = self._states.rows[event.option_index]
+        if row.current:
+            self.query_one("#kept-legend", Static).update(
+                Content.styled("The model has these weights now. Choose another state.", "$warning")
+            )
+        else:
+            self.dismiss(row.round)

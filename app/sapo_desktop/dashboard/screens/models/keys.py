@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from sapo_desktop.dashboard.look.show import memory
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
-from sapo_desktop.dashboard.screens.models.dialogs import NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.keybar import Key
 from sapo_desktop.errors import known
@@ -26,7 +26,7 @@ COMPARED_ITEMS = 50
 """Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
 AGAIN_S = 5.0
 """Seconds after which the disk is read again while it is shown: the model in training grows."""
-MORE = (("m", "make a task"), ("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("x", "delete"))
+MORE = (("m", "new task"), ("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("k", "go back"), ("x", "delete"))
 """Keys for which the footer has no room."""
 
 
@@ -43,6 +43,7 @@ class ModelKeys(BaseScreen):
         Binding("t", "chat", "chat", show=False),
         Binding("e", "export", "export", show=False),
         Binding("f", "free", "free space", show=False),
+        Binding("k", "go_back", "go back", show=False),
     ]
     shelf = Shelf()
 
@@ -191,7 +192,7 @@ class ModelKeys(BaseScreen):
             return
         count, size = spare
         if not count:
-            self.dashboard.say(f"{one.model.name} has its newest and its best checkpoint only: nothing to free")
+            self.dashboard.say(f"{one.model.name} has its newest and its best checkpoints only: nothing to free")
             return
 
         def chosen(yes: bool | None) -> None:
@@ -199,8 +200,33 @@ class ModelKeys(BaseScreen):
                 self.do(self.actions.free(id))
 
         what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
-        detail = f"frees {memory(size, '0 MB')}; the newest and the best one stay"
+        detail = f"frees {memory(size, '0 MB')}; the newest and the best ones stay"
         self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+
+    def action_go_back(self) -> None:
+        """Go back to a kept state of it: choose one by its held-out results."""
+        if (one := self.chosen) is not None:
+            self.run_worker(self._go_back(one), group="dialog", exclusive=True, exit_on_error=True)
+
+    async def _go_back(self, one: Overview) -> None:
+        name, id = one.model.name, one.model.record.id
+        if (states := await self.dashboard.outcome(self.actions.kept_states(id))) is None:
+            return
+
+        def confirmed(target: int | None) -> None:
+            if target is not None:
+                busy = f"{name} goes back to the state after round {target}"
+                self.do(self.actions.go_back(id, target), busy)
+
+        def chosen(target: int | None) -> None:
+            if target is None:
+                return
+            node = "the node drops the round in flight and goes on from there; " if id == self.shelf.training else ""
+            detail = f"{node}nothing is lost: this counts as a round, and the present state is kept"
+            question = f"Go back to the weights of {name} after round {target}?"
+            self.app.push_screen(ChoiceDialog(question, [("Go back", detail, target)]), confirmed)
+
+        self.app.push_screen(KeptStatesDialog(name, states), chosen)
 
     def action_compare(self) -> None:
         """Compare it with another one: measure both."""

@@ -8,10 +8,10 @@ from sapo_backends.base import ModelNotFound
 from sapo_desktop.services.bases.licence import UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.exports.card import Record
-from sapo_desktop.services.models.shelf.history import undone
+from sapo_desktop.services.models.shelf.history import STORY, undone
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, ExternalSwitched, RoundFinished, RunStarted
+from sapo_swarm.events import CheckpointSaved, Evaluated, ExternalSwitched, RoundFinished, RunStarted
 from sapo_swarm.node.storage.journal import read_only
 
 
@@ -20,9 +20,10 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
 
     Raises JournalError when it is damaged.
     """
-    events = read_only(journal, kinds=("run_started", "round", "evaluation", "external")) if journal.exists() else []
+    events = read_only(journal, kinds=STORY) if journal.exists() else []
     done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
-    events = [event for event in events if not isinstance(event, Evaluated | ExternalSwitched) or event.round <= rounds]
+    named = Evaluated | ExternalSwitched | CheckpointSaved
+    events = [event for event in events if not isinstance(event, named) or event.round <= rounds]
     gone = undone(events)
     seen = [event for event in events if isinstance(event, Evaluated) and event not in gone]
     trained = [event for event in seen if event.round > 0]

@@ -16,7 +16,15 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen.conversation import Conversation
-from sapo_desktop.services.models.screen.interface import ExportChoice, NewModel, NewModelInfo, Shelf, Told
+from sapo_desktop.services.models.screen.interface import (
+    ExportChoice,
+    KeptRow,
+    KeptTable,
+    NewModel,
+    NewModelInfo,
+    Shelf,
+    Told,
+)
 from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.models.shelf import base_folder, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
@@ -152,6 +160,22 @@ class HomeModels:
         model = await self._find(id)
         freed = await asyncio.to_thread(lambda: keeping.remove(keeping.spare(model, time.time())))
         return f"{size_text(freed)} are free again"
+
+    async def kept_states(self, id: str) -> KeptTable:
+        """The states that it can go back to, the newest first."""
+        from sapo_desktop.services.models import going_back
+
+        model = await self._find(id)
+        states, now = await asyncio.to_thread(going_back.kept, model), time.time()
+        rows = tuple(KeptRow(s.round, going_back.line(s, now), s.current) for s in reversed(states))
+        return KeptTable(going_back.head(), rows, going_back.LEGEND)
+
+    async def go_back(self, id: str, target: int) -> str:
+        """Put the weights after so many rounds in place of the present ones, by the node that trains it or without one; a
+        sentence."""
+        from sapo_desktop.services.models import going_back
+
+        return await going_back.go_back(self._home, await self._find(id), target)
 
     # Long work
 

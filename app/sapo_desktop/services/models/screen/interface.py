@@ -39,6 +39,24 @@ class NewModelInfo:
 
 
 @dataclass(frozen=True)
+class KeptRow:
+    """A state that a model can go back to: its weights after so many rounds, its line in the table, whether it has them now."""
+
+    round: int
+    line: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """All of them, the newest first, with the names of the columns and what they mean."""
+
+    head: str
+    rows: tuple[KeptRow, ...]
+    legend: str
+
+
+@dataclass(frozen=True)
 class ExportChoice:
     """One format on offer. arguments: what follows `sapo-desktop export NAME`."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import (
+    CheckpointSaved,
     Evaluated,
     Event,
     ExamplesRead,
@@ -17,21 +18,25 @@ from sapo_swarm.events import (
     RunStarted,
     TrialMeasured,
 )
-from sapo_swarm.node.storage.journal import JournalError, read_only
+from sapo_swarm.node.storage.journal import JournalError, leads_here, read_only
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
+
+STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
+"""Kinds of events that a model's history is told by."""
 
 
 @dataclass(frozen=True)
 class Story:
     """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone: the
-    evaluations of weights that a rollback took back."""
+    evaluations of weights that a rollback took back. backs: steps back that a person took."""
 
     sessions: tuple[RunStarted, ...] = ()
     rounds: tuple[RoundFinished, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
     problem: str = ""
     undone: tuple[Evaluated, ...] = ()
+    backs: tuple[CheckpointSaved, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -60,7 +65,7 @@ class Story:
 def story(folder: Path) -> Story:
     """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
     try:
-        events = _events(folder, ("run_started", "round", "evaluation", "external"))
+        events = _events(folder, STORY)
     except JournalError as error:
         return Story(problem=str(error))
     return Story(
@@ -68,12 +73,14 @@ def story(folder: Path) -> Story:
         tuple(e for e in events if isinstance(e, RoundFinished)),
         tuple(e for e in events if isinstance(e, Evaluated)),
         undone=tuple(undone(events)),
+        backs=tuple(e for e in events if isinstance(e, CheckpointSaved) and e.restored >= 0),
     )
 
 
 def undone(events: Sequence[Event]) -> list[Evaluated]:
-    """The evaluations of weights that the tripwire took back. events: of a journal, in order."""
-    found: list[Evaluated] = []
+    """The evaluations of weights that the tripwire or a person took back. events: of a journal, in order."""
+    leads = leads_here(events)
+    found = [event for event in events if isinstance(event, Evaluated) and not leads(event.round)]
     for place, back in enumerate(events):
         if isinstance(back, ExternalSwitched) and back.by == "tripwire" and not back.taking:
             found += [e for e in events[:place] if isinstance(e, Evaluated) and e.round > back.restored]

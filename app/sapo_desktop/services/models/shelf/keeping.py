@@ -126,7 +126,8 @@ def _touched(folder: Path) -> float:
 
 
 def _kept(model: Model) -> set[str]:
-    """The newest, the one with the best held-out result, and the one that the tripwire put back or is about to."""
+    """The newest, those with the best held-out results (sampled and greedy), and the one that the tripwire put back or is about
+    to."""
     from sapo_swarm.evaluation import regular_items  # numpy: only when something is to be removed
     from sapo_swarm.sapo import tripwire
 
@@ -137,8 +138,7 @@ def _kept(model: Model) -> set[str]:
     except (JournalError, UnknownTask, BadTask):  # nobody knows which one is the best
         return {path.name for path in model.checkpoints}
     watch = tripwire.watch_of(events, regular, 0.0)
-    wanted = {watch.best.round} if watch.best else set()
-    wanted |= {watch.restored} if watch.trips else set()
+    wanted = set(tripwire.pinned_rounds(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
     pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in wanted]
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 

@@ -76,14 +76,16 @@ def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
 
 def _figures(event: Evaluated, width: int) -> str:
     share, whole = f"{100 * event.pass_at_1:.1f} %", rate(event.pass_at_1, event.low, event.high)
+    both = f"{share} sampled, {100 * event.greedy.pass_at_1:.1f} % greedy" if event.greedy is not None else ""
     if (found := paired(event)) is None:
         alone = (f"{whole}, {unpaired(event)}", f"{share}, base not asked") if event.base_missing else ()
-        texts = (*alone, whole)
+        texts = (*alone, *([both] if both else []), whole)
     else:
         delta, low, high = found
         short = "no measurable change" if low <= 0 <= high else f"{100 * delta:+.1f}"
         ends = interval(low, high, "+")
         texts = (
+            *([f"{both}, {short} {ends}", f"{both}, {short}"] if both else []),
             f"{share}, {change(event)}",
             f"{share}, {short} {ends}",
             f"{share}, {short} {ends.replace('95 %: ', '')}",

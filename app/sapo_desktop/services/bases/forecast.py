@@ -1,0 +1,137 @@
+"""What a training will take, part by part: the trial, the examples, a round of practice, an evaluation.
+
+By what was measured on this machine where something was, else by its limits. Lengths are those of the run's own questions and
+right answers where they can be counted (question_tokens); what is assumed instead is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sapo_backends.measure.choice import PROMPT, Workload
+from sapo_desktop.services.bases.question_tokens import TokenCounts
+from sapo_swarm.config import RunConfig
+from sapo_swarm.node.clock import duration
+from sapo_swarm.node.examples.phase import GROUPS_READ, MOST_SECONDS, ROWS_AT_ONCE, TAUGHT, steps_between_readings
+from sapo_swarm.node.examples.source import BATCH
+from sapo_swarm.node.examples.trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
+
+PASSES = 3
+"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8."""
+ROUNDS = 200
+"""A training of so many rounds is what the hours are told for."""
+
+
+class Rates(Protocol):
+    """How fast a model works here."""
+
+    def generate(self, work: Workload) -> float:
+        """Seconds to read the prompts and write the answers."""
+
+    def update(self, context: float, answers: float) -> float:
+        """Seconds of an update on so many tokens of answers, behind so many of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once
+    before the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are
+    not known."""
+
+    trial: float
+    examples: float
+    round: float
+    evaluation: float
+    every: int
+    answer: float
+    counts: TokenCounts | None
+
+    def whole(self, rounds: int = ROUNDS) -> float:
+        """Until so many rounds of practice are done."""
+        looks = 1 + rounds // self.every if self.every else 0
+        return self.trial + self.examples + rounds * self.round + looks * self.evaluation
+
+    @property
+    def parts(self) -> str:
+        """In one line of a screen."""
+        named = [
+            ("examples about {}", self.examples),
+            ("a round of practice about {}", self.round),
+            ("an evaluation about {}", self.evaluation),
+        ]
+        return ", ".join(text.format(in_words(seconds)) for text, seconds in named if seconds)
+
+    @property
+    def basis(self) -> str:
+        """What was counted, and what was assumed."""
+        counts = self.counts
+        if counts is None:
+            return f"assumed: questions of {PROMPT} tokens, answers as long as they may be"
+        how = "" if counts.by_tokenizer else f", {counts.questions} estimated by their characters"
+        alike = f", of which {counts.shared:.0f} are the same in all" if counts.shared else ""
+        answers = f"answers of {self.answer:.0f}" + ("" if counts.known else ", as no right one is known")
+        return f"questions of {counts.prompt:.0f} tokens{alike}, {answers}{how}"
+
+
+def in_words(seconds: float) -> str:
+    """As precise as an estimate is."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 100 else duration(seconds)
+
+
+def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | None, measured: float = 0.0) -> Forecast:
+    """rows: completions of a round. measured: seconds of a round that ran here, 0 for none."""
+    usual = RunConfig().max_new_tokens
+    known = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
+    taught = config.model.partition(":")[0] in TAUGHT
+    limit = known.limit
+    # Untrained models seldom end their answers; those that were taught the form, or have seen examples, write like these.
+    examples = 0.0
+    follows = config.examples != "off" and known.known and known.of_pass > 0 and not taught
+    answer, longest = (known.answer, known.longest) if follows else (limit, limit)
+    asked = Workload(rows, answer, True, config.group_size, known.prompt, known.shared, longest)
+    if follows or (config.examples == "only" and known.known):
+        examples = examples_seconds(config, rates, asked, known)
+    round_s = rates.generate(asked) + (rates.update(asked.groups * known.prompt, rows * answer))
+    evaluation = 0.0
+    if config.eval_every and known.held_out:
+        evaluation = 2 * rates.generate(replace(asked, rows=known.held_out, group_size=1))
+    trial = 0.0
+    if not taught:
+        questions = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
+        if follows:
+            questions = min(questions, CHUNK)  # where nothing is right it ends there
+        base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
+        trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
+    practice = config.examples != "only"
+    return Forecast(
+        trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts
+    )
+
+
+def examples_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:
+    """Of the phase: PASSES over the examples, and the readings of the rows set aside on the way."""
+    steps = max(1, round(counts.of_pass / BATCH))
+    step = step_seconds(rates, counts, counts.of_pass / steps)
+    readings = PASSES * steps / steps_between_readings(steps)
+    whole = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
+    return min(whole, MOST_SECONDS)
+
+
+def step_seconds(rates: Rates, counts: TokenCounts, rows: float) -> float:
+    """One update on so many examples, what all their prompts begin with computed once."""
+    return rates.update(counts.shared + rows * (counts.prompt - counts.shared), rows * counts.answer)
+
+
+def reading_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:
+    """The rows set aside: their right answers' log-probabilities, an answer at temperature 0, and groups of some."""
+    likelihood = step_seconds(rates, counts, counts.apart) / 3
+    greedy = rates.generate(replace(asked, rows=counts.apart, group_size=1))
+    if config.examples == "only":
+        return likelihood + greedy
+    groups = min(GROUPS_READ, counts.apart)
+    calls = max(1, groups * config.group_size // ROWS_AT_ONCE)
+    part = replace(asked, rows=groups * config.group_size // calls)
+    return likelihood + greedy + calls * rates.generate(part)

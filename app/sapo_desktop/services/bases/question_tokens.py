@@ -1,0 +1,186 @@
+"""How long a run's questions and right answers are for a base: its own tokenizer and chat template count some of each task.
+
+Rows of own tasks are counted as they are. reasoning_gym makes its questions in the scorer's process, once: what was counted is
+kept in cache/question-tokens.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from statistics import mean
+
+import msgspec
+
+from sapo_backends.base import BackendError
+from sapo_backends.checkpoints import locate
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_desktop.paths import Home
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import eval_items
+from sapo_swarm.node.evaluation.held_out_exclusion import SLOW
+from sapo_swarm.node.examples.source import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
+from sapo_swarm.scoring.declared.extract import enclose
+from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
+from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.types import Question, TaskRef
+from sapo_swarm.whole_file import write_whole
+
+QUESTIONS, LEAST = 32, 4
+"""Counted of all tasks together, and of each at least."""
+CHARACTERS, TEMPLATE = 4, 12
+"""Of a token, and tokens of a chat template, where the base's tokenizer is not on this disk."""
+SHARED = 16
+"""Tokens that questions must begin with in common before an engine reads them once (packing.SHARED_PREFIX)."""
+MOST_KEPT = 64
+"""Counts in the file."""
+Asked = tuple[Question, str]
+"""A question and a completion that earns everything, "" where its task gives none."""
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """Means over `questions` training questions. shared: what all of them begin with. answer, longest: of right answers with
+    their end, of a task that gives none its limit; known: some task gives them. limit: of an answer. by_tokenizer: else estimated
+    by their characters. of_pass, apart: examples of a pass and questions set aside. held_out: items of an evaluation."""
+
+    questions: int
+    prompt: float
+    shared: float
+    answer: float
+    longest: float
+    known: bool
+    limit: float
+    by_tokenizer: bool
+    of_pass: int
+    apart: int
+    held_out: int
+
+
+def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
+    """Of the run's tasks; None where they are not known. make: reasoning_gym's questions may be made now, in about 3 s.
+    Blocks."""
+    try:
+        key = _key(config)
+        if (kept := _kept(home).get(key)) is not None:
+            return msgspec.convert(kept, TokenCounts)
+        catalogue = [task for task in config.tasks if not is_own(task)]
+        if catalogue and not make:
+            return None
+        each = max(LEAST, QUESTIONS // max(1, len(config.tasks)))
+        asked = [pair for task in config.tasks if is_own(task) for pair in rows_of(config, task, each)]
+        if catalogue:
+            asked += asyncio.run(_made(config, catalogue, each))
+        counts = _counted(config, asked)
+    except (BadTask, ScorerUnavailable, KeyError, ValueError, OSError):  # whoever begins the run says what is wrong
+        return None
+    if counts is not None and catalogue:
+        with contextlib.suppress(OSError):
+            newest = dict([*_kept(home).items(), (key, msgspec.to_builtins(counts))][-MOST_KEPT:])
+            write_whole(home.cache / "question-tokens.json", json.dumps(newest))
+    return counts
+
+
+def _key(config: RunConfig) -> str:
+    """What the counts follow from."""
+    try:
+        folder = locate.local(config.model)
+        model: list[object] = [str(folder), os.stat(folder / "tokenizer.json").st_mtime]
+    except (BackendError, OSError):
+        model = [config.model]
+    tasks = [[task, preset_of(task, config.preset), generator_of(task)] for task in config.tasks]
+    limits = [config.max_new_tokens, config.task_tokens, config.eval_items, config.answer_format, config.thinking]
+    return hashlib.sha256(json.dumps([model, tasks, limits]).encode()).hexdigest()[:24]
+
+
+def _kept(home: Home) -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError):
+        stored = json.loads((home.cache / "question-tokens.json").read_text("utf-8"))
+        return stored if isinstance(stored, dict) else {}
+    return {}
+
+
+def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
+    """Training rows of an own task, evenly over all."""
+    own, asked = library.find(task), list[Asked]()
+    answers = may_have_examples(msgspec.structs.replace(own.spec, extract="whole"))
+    total = min(most, len(own.train))
+    for place in (number * len(own.train) // total for number in range(total)):
+        row, ref = own.train[place], TaskRef(task, library.PRESET, place, 0, own.generator)
+        right = right_answer(own.spec, row).strip() if answers else ""
+        text = enclose(own.spec.extract, right, config.answer_format) if right else ""
+        asked.append((Question(ref, own.question(row), "0" * 64), text))
+    return asked
+
+
+async def _made(config: RunConfig, tasks: Sequence[str], each: int) -> list[Asked]:
+    """Questions of the catalogue's tasks, other ones than a node trains on. Raises ScorerUnavailable."""
+    refs = [
+        TaskRef(task, preset_of(task, config.preset), train_seed("counted", "", 0, slot), 0, generator_of(task))
+        for task in tasks
+        for slot in range(each)
+    ]
+    async with Scorer(answer_format=config.answer_format) as scorer:
+        pairs = await scorer.examples(refs)
+        without = [ref for ref, pair in zip(refs, pairs, strict=True) if pair is None]
+        questions = await scorer.questions(without) if without else []
+    return [*filter(None, pairs), *((one, "") for one in questions if isinstance(one, Question))]
+
+
+def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
+    if not asked:
+        return None
+    try:
+        tokenizer = HfTokenizer(locate.local(config.model), config.thinking)
+    except BackendError:
+        tokenizer = None
+    prompts = [_prompt(config, question, tokenizer) for question, _ in asked]
+    answers: dict[str, list[int]] = {}
+    for question, text in asked:
+        limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
+        if text:
+            measured.append(min(limit, _text(text, tokenizer) + 1))
+    known = any(answers.values())
+    lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
+    first, last = min(prompts), max(prompts)
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    scale = 1 if tokenizer else CHARACTERS
+    shared = shared // scale if len(prompts) > 1 and shared >= SHARED * scale else 0
+    tables = {task: rows_apart(library.find(task)) for task in config.tasks if is_own(task)}
+    fresh = [task for task in config.tasks if not is_own(task)]
+    most = max(8, MOST_APART // len(config.tasks))
+    return TokenCounts(
+        questions=len(asked),
+        prompt=mean(map(len, prompts)) / scale + (0 if tokenizer else TEMPLATE),
+        shared=shared,
+        answer=mean(map(mean, lengths)),
+        longest=mean(map(max, lengths)),
+        known=known,
+        limit=mean(new_tokens(config, task) for task in config.tasks),
+        by_tokenizer=tokenizer is not None,
+        of_pass=sum(min(len(rows), ROWS_OF_A_PASS) for rows, _ in tables.values())
+        + sum(max(8, (FRESH_SLOW if _slow(config, task) else FRESH) // len(config.tasks)) for task in fresh),
+        apart=sum(min(len(apart), most) for _, apart in tables.values()) + most * len(fresh),
+        held_out=sum(held_out_count(task, eval_items(config)) for task in config.tasks),
+    )
+
+
+def _slow(config: RunConfig, task: str) -> bool:
+    return f"{task}/{preset_of(task, config.preset)}" in SLOW
+
+
+def _prompt(config: RunConfig, question: Question, tokenizer: HfTokenizer | None) -> list[int]:
+    """Ids of the whole prompt; without a tokenizer its characters."""
+    chat = conversation(question, config.answer_format)
+    return tokenizer.encode_chat(chat) if tokenizer else [ord(c) for part in chat for c in part["content"]]
+
+
+def _text(text: str, tokenizer: HfTokenizer | None) -> int:
+    return len(tokenizer.encode_text(text)) if tokenizer else len(text) // CHARACTERS

@@ -1,0 +1,145 @@
+"""Going back to a kept state of a model: which there are, which one is meant, and doing it, with a node or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.paths import Home, typed
+from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.services.nodes import supervisor
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_swarm.events import CheckpointSaved
+from sapo_swarm.node.clock import age
+from sapo_swarm.node.control.api import ControlClient
+from sapo_swarm.node.storage.going_back import (
+    BEFORE,
+    REASON,
+    CannotGoBack,
+    KeptState,
+    go_back_on_disk,
+    items_of,
+    kept_states,
+)
+from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.sapo import tripwire
+
+BEST = {"best": "best", "best-greedy": "best_greedy"}
+"""Words in place of a round -> which of the kept states they mean."""
+LEGEND = "Held-out pass@1: sampled at temperature 1, greedy at 0 as chat does; * best"
+_REASONS = {
+    "start": "before the first round",
+    "time": "from time to time",
+    "pause": "at a pause",
+    "stop": "at a stop",
+    "evaluation": "at an evaluation",
+    "redone": "after a kill",
+    BEFORE: "before going back",
+}
+
+
+def kept(model: Model) -> list[KeptState]:
+    """The kept states of a model, oldest first. Reads the whole journal. Raises UsageError without any, JournalError."""
+    if not model.checkpoints:
+        raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
+    journal = model.folder / "journal.db"
+    events = read_only(journal, kinds=(*tripwire.KINDS, "checkpoint")) if journal.exists() else []
+    return kept_states(model.checkpoints, events, items_of(model.config))
+
+
+def meant(model: Model, states: list[KeptState], word: str) -> KeptState:
+    """The kept state of a round, such as 12, or round-000012; or the best one. Raises UsageError that lists the rounds."""
+    if word in BEST:
+        chosen = next((state for state in states if getattr(state, BEST[word])), None)
+        if chosen is None:
+            raise UsageError(
+                f"No kept state of {model.name} was measured on the held-out questions of today. Name a round instead: "
+                f"{_rounds(states)}."
+            )
+        return chosen
+    number = word.removeprefix("round-").lstrip("0") or "0"
+    chosen = next((state for state in states if str(state.round) == number), None)
+    if chosen is None:
+        raise UsageError(
+            f"{model.name} has no kept state {word[:40]!r}. It has those after rounds {_rounds(states)}; or say best or "
+            "best-greedy."
+        )
+    return chosen
+
+
+def _rounds(states: list[KeptState]) -> str:
+    return ", ".join(str(state.round) for state in states)
+
+
+async def go_back(home: Home, model: Model, target: int) -> str:
+    """Put the weights of a kept state in place of the present ones; a sentence. A node that trains the model does it itself.
+
+    Raises AppError, NodeError, JournalError, OSError, BackendError; then the model is as it was.
+    """
+    status = await supervisor.found(home)
+    if status is not None and Path(status.folder) == model.folder:
+        async with ControlClient(home.socket) as node:
+            await node.post("rollback", round=target)
+    elif status is not None:  # it trains another model
+        await asyncio.to_thread(_on_disk, model, target)
+    else:
+        await asyncio.to_thread(_locked, home, model, target)
+    return await asyncio.to_thread(_done, model)
+
+
+def _locked(home: Home, model: Model, target: int) -> None:
+    with NodeLock(home.lock, names_node=False):  # no node starts meanwhile, and the dashboard is none
+        _on_disk(model, target)
+
+
+def _on_disk(model: Model, target: int) -> None:
+    try:
+        go_back_on_disk(model.folder, model.config, target, model.name)
+    except CannotGoBack as error:
+        raise AppError(str(error)) from error
+
+
+def _done(model: Model) -> str:
+    """What the journal says was done last."""
+    events = read_only(model.folder / "journal.db", kinds=("checkpoint",))
+    back = next(e for e in reversed(events) if isinstance(e, CheckpointSaved) and e.restored >= 0)
+    undo = typed("sapo-desktop", "rollback", model.name, "--to", str(back.round - 1))
+    return (
+        f"{model.name} has the weights after round {back.restored} again; this step counts as round {back.round}. "
+        f"The state before is kept: {undo}"
+    )
+
+
+def line(state: KeptState, now: float) -> str:
+    """A kept state in a line of a table, under head(). now: Unix time."""
+    event = state.evaluated
+    at_0 = event.greedy if event else None
+    sampled = _share(event.pass_at_1 if event else None, state.best)
+    greedy = _share(at_0.pass_at_1 if at_0 else None, state.best_greedy)
+    ago = age(now - state.time) if state.time else "?"
+    return f"{state.round:>7,}  {ago:>7}  {sampled:>8}  {greedy:>8}  {why(state)}"
+
+
+def head() -> str:
+    """The names of the columns of line()."""
+    return f"{'round':>7}  {'ago':>7}  {'sampled':>7}   {'greedy':>7}   saved"
+
+
+def _share(share: float | None, best: bool) -> str:
+    return f"{'–' if share is None else f'{100 * share:.1f} %'}{'*' if best else ' '}"
+
+
+def why(state: KeptState) -> str:
+    """When in a model's life a state was saved, and whether the model has these weights now."""
+    moment = f"going back to round {state.restored}" if state.restored >= 0 else _REASONS.get(state.reason, "")
+    if state.reason == REASON and state.restored < 0:
+        moment = "by the tripwire"
+    return ", ".join(filter(None, (moment, "now" if state.current else "")))
+
+
+def table(states: list[KeptState]) -> list[str]:
+    """Every kept state, oldest first, with its head."""
+    now = time.time()
+    return [head(), *(line(state, now) for state in states)]

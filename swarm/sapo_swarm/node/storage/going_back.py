@@ -1,0 +1,242 @@
+"""Going back to a kept checkpoint: a step of its own in a model's history that trains nothing.
+
+With N rounds done, the weights of round K are copied into a checkpoint of N + 1 rounds, without an optimizer. The state before
+stays a kept checkpoint like others, so going back can be taken back the same way. The journal tells of it as
+CheckpointSaved (`restored`), and once more what the held-out evaluation of round K said, now of round N + 1: the same
+weights, the same questions.
+
+A model that no node trains is changed here, on the disk and without an engine; a running node does the same between two rounds
+(node.model_store), and loads the copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import CheckpointCorrupt
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import regular_items
+from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine
+from sapo_swarm.node.storage import unfinished
+from sapo_swarm.node.storage.checkpoints import (
+    Checkpoints,
+    CheckpointState,
+    Moment,
+    Saved,
+    has_optimizer,
+    read_state,
+    rounds_of,
+)
+from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.storage.unfinished import Header, UpdateLog
+from sapo_swarm.sapo import tripwire
+from sapo_swarm.tasks.catalogue import UnknownTask
+from sapo_swarm.tasks.own.errors import BadTask
+
+REASON = "rollback"
+BEFORE = "before rollback"
+"""Why a checkpoint was saved: it holds weights of before; or it keeps those that gave way to them."""
+EXPORTS = "exports"
+"""What a person took out of the model lies there: it is no part of the disk budget."""
+
+
+class CannotGoBack(Exception):
+    """The message says why, and what to do. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A kept checkpoint, for people. time: when it was saved, Unix. reason: why (events.CheckpointSaved); restored: see there.
+
+    evaluated: its newest held-out result. best, best_greedy: none of those that are kept did better on the questions that are
+    asked now, at the training temperature and at 0. current: the weights that the model has.
+    """
+
+    round: int
+    time: float
+    reason: str
+    restored: int
+    evaluated: Evaluated | None
+    best: bool
+    best_greedy: bool
+    current: bool
+
+
+def checkpoints_of(model: Path, config: RunConfig) -> Checkpoints:
+    """The checkpoints of the model in that folder, within its settings."""
+    return Checkpoints(
+        model / "checkpoints", config.keep_checkpoints, int(config.disk_budget_gb * 1e9), bytes_without_exports
+    )
+
+
+def bytes_without_exports(checkpoints: Path) -> int:
+    """Bytes of the model's folder without exports. checkpoints: its folder in there."""
+    return folder_bytes(checkpoints.parent) - folder_bytes(checkpoints.parent / EXPORTS)
+
+
+def told_of(saved: Saved) -> CheckpointSaved:
+    """The event that tells of a checkpoint."""
+    state = saved.state
+    return CheckpointSaved(
+        round=state.rounds_done,
+        weights=state.weights,
+        parent=state.parent,
+        optimizer=saved.optimizer,
+        bytes=saved.bytes,
+        reason=state.reason,
+        restored=state.restored,
+    )
+
+
+def as_saved(path: Path, state: CheckpointState) -> Saved:
+    """A checkpoint that was found, as when it was written."""
+    return Saved(path, state, folder_bytes(path), has_optimizer(path, state))
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | None) -> list[KeptState]:
+    """What may be gone back to. paths: checkpoints, oldest first; events: of the journal; items: see comparable()."""
+    saved = {event.round: event for event in events if isinstance(event, CheckpointSaved)}
+    evaluated = {event.round: event for event in events if isinstance(event, Evaluated)}
+    fair = comparable(events, items)
+    kept = {rounds_of(path): path for path in paths}
+    sampled = {number: fair[number].pass_at_1 for number in kept if number in fair}
+    greedy = {number: at_0.pass_at_1 for number in kept if number in fair and (at_0 := fair[number].greedy) is not None}
+    best, best_greedy = (_newest_best(results) for results in (sampled, greedy))
+    states = []
+    for number, path in kept.items():
+        event = saved.get(number)
+        states.append(
+            KeptState(
+                number,
+                event.time if event else _written(path),
+                event.reason if event else "",
+                event.restored if event else -1,
+                fair.get(number) or evaluated.get(number),
+                number == best,
+                number == best_greedy,
+                path == paths[-1],
+            )
+        )
+    return states
+
+
+def comparable(events: Iterable[Event], items: int | None) -> dict[int, Evaluated]:
+    """See tripwire.regular_results. items: that a regular evaluation asks; None: nobody knows, and nothing compares."""
+    return {} if items is None else tripwire.regular_results(events, items)
+
+
+def items_of(config: RunConfig) -> int | None:
+    """Questions of a regular evaluation; None where a task of the settings is not there any more."""
+    try:
+        return regular_items(config)
+    except (UnknownTask, BadTask):
+        return None
+
+
+def _newest_best(results: dict[int, float]) -> int | None:
+    """Of equally good ones the newest: after going back that is the state that the model has."""
+    return max(results, key=lambda number: (results[number], number), default=None)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # taken away meanwhile
+        return 0.0
+
+
+# -- doing -------------------------------------------------------------------------------------------------------------
+
+
+def copy_state(
+    checkpoints: Checkpoints, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]
+) -> Saved:
+    """The checkpoint that brings back the weights after `target` rounds. now, now_state: the newest checkpoint.
+
+    Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt; then nothing is changed.
+    """
+    source = next((path for path in checkpoints.complete() if rounds_of(path) == target), None)
+    if source is None:
+        kept = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
+        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {kept}.")
+    try:
+        state = read_state(source)
+    except CheckpointCorrupt as error:
+        raise CannotGoBack(
+            f"Checkpoint {source.name} is damaged and cannot be gone back to. Choose another one."
+        ) from error
+    if not now_state.weights:
+        raise CannotGoBack("This model has no trained weights of its own: there is nothing to go back to.")
+    if not state.weights:
+        raise CannotGoBack(f"Checkpoint {source.name} was written by an older version. Choose another one.")
+    if state.weights == now_state.weights:
+        raise CannotGoBack(
+            f"The weights of round {target} are those that the model has now (round {rounds_of(now)}). Nothing was done."
+        )
+    moment = Moment(
+        now_state.rounds_done + 1, REASON, tuple(solved), now_state.rollbacks, parent=state.weights, restored=target
+    )
+    return checkpoints.write_copy(source, state, moment)
+
+
+def told_afterwards(saved: Saved, events: Iterable[Event], items: int | None) -> list[Event]:
+    """What the journal tells of a step back: the checkpoint, the figures of the weights where they are known, and a sentence.
+    events: of the journal; items: see comparable()."""
+    back, before = saved.state.restored, saved.state.rounds_done - 1
+    sentence = (
+        f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
+        f"The state before is kept as round {before}."
+    )
+    known = comparable(events, items).get(back)
+    again = [msgspec.structs.replace(known, seq=0, time=0.0, round=before + 1, seconds=0.0)] if known else []
+    return [told_of(saved), *again, LogLine(level="info", text=sentence)]
+
+
+def _rounds(number: int) -> str:
+    return f"{number} round{'' if number == 1 else 's'}"
+
+
+def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> Saved:
+    """Change a model that no node works with; the caller makes sure of that. name: of the model, for the messages.
+
+    A kill leaves the model as it was, or as it is afterwards: then the next start tells the journal.
+    Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt, JournalError.
+    """
+    checkpoints = checkpoints_of(model, config)
+    newest, _ = checkpoints.newest_intact()
+    if newest is None:
+        raise CannotGoBack(f"{name} has not been trained yet. Train it: sapo-desktop node {name}")
+    path, state = newest
+    journal = Journal(model / "journal.db")
+    log = UpdateLog(checkpoints.folder)
+    try:
+        logged = log.read(Header(state.rounds_done, state.weights, state.rollbacks))
+        if logged or path != checkpoints.complete()[-1] or journal.last_round() >= state.rounds_done:
+            raise CannotGoBack(
+                f"The node of {name} was killed, and what it did last is not in a checkpoint yet. Start it once "
+                f"(sapo-desktop node {name}), so that nothing is lost, then go back."
+            )
+        events, items = journal.read(kinds=tripwire.KINDS), items_of(config)
+        if items is None:  # nobody knows which ones are the best: all stay
+            checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
+        else:
+            checkpoints.pinned = tripwire.pinned_rounds(tripwire.watch_of(events, items, 0.0), state.rollbacks)
+        saved = copy_state(checkpoints, target, path, state, state.solved)
+        unfinished.forget(model)  # rollouts of a round that does not come
+        log.start(Header(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
+        now = time.time()
+        told = told_afterwards(saved, events, items)
+        journal.append([msgspec.structs.replace(event, time=now) for event in told])
+        return saved
+    finally:
+        log.close()
+        journal.close()

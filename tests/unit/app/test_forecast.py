@@ -1,0 +1,149 @@
+"""What a training will take: by the length of the tasks' own questions and answers, with its evaluations and its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.own_tasks import library_in, write_folder
+
+from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.measure.choice import Candidate, Measured, MeasuredRates, Workload
+from sapo_backends.measure.estimate import Rates
+from sapo_backends.measure.machine_limits import Limits
+from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import question_tokens
+from sapo_desktop.services.bases.forecast import Forecast, forecast
+from sapo_desktop.services.bases.question_tokens import TokenCounts
+from sapo_swarm.config import RunConfig
+
+RATES = Rates(
+    ModelSize(135_000_000, 5_000_000, 30, 576, 1536, 192, 49152),
+    Limits({"float32": 1e11, "bfloat16": 4e11}, 4e10),
+    "bfloat16",
+)
+ROWS = 64
+OWN = RunConfig(model=str(Path("no-such-folder")), tasks=("short",), local_groups=8)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
+
+
+@pytest.fixture(autouse=True)
+def tasks(tmp_path: Path) -> Iterator[None]:
+    """Two tables, whose questions are a line and a page and whose answers are a word."""
+    form = (
+        'prompt = "Sort this message into one of the words that you know: {question}"\n[[verifier]]\nkind = "exact"\n'
+    )
+    for name, words in (("short", 5), ("long", 400)):
+        rows = [{"question": f"{number} " + "word " * words, "answer": "electrician"} for number in range(240)]
+        write_folder(tmp_path / "tasks" / name, form, rows[:192], rows[192:])
+    with library_in(tmp_path / "tasks"):
+        yield
+
+
+def expected(home: Home, config: RunConfig) -> Forecast:
+    counts = question_tokens.count(home, config, make=False)
+    assert counts is not None
+    return forecast(config, RATES, ROWS, counts)
+
+
+def test_longer_questions_take_longer(home: Home) -> None:
+    """Of the same number of rows, with the same answers."""
+    short, long = (expected(home, msgspec.structs.replace(OWN, tasks=(name,))) for name in ("short", "long"))
+    assert short.counts is not None
+    assert long.counts is not None
+    assert long.counts.prompt > short.counts.prompt + 350
+    assert short.answer == long.answer
+    for part in ("trial", "examples", "round", "evaluation"):
+        assert getattr(long, part) > getattr(short, part), part
+
+
+def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
+    """The starter's, on rows as they are; a base that is not on this disk is estimated by characters, and that is said."""
+    from sapo_backends.checkpoints import locate
+    from sapo_backends.checkpoints.tokenizer import HfTokenizer
+    from sapo_swarm.tasks.own import library
+    from sapo_swarm.tasks.prompts import messages
+
+    counts = question_tokens.count(home, msgspec.structs.replace(OWN, model="starter"), make=False)
+    assert counts is not None
+    assert counts.by_tokenizer
+    tokenizer, task = HfTokenizer(locate.bundled("starter")), library.find("short")
+    chats = [tokenizer.encode_chat(messages(task.question(row))) for row in task.train]
+    assert min(map(len, chats)) <= counts.prompt <= max(map(len, chats))
+    assert counts.answer == len(tokenizer.encode_text("<answer>electrician</answer>")) + 1
+    assert "estimated by their characters" in expected(home, OWN).basis
+
+
+def test_evaluations_are_counted_at_both_temperatures_and_as_often_as_they_come(home: Home) -> None:
+    often, seldom, never = (expected(home, msgspec.structs.replace(OWN, eval_every=every)) for every in (10, 100, 0))
+    assert often.evaluation == seldom.evaluation > never.evaluation == 0.0
+    assert often.whole() - seldom.whole() == pytest.approx(18 * often.evaluation)
+    assert seldom.whole() - never.whole() == pytest.approx(3 * often.evaluation)
+    assert "an evaluation about" in often.parts
+    assert "evaluation" not in never.parts
+    fewer = expected(home, msgspec.structs.replace(OWN, eval_items=12))
+    assert fewer.evaluation < often.evaluation
+    assert fewer.counts is not None
+    once = RATES.generate(
+        Workload(12, fewer.answer, True, 1, fewer.counts.prompt, fewer.counts.shared, fewer.counts.longest)
+    )
+    assert fewer.evaluation == pytest.approx(2 * once)
+
+
+def test_what_questions_begin_with_alike_is_computed_once(home: Home) -> None:
+    """In generation and in a step of examples; a round's update computes each question whole."""
+    counts = question_tokens.count(home, OWN, make=False)
+    assert counts is not None
+    assert counts.shared >= 16
+    alone = msgspec.structs.replace(counts, shared=0.0)
+    together, apart = (forecast(OWN, RATES, ROWS, each) for each in (counts, alone))
+    assert together.examples < apart.examples
+    assert together.round < apart.round
+    prompts = counts.shared + 8 * (counts.prompt - counts.shared)
+    assert Workload(64, 9, True, 8, counts.prompt, counts.shared).prompt_tokens == pytest.approx(prompts)
+
+
+def test_the_examples_are_told_of_only_where_they_come(home: Home) -> None:
+    """Off, or of a bundled base that knows the form, there are none; only: nothing else."""
+    first, off, only = (expected(home, msgspec.structs.replace(OWN, examples=kind)) for kind in ("auto", "off", "only"))
+    assert first.examples > 0 == off.examples
+    assert first.parts.startswith("examples about")
+    assert first.answer < off.answer == OWN.max_new_tokens, "untrained models write to the limit"
+    assert only.round == 0
+    assert only.whole() < first.whole()
+    assert expected(home, msgspec.structs.replace(OWN, model="starter")).examples == 0
+
+
+def test_what_is_not_known_is_assumed_and_said(home: Home) -> None:
+    """reasoning_gym's questions, where there is no time to make them."""
+    config = RunConfig(model="starter")
+    assert question_tokens.count(home, config, make=False) is None
+    assert forecast(config, RATES, ROWS, None).basis.startswith("assumed: questions of 64 tokens")
+
+
+def test_questions_of_reasoning_gym_are_made_once(home: Home) -> None:
+    """In the scorer's process; afterwards the counts are read from a file."""
+    config = RunConfig(model="starter", tasks=("basic_arithmetic", "propositional_logic"))
+    counts = question_tokens.count(home, config, make=True)
+    assert counts is not None
+    assert counts.questions >= 2 * question_tokens.LEAST
+    assert counts.known
+    assert question_tokens.count(home, config, make=False) == counts
+    (home.cache / "question-tokens.json").write_text("[]", "utf-8")
+    assert question_tokens.count(home, config, make=False) is None
+
+
+def test_measured_rates_go_before_the_limits(home: Home) -> None:
+    measured = Measured(Candidate("torch"), generation={8: 100.0, 64: 400.0}, first=0.5, update=200.0, hand_over=0.1)
+    rates = MeasuredRates(measured)
+    assert rates.generate(Workload(64, 10)) == pytest.approx(0.5 + 640 / 400)
+    assert rates.update(100, 300) == pytest.approx(2.1)
+    counts = TokenCounts(32, 80, 60, 9, 9, True, 96, True, 196, 28, 56)
+    assert forecast(OWN, rates, ROWS, counts, measured=7.0).round == 7.0
+    assert forecast(OWN, rates, ROWS, counts).round == pytest.approx(0.5 + 64 * 9 / 400 + (8 * 80 + 64 * 9) / 200 + 0.1)
