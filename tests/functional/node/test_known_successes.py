@@ -24,19 +24,20 @@ from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import generator_of
+from sapo_swarm.tasks.catalogue import generator_of, preset_of
+from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
-TEXT = "<answer>Aye</answer>"
+TEXT = "<answer>Yes</answer>"
 UNTAUGHT = msgspec.structs.replace(CONFIG, model="untaught", tasks=("oaths",), rounds=2)
 TAKING = msgspec.structs.replace(UNTAUGHT, external_groups=2)
 """A node that takes groups of others; alone it meets none but those that its journal holds."""
 
 
-def oaths(folder: Path) -> None:
-    """A task that judges by a pattern: its rows hold no answers, and the fake engine never begins right."""
+def oaths(folder: Path, word: str = "Yes") -> None:
+    """A task that judges by a pattern: its rows hold no answers, and the fake engine hardly ever begins right."""
     rows = [{"question": f"Swear oath {n}."} for n in range(100)]
-    write_folder(folder / "oaths", '[[verifier]]\nkind = "regex"\npattern = "Aye"\n', rows[:80], rows[80:])
+    write_folder(folder / "oaths", f'[[verifier]]\nkind = "regex"\npattern = "{word}"\n', rows[:80], rows[80:])
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ async def test_a_text_counts_by_the_verdict_of_this_node_and_not_by_what_came_wi
 
 async def test_a_question_with_an_answer_of_its_own_takes_no_success() -> None:
     """reasoning_gym knows the answer to its sum; nobody knows one to the oath."""
-    asked = TaskRef("basic_arithmetic", "easy", 5)
+    asked = TaskRef("basic_arithmetic", preset_of("basic_arithmetic", CONFIG.preset), 5)
     async with Scorer() as scorer:
         (pair,) = await scorer.examples([asked])
         assert pair is not None
@@ -137,7 +138,7 @@ async def test_successes_to_rows_set_aside_are_no_examples_and_each_question_com
 
 
 async def test_what_a_person_wrote_is_imitated_where_a_task_gives_no_answers(tmp_path: Path) -> None:
-    events = await run(tmp_path / "run", written=person(tmp_path / "answers.jsonl", 40))
+    events = await run(tmp_path / "run", written=person(tmp_path / "answers.jsonl", 80))
     (trial,) = trials(events)
     assert trial.plan == "examples"
     assert set(trial.sources) == {"person"}
@@ -157,17 +158,18 @@ async def test_a_few_successes_are_no_phase_and_wrong_answers_none_at_all(tmp_pa
 async def test_successes_of_another_node_become_examples_when_practice_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first node learns from a person and practises; what it got right then teaches the second one, which alone is never
-    right, and is told of while that one practises. The second phase has its own passes and readings, and a node that was
+    """The first node learns from a person and practises; what it got right then teaches the second one, which alone hardly
+    ever is, and is told of while that one practises. The second phase has its own passes and readings, and a node that was
     stopped in it ends with the weights of one that was not."""
     monkeypatch.setattr(phase, "LOOK_EVERY", 4)
-    longer = msgspec.structs.replace(UNTAUGHT, rounds=16)
-    first = await run(tmp_path / "first", longer, person(tmp_path / "answers.jsonl", 40))
+    longer = msgspec.structs.replace(UNTAUGHT, rounds=40)
+    first = await run(tmp_path / "first", longer, person(tmp_path / "answers.jsonl", 80))
     theirs = [
         msgspec.structs.replace(e, round=0, first_solved=False, group=_sent(e.group))
         for e in first
         if isinstance(e, GroupRecorded) and e.group.solved
     ]
+    assert len({e.group.question.ref.seed % 80 for e in theirs}) > 16
     ends = []
     for name, stop_at in (("straight", -1), ("stopped", 5)):
         second = made(tmp_path / name, msgspec.structs.replace(TAKING, rounds=6))
@@ -184,7 +186,8 @@ async def test_successes_of_another_node_become_examples_when_practice_finds_not
         events = read_only(tmp_path / name / "journal.db")
         before, after = trials(events)
         assert (before.plan, after.plan, before.round, after.round) == ("nothing", "examples", 0, 4)
-        assert after.sources == {"others": after.examples}
+        assert set(after.sources) <= {"others", "own"}  # a lucky right answer of its own may be among them
+        assert after.sources["others"] > 16
         steps = imitated(events)
         assert steps == list(range(4, 4 + len(steps)))
         readings = [e for e in events if isinstance(e, ExamplesRead)]
@@ -205,10 +208,12 @@ FLAGS = "--silo --trainer fake --model fake --tasks oaths --eval-every 0 --examp
 
 
 async def test_a_node_killed_in_the_phase_goes_on_with_the_texts_that_it_began_with(tmp_path: Path) -> None:
-    """kill -9; meanwhile the person's answers are gone. The end is that of a phase that nothing disturbed."""
+    """kill -9; meanwhile the person's answers are gone. A word that the fake engine spells out is
+    learned slowly. The end is that of a phase that nothing disturbed."""
     for home in ("straight", "killed"):
-        oaths(tmp_path / home / "data" / "tasks")
-        person(tmp_path / home / "data" / "written-answers.jsonl", 60)
+        oaths(tmp_path / home / "data" / "tasks", "Aye")
+        library.use(tmp_path / home / "data" / "tasks")
+        person(tmp_path / home / "data" / "written-answers.jsonl", 60, "<answer>Aye</answer>")
     done = await asyncio.to_thread(sapo, tmp_path / "straight", "node", *FLAGS)
     assert done.returncode == 0, done.stderr
     assert "answers you wrote" in done.stdout

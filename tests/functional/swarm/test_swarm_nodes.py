@@ -169,6 +169,7 @@ async def test_a_person_s_attempts_travel_as_a_group_and_reach_a_node(tmp_path: 
         assert done.returncode == 0, done.stderr
         assert "reward 0.00" in done.stdout
         assert "Shared: the swarm holds your 2 attempts." in done.stdout
+        assert not (tmp_path / "person" / "data" / "written-answers.jsonl").exists()  # right ones are kept there
         takes = ("--join", invite, *TASKS, "--model", "fake:0.002", "--sampling", "uniform")
         async with node(tmp_path / "n", *takes) as (client, _):
             await reaches(client, ("group",), lambda e: getattr(getattr(e, "group", None), "model", "") == "person")

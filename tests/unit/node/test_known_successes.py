@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from sapo_desktop.services.swarms.answering import Desk
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.examples import successes
 from sapo_swarm.node.examples.successes import Kept, Success, Written, candidates, keep_written, read_written
 from sapo_swarm.node.examples.trial import sources_in_words
+from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout, TaskRef, Turn
 
@@ -109,3 +112,13 @@ def test_the_announcement_says_where_the_texts_come_from() -> None:
     assert sources_in_words({"own": 1}) == "1 example: 1 earlier answer of this model, all checked here."
     assert sources_in_words({"task": 64}) == "64 examples: 64 questions with the task's own answers."
     assert sources_in_words({}) == ""
+
+
+def test_a_right_answer_of_who_contributes_is_kept_and_a_disk_that_refuses_is_told_of(tmp_path: Path) -> None:
+    """What stands in the way of keeping it ends nothing: the answer is shared all the same."""
+    asked, whose = Question(ref(), "Which?", "0" * 64), Identity.generate()
+    desk = Desk(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "answers.jsonl")
+    assert desk.keep(asked, "a") == ""
+    assert read_written(tmp_path / "answers.jsonl") == [Written(ref(), "a")]
+    (tmp_path / "file").touch()
+    assert "Not kept" in Desk(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "file" / "a").keep(asked, "a")
