@@ -25,7 +25,7 @@ from msgspec import Meta
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import UnknownName, nearest
-from sapo_swarm.sapo.sample_external import strategy
+from sapo_swarm.sapo.training_batch import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.redis_sentinel import RedisWithFailover
 from tests.support.stores import SWARM, round_of
 
-from sapo_swarm.coordinator.domain.records import PoolLimits
+from sapo_swarm.coordinator.records import PoolLimits
 from sapo_swarm.coordinator.store.base import StoreUnavailable
 from sapo_swarm.coordinator.store.redis import RedisStore
 

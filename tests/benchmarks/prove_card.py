@@ -181,7 +181,7 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
             "two nodes of the lab",
             (*app, "lab", "run", str(lab), "--device", device, "--out", str(scratch / "lab")),
             120,
-            ("sapo_desktop.commands.machine.lab", "sapo_swarm.tasks.datasets"),
+            ("sapo_desktop.commands.machine.lab", "sapo_swarm.tasks.questions"),
         ),
     ]
 

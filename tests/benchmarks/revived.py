@@ -21,8 +21,7 @@ from sapo_desktop.services.machine.engines import builder
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.round.turns import prompt_ids
-from sapo_swarm.sapo.stages.base import Answered, Material, StagePrompt
-from sapo_swarm.sapo.stages.registry import STAGES
+from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef

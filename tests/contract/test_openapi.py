@@ -14,15 +14,14 @@ from aiohttp import web
 from nacl.signing import SigningKey
 from tests.unit.swarm.test_receive import ME, NOW, SWARM, AddOne, prompt_of
 
-from sapo_swarm.coordinator.admin.routes import add_admin
-from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.admin import add_admin
 from sapo_swarm.coordinator.listing import Listing
 from sapo_swarm.coordinator.openapi import document, rendered
+from sapo_swarm.coordinator.reads import add_snapshots, add_tasks
+from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.snapshots import add_snapshots
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
 from sapo_swarm.protocol.receive import Receiver
 from sapo_swarm.protocol.wire import PER_SOURCE, Upload, WireError, unpack

@@ -32,7 +32,7 @@ from sapo_desktop.errors import code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.swarms import hosting
-from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
+from sapo_swarm.coordinator.admin import export_swarm, import_swarm
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.node.storage import phrase_memory
 from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment

@@ -21,7 +21,7 @@ from tests.fuzz import servers
 from tests.support.simulated_nodes import sim_group
 
 from sapo_swarm.events import decode as decode_event
-from sapo_swarm.protocol.drift.phrases import phrases
+from sapo_swarm.protocol.drift import phrases
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text

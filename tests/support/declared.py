@@ -8,9 +8,7 @@ from tests.support.own_tasks import task_of
 
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.verifiers import (
-    Verifier,
-)
+from sapo_swarm.tasks.own.spec import Verifier
 from sapo_swarm.types import RewardRule
 
 SCHEMA = {

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, make
-from sapo_swarm.tasks.own.rows import Row, Table
-from sapo_swarm.tasks.own.spec import TaskSpec
-from sapo_swarm.tasks.own.verifiers import Verifier
+from sapo_swarm.tasks.own.import_rows import Row, Table
+from sapo_swarm.tasks.own.spec import TaskSpec, Verifier
 
 
 def write_folder(folder: Path, toml: str, train: Sequence[object], held_out: Sequence[object]) -> Path:

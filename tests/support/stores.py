@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.local_redis import MISSING, NoRedis, local_redis
 
-from sapo_swarm.coordinator.domain.records import (
-    Entry,
-    Exchange,
-    Exchanged,
-    InviteRecord,
-    Member,
-    PoolLimits,
-    SwarmRecord,
-)
+from sapo_swarm.coordinator.records import Entry, Exchange, Exchanged, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore

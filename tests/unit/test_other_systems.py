@@ -17,10 +17,10 @@ BEHIND_A_CHECK = {
     "backends/sapo_backends/checkpoints/inspection.py": "how a child that inspects a model ended",
     "backends/sapo_backends/checkpoints/inspection_child.py": "the memory and time of that child",
     "backends/sapo_backends/measure/probe.py": "the peak memory of a child",
-    "swarm/sapo_swarm/coordinator/http/listener.py": "how many connections the system allows",
+    "swarm/sapo_swarm/coordinator/listener.py": "how many connections the system allows",
     "swarm/sapo_swarm/node/governor/memory.py": "a wall for the memory of the node",
     "swarm/sapo_swarm/whole_file.py": "past the drive's cache, on macOS",
-    "swarm/sapo_swarm/scoring/limits.py": "the memory and time of the scorer worker",
+    "swarm/sapo_swarm/scoring/sandbox.py": "the memory and time of the scorer worker",
 }
 """The modules that may name one of these, each inside a function or behind a check of the platform, and for what."""
 

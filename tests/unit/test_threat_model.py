@@ -11,17 +11,14 @@ import pytest
 from sapo_backends.checkpoints import inspection, template_limits
 from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
-from sapo_swarm.coordinator.domain.records import FIRST_EXCHANGE_S, invite_share
+from sapo_swarm import servers
+from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.node.swarm import likelihood, swarm_exchange
-from sapo_swarm.protocol import receive, task_offer, transport
-from sapo_swarm.protocol.directory import signed_list
-from sapo_swarm.protocol.drift import phrases
-from sapo_swarm.scoring import answer_format, process, worker
-from sapo_swarm.scoring.rubric import judge, verdict
-from sapo_swarm.servers import few_connections
-from sapo_swarm.tasks.own import patterns, travel
+from sapo_swarm.protocol import client, directory, drift, receive, wire
+from sapo_swarm.scoring import answer_format, process, rubric, worker
+from sapo_swarm.tasks.own import folder, spec
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,36 +29,36 @@ FACTS = [
     f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time",
     f"of a GGUF file it reads the header, makes the config and the tokenizer, and has {inspection.MAKING_S} s",
     f"{'one second' if template_limits.SECONDS == 1 else template_limits.SECONDS} of processor time",
-    f"numbers in a row with {WORDS[phrases.LONG_NUMBER]} digits or more, of which {WORDS[phrases.FEWEST_DIGITS]} differ",
-    f"{task_offer.MAX_PACKED // 2**20} MB packed and {travel.MAX_BYTES // 2**20} MB unpacked at most",
-    f"of different ones {patterns.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",
-    f"{verdict.MAX_ANSWER:,} characters of it; of {judge.LARGEST // 1024} KB of reply at most",
-    f"a call takes {WORDS[round(judge.DEADLINE_S / 60)]} minutes at most",
+    f"numbers in a row with {WORDS[drift.LONG_NUMBER]} digits or more, of which {WORDS[drift.FEWEST_DIGITS]} differ",
+    f"{wire.MAX_PACKED // 2**20} MB packed and {folder.MAX_BYTES // 2**20} MB unpacked at most",
+    f"of different ones {spec.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",
+    f"{rubric.MAX_ANSWER:,} characters of it; of {rubric.LARGEST // 1024} KB of reply at most",
+    f"a call takes {WORDS[round(rubric.DEADLINE_S / 60)]} minutes at most",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
     f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
-    f"{few_connections.MOST} connections, each idle for {'a minute' if few_connections.IDLE_S == 60 else few_connections.IDLE_S}",
-    f"{few_connections.MOST} connections, of which those without the token give way first",
-    f"{few_connections.MOST} connections, of which those on which nobody showed the key give way first",
+    f"{servers.MOST} connections, each idle for {'a minute' if servers.IDLE_S == 60 else servers.IDLE_S}",
+    f"{servers.MOST} connections, of which those without the token give way first",
+    f"{servers.MOST} connections, of which those on which nobody showed the key give way first",
     f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began, or within "
     f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} where it works on",
-    f"{WORDS[transport.INTERIM_ANSWERS]} interim answers at most",
+    f"{WORDS[client.INTERIM_ANSWERS]} interim answers at most",
     f"behind it at most {WORDS[answer_format.TAIL]} spaces",
-    f"of the newest {phrases.WINDOW} groups (of fewer where these hold over {phrases.MOST_TAKEN:,} such phrases) "
-    f"{WORDS[phrases.LIMIT]} may teach a phrase",
-    f"with more such phrases than {phrases.MOST_FOREIGN:,} and than "
-    f"{'twice' if phrases.LONGER == 2 else phrases.LONGER} as many as this node's own texts would have is refused",
-    f"in over {phrases.DRIFT:.0%} of its newest {phrases.LOCAL_WINDOW} attempts, and in {phrases.LEAST_DRIFT} of them".replace(
+    f"of the newest {drift.WINDOW} groups (of fewer where these hold over {drift.MOST_TAKEN:,} such phrases) "
+    f"{WORDS[drift.LIMIT]} may teach a phrase",
+    f"with more such phrases than {drift.MOST_FOREIGN:,} and than "
+    f"{'twice' if drift.PHRASES_LONGER == 2 else drift.PHRASES_LONGER} as many as this node's own texts would have is refused",
+    f"in over {drift.DRIFT:.0%} of its newest {drift.LOCAL_WINDOW} attempts, and in {drift.LEAST_DRIFT} of them".replace(
         "%", " %"
     ),
-    f"while it stood in {phrases.LEAST_DRIFT} of its newest {phrases.LOCAL_WINDOW} attempts",
+    f"while it stood in {drift.LEAST_DRIFT} of its newest {drift.LOCAL_WINDOW} attempts",
     f"or {receive.REMEMBERED:,} newer groups",
-    f"in the first {phrases.BASE_LOCAL} attempts that are read here ({phrases.LOCAL_A_ROUND} a round at most) counts as its own",
-    f"during the first {phrases.MIN_LOCAL} of them no phrase is refused",
-    f"own texts of more than {2 * phrases.LONGEST:,} characters",
+    f"in the first {drift.BASE_LOCAL} attempts that are read here ({drift.LOCAL_A_ROUND} a round at most) counts as its own",
+    f"during the first {drift.MIN_LOCAL} of them no phrase is refused",
+    f"own texts of more than {2 * drift.PHRASES_LONGEST:,} characters",
     f"of {WORDS[likelihood.PROBED]} of these texts at most, chosen at random",
-    f"in {int(phrases.CARRIED * phrases.WINDOW) + 1} of the newest {phrases.WINDOW} groups taken since the node's start",
-    f"Each memory of phrases holds {phrases.REMEMBERED:,}",
+    f"in {int(drift.CARRIED * drift.WINDOW) + 1} of the newest {drift.WINDOW} groups taken since the node's start",
+    f"Each memory of phrases holds {drift.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",
     f"half of the questions of {WORDS[len(held_out_exclusion.FEW)]} tasks that have 90 to 216",
@@ -70,7 +67,7 @@ FACTS = [
     f"nothing was heard for {HOST['idle_days']:.0f} days",
     f"that were silent for those {HOST['idle_days']:.0f} days go to newcomers",
     f"joined {'an hour' if FIRST_EXCHANGE_S == 3600 else FIRST_EXCHANGE_S} ago and never exchanged",
-    f"{signed_list.MAX_BYTES // 1024} KiB at most",
+    f"{directory.MAX_BYTES // 1024} KiB at most",
     f"a trial: {WORDS[trial.EXTERNAL]} external groups a batch",
 ]
 

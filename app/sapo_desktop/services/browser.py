@@ -24,8 +24,7 @@ from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command, typed
-from sapo_swarm.servers.few_connections import FewConnections
-from sapo_swarm.servers.sparse_log import server_runner
+from sapo_swarm.servers import FewConnections, server_runner
 
 HOST = "127.0.0.1"
 _SHUTDOWN_S = 2.0

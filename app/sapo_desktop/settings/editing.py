@@ -48,7 +48,7 @@ def strangers(path: Path) -> tuple[str, ...]:
 def _names() -> dict[str, tuple[str, ...]]:
     """Key -> the names that it may be, where a registry has them instead of the schema."""
     from sapo_swarm.algorithms.registry import ALGORITHMS
-    from sapo_swarm.sapo.sample_external import STRATEGIES
+    from sapo_swarm.sapo.training_batch import STRATEGIES
 
     return {
         "run.algorithm": tuple(ALGORITHMS),
@@ -114,10 +114,7 @@ def _check_folder(model: str) -> None:
 
 def _check_directories(lines: tuple[str, ...]) -> None:
     """Raises UsageError."""
-    from sapo_swarm.protocol.directory.signed_list import (  # cryptography: only when one was typed
-        BadDirectory,
-        parse_address,
-    )
+    from sapo_swarm.protocol.directory import BadDirectory, parse_address
 
     for line in lines:
         try:

@@ -127,7 +127,7 @@ def check(config: RunConfig) -> None:
     """Names that a schema cannot check. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import algorithm
-    from sapo_swarm.sapo.sample_external import strategy
+    from sapo_swarm.sapo.training_batch import strategy
     from sapo_swarm.tasks import catalogue
 
     if not config.tasks:

@@ -22,7 +22,7 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round.context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.protocol.drift.unlikely import NEWEST, UnlikelySources
+from sapo_swarm.protocol.drift import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer
 
 Build = Callable[[RunConfig], Engine]

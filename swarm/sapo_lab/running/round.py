@@ -22,8 +22,7 @@ from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.round.training import record, update
 from sapo_swarm.node.swarm.likelihood import least_likely
-from sapo_swarm.sapo.assemble import questions_to_sample
-from sapo_swarm.sapo.sample_external import has_advantage
+from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
 
 

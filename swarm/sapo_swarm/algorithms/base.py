@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sapo_backends.base import PolicyUpdate
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.advantage import AdvantageRule
+from sapo_swarm.sapo.training_batch import AdvantageRule
 
 PolicyRule = Callable[[RunConfig, float], PolicyUpdate]
 """(settings, learning rate) -> the update that every engine computes alike."""

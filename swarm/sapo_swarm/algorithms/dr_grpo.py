@@ -9,7 +9,7 @@ from __future__ import annotations
 from sapo_backends.base import PolicyUpdate
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.advantage import centred
+from sapo_swarm.sapo.training_batch import centred
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from sapo_backends.base import PolicyUpdate
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.advantage import mean_normalised
+from sapo_swarm.sapo.training_batch import mean_normalised
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:

@@ -19,27 +19,24 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
-from sapo_swarm.coordinator.admin.invites import new_invite
-from sapo_swarm.coordinator.admin.routes import add_admin
-from sapo_swarm.coordinator.domain.records import SwarmRecord
-from sapo_swarm.coordinator.http.addresses import EVERYWHERE, addresses
-from sapo_swarm.coordinator.http.listener import Listener, raise_file_limit
-from sapo_swarm.coordinator.http.requests import refuse_odd_expectations
+from sapo_swarm.coordinator.admin import add_admin, new_invite
+from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
+from sapo_swarm.coordinator.listener import EVERYWHERE, Listener, addresses, raise_file_limit
 from sapo_swarm.coordinator.listing import Listing, reachable
+from sapo_swarm.coordinator.reads import add_snapshots, add_tasks
+from sapo_swarm.coordinator.records import SwarmRecord
+from sapo_swarm.coordinator.requests import refuse_odd_expectations
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.snapshots import add_snapshots
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat
-from sapo_swarm.coordinator.tasks import add_tasks
 from sapo_swarm.coordinator.web import add_page
+from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, make_certificate, new_swarm_id
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.protocol.wire import digest
-from sapo_swarm.servers.loopback import is_loopback
-from sapo_swarm.servers.sparse_log import server_runner
+from sapo_swarm.servers import server_runner
 
 log = logging.getLogger("sapo.coordinator")
 FIRST_NAME = "swarm"

@@ -6,15 +6,15 @@ from aiohttp import web
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from sapo_swarm.coordinator.domain.records import SwarmRecord
-from sapo_swarm.coordinator.domain.views import rounds_per_s
-from sapo_swarm.coordinator.http.cached import Cached
+from sapo_swarm.coordinator.metrics import Cached
+from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.server import Coordinator
-from sapo_swarm.protocol.directory.signed_list import Address, Entry, SwarmList, seal
+from sapo_swarm.coordinator.window_stats import rounds_per_s
+from sapo_swarm.loopback import is_loopback
+from sapo_swarm.protocol.directory import Address, Entry, SwarmList, seal
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 PATH = "/directory.json"

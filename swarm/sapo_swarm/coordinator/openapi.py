@@ -12,20 +12,10 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.coordinator.admin.messages import (
-    Approve,
-    Ban,
-    DropTask,
-    InviteView,
-    NewInvite,
-    Removed,
-    Revoke,
-    Waiting,
-)
-from sapo_swarm.coordinator.domain.views import Overview
-from sapo_swarm.coordinator.http.problems import CODES
+from sapo_swarm.coordinator.admin_client import Approve, Ban, DropTask, InviteView, NewInvite, Removed, Revoke, Waiting
+from sapo_swarm.coordinator.requests import CODES
+from sapo_swarm.coordinator.window_stats import Overview
 from sapo_swarm.protocol.snapshot import SnapshotNews
-from sapo_swarm.protocol.task_offer import TaskOffers, TaskUpload
 from sapo_swarm.protocol.wire import (
     H_NODE,
     H_NONCE,
@@ -44,6 +34,8 @@ from sapo_swarm.protocol.wire import (
     RoundReply,
     SignedGroup,
     SwarmInfo,
+    TaskOffers,
+    TaskUpload,
     Upload,
 )
 from sapo_swarm.types import PROTOCOL_VERSION

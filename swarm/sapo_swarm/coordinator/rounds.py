@@ -8,14 +8,22 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from sapo_swarm.coordinator.domain.apply import Judged, Rules, judge, own_generator
-from sapo_swarm.coordinator.domain.limits import next_in_s
-from sapo_swarm.coordinator.domain.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged, Member
-from sapo_swarm.coordinator.http.metrics import Metrics
+from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.records import MINUTE, WINDOW_MINUTES, Entry, Exchange, Exchanged, Member
+from sapo_swarm.coordinator.rules import Judged, Rules, judge, next_in_s, own_generator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Signed
-from sapo_swarm.protocol.task_offer import TaskOffer
-from sapo_swarm.protocol.wire import GroupResult, Receipt, RoundReply, SignedGroup, Upload, digest, encode, group_id
+from sapo_swarm.protocol.wire import (
+    GroupResult,
+    Receipt,
+    RoundReply,
+    SignedGroup,
+    TaskOffer,
+    Upload,
+    digest,
+    encode,
+    group_id,
+)
 
 BUSY_IN_FLIGHT = 16
 """Requests served at once from which on signatures of groups are checked by sample."""

@@ -16,30 +16,28 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from sapo_swarm.coordinator.domain.apply import Rules
-from sapo_swarm.coordinator.domain.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord
-from sapo_swarm.coordinator.domain.views import leaderboard, rounds_per_s
-from sapo_swarm.coordinator.http.admission import Admission
-from sapo_swarm.coordinator.http.cached import Cached
-from sapo_swarm.coordinator.http.metrics import Metrics
-from sapo_swarm.coordinator.http.problems import Refusal, http_refusal
-from sapo_swarm.coordinator.http.requests import (
+from sapo_swarm.coordinator.metrics import Cached, Metrics
+from sapo_swarm.coordinator.records import INVITE_OK, SWARM_FULL, Member, SwarmRecord, WindowStats
+from sapo_swarm.coordinator.requests import (
+    Admission,
+    Refusal,
     check_announced,
     check_protocol,
     check_signature,
+    http_refusal,
     json_reply,
     parsed,
     read_body,
     read_signature,
 )
-from sapo_swarm.coordinator.probes import add_probes
 from sapo_swarm.coordinator.rounds import Rounds
+from sapo_swarm.coordinator.rules import Rules
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
+from sapo_swarm.coordinator.window_stats import leaderboard, rounds_per_s
 from sapo_swarm.protocol.identity import Signed, node_id
 from sapo_swarm.protocol.invite import token_hash
 from sapo_swarm.protocol.safe_text import is_plain_name, safe_text
-from sapo_swarm.protocol.task_offer import TaskOffer
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
@@ -48,13 +46,53 @@ from sapo_swarm.protocol.wire import (
     JoinRequest,
     Limits,
     SwarmInfo,
+    TaskOffer,
     Upload,
     decode,
     digest,
     unpack_json,
 )
-from sapo_swarm.servers.sparse_log import sparse
+from sapo_swarm.servers import sparse
 from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
+
+# What machines ask a coordinator about itself: whether it lives, whether it can work, its counters.
+
+READY_S = 10.0
+"""A store that takes longer is not ready."""
+
+
+def add_probes(
+    app: web.Application,
+    store: Store,
+    metrics: Metrics,
+    admission: Admission,
+    stats: Callable[[], Awaitable[WindowStats]],
+) -> None:
+    """Routes /healthz, /readyz and /metrics."""
+
+    async def get_healthz(_request: web.Request) -> web.Response:
+        """200 while the process serves."""
+        return web.Response(text="ok\n")
+
+    async def get_readyz(_request: web.Request) -> web.Response:
+        """200 while the store can be written. Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await store.ping()
+        except TimeoutError as error:
+            raise StoreUnavailable(f"The store did not answer within {READY_S:g} s.") from error
+        return web.Response(text="ready\n")
+
+    async def get_metrics(request: web.Request) -> web.Response:
+        """Prometheus text, for the host itself. Raises Refusal."""
+        admission.host_only(request)
+        found = await stats()
+        return web.Response(text=metrics.text(found.pool, found.nodes))
+
+    app.router.add_get("/healthz", get_healthz)
+    app.router.add_get("/readyz", get_readyz)
+    app.router.add_get("/metrics", get_metrics)
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = sparse(logging.getLogger("sapo.coordinator.requests"))

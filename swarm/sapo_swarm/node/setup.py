@@ -24,7 +24,7 @@ from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundContext
 from sapo_swarm.node.storage.versions import versions
 from sapo_swarm.node.swarm.exchange import Exchange, Silo
-from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from sapo_swarm.servers.loopback import is_loopback
+from sapo_swarm.loopback import is_loopback
 
 DEFAULT_PORT = 7361
 _AROUND = " \"'`“”‘’<>.,;"

@@ -6,7 +6,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.scoring.environments import Step
 from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
-from sapo_swarm.scoring import kernel_limits, limits
+from sapo_swarm.scoring import sandbox
 
 ANSWER_S = 0.75
 """Seconds of the wall's clock that an answer may run with all its tests."""
@@ -138,8 +138,8 @@ def _child(request: bytes) -> None:
     """Limits first, then the model's code."""
     os.environ.clear()
     os.chdir("/")
-    applied, _ = limits.apply(_used() + MEMORY_BYTES)
-    if not set(kernel_limits.PHRASES) <= set(applied):
+    applied, _ = sandbox.apply_limits(_used() + MEMORY_BYTES)
+    if not set(sandbox.PHRASES) <= set(applied):
         os.write(3, b"unlimited")
         os._exit(0)
     code, expressions = json.loads(request)

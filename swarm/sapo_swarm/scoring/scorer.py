@@ -1,10 +1,4 @@
-"""Questions and verdicts for a node, without ever blocking its event loop.
-
-Error tree::
-
-    ScoringFailed       this group's texts (or the worker under them) failed: strike its source
-    ScorerUnavailable   no worker starts here; the message carries the fix
-"""
+"""Questions and verdicts for a node, without ever blocking its event loop."""
 
 from __future__ import annotations
 
@@ -21,16 +15,52 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sapo_swarm.scoring.limits import MEMORY_BYTES
+from sapo_swarm.scoring.answer_format import after_reasoning
+from sapo_swarm.scoring.declared import extract_answer
+from sapo_swarm.scoring.environments import Step
 from sapo_swarm.scoring.messages import Job, Reply, cap
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
-from sapo_swarm.scoring.rubric.groups import judged_groups
-from sapo_swarm.scoring.rubric.judge import Judge
-from sapo_swarm.scoring.turns.play import Step
+from sapo_swarm.scoring.rubric import Judge, JudgeAway
+from sapo_swarm.scoring.sandbox import MEMORY_BYTES
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import STRICT, AnswerFormat, Question, RewardRule, TaskRef
 
-__all__ = ["Scored", "Scorer", "ScorerUnavailable", "ScoringFailed", "Unanswerable"]
+# Groups of judged tasks: which answers a judge is shown, and rewards from its verdicts.
+
+Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
+"""Rewards of a group's texts, and whether each holds an answer."""
+
+
+async def judged_groups(
+    judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], rule: RewardRule
+) -> list[Verdicts]:
+    """groups: (reference, its question's text, texts). A text without an answer earns nothing and is not shown to the judge,
+    nor is any where the question is "". Raises JudgeAway, BadTask.
+    """
+    if judge is None:
+        raise JudgeAway(
+            f"Task {groups[0][0].dataset!r} is judged by a model, and none is set. See: sapo-desktop tasks judge --help"
+        )
+    table = []
+    for ref, question, texts in groups:
+        spec = library.find(ref.dataset).spec
+        said = [after_reasoning(cap(text), rule.in_reasoning) if question else "" for text in texts]
+        table.append(
+            [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in said]
+        )
+    cases = [case for row in table for case in row if case[2]]
+    passed = dict(zip(cases, await judge.verdicts(cases), strict=True))
+    return [
+        (tuple(float(passed.get(case) is True) for case in row), tuple(bool(case[2]) for case in row)) for row in table
+    ]
+
+
+# Questions and verdicts for a node, without ever blocking its event loop.
+#
+# Error tree::
+#
+#     ScoringFailed       this group's texts (or the worker under them) failed: strike its source
+#     ScorerUnavailable   no worker starts here; the message carries the fix
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,15 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import msgspec
 
-from sapo_swarm.scoring import limits, python_runner
-from sapo_swarm.scoring.declared import generated, values
-from sapo_swarm.scoring.declared.extract import enclose
-from sapo_swarm.scoring.declared.function import load
+from sapo_swarm.scoring import declared, python_runner, sandbox
+from sapo_swarm.scoring.declared import enclose_answer, load_reward
+from sapo_swarm.scoring.environments import Step, blueprint, opened, play
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
-from sapo_swarm.scoring.turns.environment import blueprint
-from sapo_swarm.scoring.turns.play import Step, opened, play
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
 from sapo_swarm.tasks.catalogue import contrasts
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, declares
-from sapo_swarm.tasks.own.spec import right_answer
-from sapo_swarm.tasks.own.verifiers import JsonSchema, PythonTests
+from sapo_swarm.tasks.own.spec import JsonSchema, PythonTests, right_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 DEADLINE_S = 1.0
@@ -162,7 +158,7 @@ def _example(job: Job, dataset: Any, entry: dict[str, Any]) -> str:
     answer = entry.get("answer") if own is None else right_answer(own.spec, entry["row"])
     if answer is None or not str(answer).strip():
         return ""
-    text = enclose("tags" if own is None else own.spec.extract, str(answer), job.rule.answer_format)
+    text = enclose_answer("tags" if own is None else own.spec.extract, str(answer), job.rule.answer_format)
     whole = len(text.encode("utf-8", "replace")) <= MAX_COMPLETION_BYTES
     right = whole and score_text(text, job.ref.dataset, dataset, entry, job.rule, job.ref.preset)[0] == 1.0
     return text if right else ""
@@ -172,14 +168,14 @@ def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
     """Load the task's code and look its schema over: what cannot work is told of, not judged by. An environment adds to the
     question what it says when it is reset."""
     if declares(task.spec, PythonTests):
-        generated.ready()
+        declared.require_runner()
     if declares(task.spec, JsonSchema):
-        values.ready(task.schema)
+        declared.require_sound_schema(task.schema)
     if task.spec.turns:
         row = entry["row"]
         entry["question"] = opened(blueprint(task.code), row, task.spec.fill(row), ref.label)[1]
     elif task.code:
-        load(task.code)
+        load_reward(task.code)
 
 
 def _episode(job: Job, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> Reply:
@@ -233,7 +229,7 @@ def _prepare(ref: TaskRef) -> None:
     task = prepare(ref)
     if task is not None and task.code:
         with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
-            blueprint(task.code) if task.spec.turns else load(task.code)
+            blueprint(task.code) if task.spec.turns else load_reward(task.code)
 
 
 def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
@@ -286,7 +282,7 @@ def main() -> int:
     if (niceness := int(os.environ.get("SAPO_SCORER_NICE", "0"))) and hasattr(os, "nice"):
         os.nice(niceness)
     orphan_log = open(os.devnull, "wb")  # noqa: SIM115  (open for the life of the process)
-    applied, missing = limits.apply(int(os.environ.get("SAPO_SCORER_MEMORY", limits.MEMORY_BYTES)), folders)
+    applied, missing = sandbox.apply_limits(int(os.environ.get("SAPO_SCORER_MEMORY", sandbox.MEMORY_BYTES)), folders)
     if not _HAS_ALARM:
         missing.append("alarm inside the worker (the parent's deadline holds)")
     write_frame(sink, msgspec.msgpack.encode(Hello(tuple(applied), tuple(missing))))

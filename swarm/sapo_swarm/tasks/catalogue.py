@@ -1,28 +1,237 @@
-"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, and how long
-an answer may be.
-
-`paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
-succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
-`starter` asks for more. `library` is `paper` under the library's own rule, where ours is stricter.
-
-reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the ranges of training and held-out
-seeds are separated by more than any index that is used.
+"""The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, which are held
+out,
+and what an answer must also be where the library gives full marks to more than the truth.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import nearest
-from sapo_swarm.tasks.extra import DEFAULT_PRESET, EXTRA, LIBRARY_PRESET
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
+
+# Strict means exact: what an answer must also be where the library's own rule gives full marks to more than the truth.
+#
+# reasoning_gym compares with a tolerance (decimal_arithmetic: one unit of the last decimal place that a term may have), or
+# reads what it looks for out of any text around it. Each check here is asked of answers that the library calls right, and
+# False is a verdict of 0; so the exact rule never accepts what the library does not. Preset `library` goes without.
+
+Exact = Callable[[str, Mapping[str, Any]], bool]
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_FRACTION = re.compile(r"\$?\s*(?:\d+\s*/\s*\d+|\\d?frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\})\s*\$?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d+ days?, )?\d+:\d\d(?::\d\d(?:\.\d{3})?)?|\d+ days?")
+_BUTTONS = re.compile(r"[A-C](?: ?→ ?[A-C])*")
+_BINARY_GRID = re.compile(r"[01](?: ?[01])*(?:\n[01](?: ?[01])*)*")
+_NUMBER_GRID = re.compile(r"\d+(?: +\d+)*(?:\n\d+(?: +\d+)*)*")
+_PERSON = re.compile(r"([A-Za-z]+) is an? ([a-z]+)")
+
+
+def number(text: str) -> Decimal | None:
+    """The value of a plain number, None for everything else; no precision is lost."""
+    return Decimal(text) if _NUMBER.fullmatch(text) else None
+
+
+def same_number(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The truth's value, however many zeros it is written with, and nothing around it."""
+    return number(answer) is not None and number(answer) == number(entry["answer"])
+
+
+def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The candidate, as the question shows it or as the library holds it."""
+    known = entry["metadata"]
+    written = [text for value, text in zip(known["candidates"], known["formatted_candidates"], strict=True)
+               if value == known["solution"]]  # fmt: skip
+    plain = answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
+    right = {number(text.replace(",", "")) for text in (*written, entry["answer"])}
+    return number(plain) is not None and number(plain) in right
+
+
+def number_sorting(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The numbers themselves in their order."""
+    try:
+        given, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
+    except (ValueError, RecursionError):
+        return False
+    values = [number(str(item)) for item in given]
+    return None not in values and values == [number(str(item)) for item in truth]
+
+
+def power_function(answer: str, entry: Mapping[str, Any]) -> bool:
+    """Three significant figures, as the question asks, or the whole number that the library gives as its truth."""
+    truth = number(entry["answer"])
+    if truth is None:
+        return False
+    return number(answer) in (truth, Decimal(f"{truth:.2e}"))
+
+
+def pool_matrix(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The truth's numbers, each to its two decimal places."""
+    given, truth = ([[number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
+                    for text in (answer, entry["answer"]))  # fmt: skip
+    return given == truth and not any(cell is None for row in given for cell in row)
+
+
+def knights_knaves(answer: str, entry: Mapping[str, Any]) -> bool:
+    """Everybody once with their role, in any order, and no other words."""
+    found, truth = (_people(text) for text in (answer, entry["answer"]))
+    return found is not None and found == truth
+
+
+def _people(text: str) -> list[tuple[str, str]] | None:
+    """Name and role of each, sorted; None where something else is said."""
+    parts = re.split(r", and |, | and ", text.removesuffix("."))
+    matches = [_PERSON.fullmatch(part) for part in parts]
+    return sorted((m[1].lower(), m[2]) for m in matches if m) if all(matches) else None
+
+
+def letter_jumble(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The truth's words with their capitals: the question asks to preserve them."""
+    return answer.split() == str(entry["answer"]).split()
+
+
+def shaped(pattern: re.Pattern[str]) -> Exact:
+    """Nothing but an answer in the form that the question asks for: text around it was judged by nobody."""
+    return lambda answer, _entry: pattern.fullmatch(answer) is not None
+
+
+EXACT: dict[str, Exact] = {
+    "decimal_arithmetic": same_number,
+    "fraction_simplification": shaped(_FRACTION),
+    "gsm_symbolic": same_number,
+    "kakurasu": shaped(_BINARY_GRID),
+    "knights_knaves": knights_knaves,
+    "letter_jumble": letter_jumble,
+    "number_format": number_format,
+    "number_sorting": number_sorting,
+    "pool_matrix": pool_matrix,
+    "power_function": power_function,
+    "quantum_lock": shaped(_BUTTONS),
+    "survo": shaped(_NUMBER_GRID),
+    "time_intervals": shaped(_DURATION),
+}
+"""By task. In the first kind a wrong value passes the library's rule, in the second any text around the answer does."""
+
+
+# The other safe reasoning_gym datasets, each with the one preset `default` (the library's own settings).
+#
+# Left out, and why: answers are executed (countdown, puzzle24, both integrations, polynomial_multiplication), a short
+# answer hangs the scorer (coin_flip, rush_hour, rubiks_cube, codeio), junk scores 1.0 (complex_arithmetic,
+# game_of_life_halting, polynomial_equations), the question depends on the hash seed or on global randomness
+# (isomorphic_strings, ransom_note, knight_swap, word_ladder, list_functions), generation takes over a second
+# (futoshiki, sokoban, arc_agi), no oracle proves the verifier (boxnet), or it is no dataset of its own (composite).
+
+DEFAULT_PRESET = "default"
+LIBRARY_PRESET = "library"
+"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (exact.py)."""
+
+EXTRA_DATASETS: tuple[str, ...] = (
+    "ab",
+    "acre",
+    "advanced_geometry",
+    "aiw",
+    "binary_alternation",
+    "bitwise_arithmetic",
+    "caesar_cipher",
+    "chain_sum",
+    "circuit_logic",
+    "color_cube_rotation",
+    "count_bits",
+    "count_primes",
+    "course_schedule",
+    "cryptarithm",
+    "decimal_chain_sum",
+    "dice",
+    "emoji_mystery",
+    "family_relationships",
+    "figlet_font",
+    "game_of_life",
+    "gcd",
+    "graph_color",
+    "group_anagrams",
+    "gsm_symbolic",
+    "jugs",
+    "kakurasu",
+    "knights_knaves",
+    "largest_island",
+    "lcm",
+    "leg_counting",
+    "letter_counting",
+    "letter_jumble",
+    "mahjong_puzzle",
+    "manipulate_matrix",
+    "maze",
+    "mini_sudoku",
+    "modulo_grid",
+    "n_queens",
+    "needle_haystack",
+    "number_filtering",
+    "number_format",
+    "number_sequence",
+    "number_sorting",
+    "palindrome_generation",
+    "palindrome_partitioning",
+    "path_star",
+    "pool_matrix",
+    "power_function",
+    "prime_factorization",
+    "products",
+    "quantum_lock",
+    "rearc",
+    "rectangle_count",
+    "rotate_matrix",
+    "rotten_oranges",
+    "self_reference",
+    "sentence_reordering",
+    "shortest_path",
+    "simple_equations",
+    "simple_geometry",
+    "spell_backward",
+    "spiral_matrix",
+    "string_insertion",
+    "string_manipulation",
+    "string_splitting",
+    "string_synthesis",
+    "sudoku",
+    "survo",
+    "syllogism",
+    "time_intervals",
+    "tower_of_hanoi",
+    "tsumego",
+    "word_sequence_reversal",
+    "word_sorting",
+    "zebra_puzzles",
+)
+
+SOFT = frozenset(EXACT)
+"""Tasks where the library's rule gives full marks to more than a right answer."""
+
+EXTRA: dict[str, Mapping[str, Mapping[str, object]]] = {
+    name: {DEFAULT_PRESET: {}} | ({LIBRARY_PRESET: {}} if name in SOFT else {}) for name in EXTRA_DATASETS
+}
+
+
+# The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, and how long
+# an answer may be.
+#
+# `paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
+# succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
+# `starter` asks for more. `library` is `paper` under the library's own rule, where ours is stricter.
+#
+# reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the ranges of training and held-out
+# seeds are separated by more than any index that is used.
 
 Settings = Mapping[str, object]
 _MOST_TOKENS = 8192

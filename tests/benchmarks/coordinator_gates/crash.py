@@ -67,7 +67,7 @@ def kept(address: str) -> list[bytes]:
             connection.close()
     import msgspec
 
-    from sapo_swarm.coordinator.domain.records import Entry
+    from sapo_swarm.coordinator.records import Entry
 
     client = redis.Redis.from_url(address)
     ids: list[bytes] = []

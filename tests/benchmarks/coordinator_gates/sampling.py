@@ -13,8 +13,8 @@ from pathlib import Path
 from common import Gate, store_address
 
 import sapo_swarm.coordinator
-from sapo_swarm.coordinator.domain.pool import GroupPool
-from sapo_swarm.coordinator.domain.records import Entry, Exchange, PoolLimits
+from sapo_swarm.coordinator.group_pool import GroupPool
+from sapo_swarm.coordinator.records import Entry, Exchange, PoolLimits
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store

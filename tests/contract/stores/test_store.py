@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.stores import LIMITS, NOW, SWARM, Build, drawn, invite, member, round_of
 
-from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
-from sapo_swarm.coordinator.domain.records import PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.admin import export_swarm, import_swarm
+from sapo_swarm.coordinator.records import PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store, StoreFormat, StoreUnavailable

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.support.stores import LIMITS, NOW, SWARM, Build, invite, member, round_of
 
-from sapo_swarm.coordinator.domain.records import PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.records import PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.redis_scripts import DROP_MEMBERS

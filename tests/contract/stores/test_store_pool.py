@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
 
-from sapo_swarm.coordinator.domain.records import Entry, PoolLimits
+from sapo_swarm.coordinator.records import Entry, PoolLimits
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
 from sapo_swarm.coordinator.store.redis_scripts import READ

@@ -8,13 +8,12 @@ import msgspec
 from tests.support.own_tasks import sums
 from tests.support.stores import NOW, Build, entry, round_of
 
-from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
-from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.admin import export_swarm, import_swarm
+from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.task_offer import TaskUpload, pack
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, TaskUpload, pack
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.types import TaskRef
 

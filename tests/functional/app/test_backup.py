@@ -20,9 +20,9 @@ from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, backup, contents, restore
 from sapo_desktop.services.swarms import sharing
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity as keystore
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.task_offer import pack, unpack_task
+from sapo_swarm.protocol.wire import pack, unpack_task
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task
 

@@ -210,7 +210,7 @@ async def test_the_first_frame_of_the_command_waits_for_none_of_the_heavy_module
     looking = {
         "psutil",
         "importlib.metadata",
-        "sapo_swarm.tasks.own.split",
+        "sapo_swarm.tasks.own.row_roles",
         "sapo_backends.registry",
         "sapo_backends.base",
     }

@@ -28,7 +28,7 @@ from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_m
 from sapo_desktop.services.models.endpoint.answering import WAITING
 from sapo_desktop.services.models.pieces import FIRST_PIECE
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.servers.few_connections import MOST
+from sapo_swarm.servers import MOST
 
 TOKEN = "a-token-of-the-tests-and-of-nobody-else"
 ASK = {"messages": [{"role": "user", "content": "Calculate 12 + 7 - 5."}], "temperature": 0}

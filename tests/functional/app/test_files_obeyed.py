@@ -15,8 +15,8 @@ from tests.functional.swarm.test_lying_coordinator import coordinator, http
 
 from sapo_assets import models
 from sapo_desktop import cli
-from sapo_swarm.coordinator.admin.transfer import FORMAT, SwarmExport
-from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.admin import FORMAT, SwarmExport
+from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.protocol.wire import Limits, Problem, SwarmInfo
 
 EVIL = "ev\x1b]52;c;x\x07il\x9b2J\u202e\u200b"

@@ -31,7 +31,7 @@ from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import RunStarted
 from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.directory.signed_list import Entry, SwarmList, seal
+from sapo_swarm.protocol.directory import Entry, SwarmList, seal
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 

@@ -20,13 +20,13 @@ from tests.support.backups import brought, content, home_at, yes
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.personal_data import archive
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity
 from sapo_swarm.tasks.own import library
 
 
 @pytest.fixture
 def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(keystore, "_system_keyring", lambda: None)
+    monkeypatch.setattr(identity, "_system_keyring", lambda: None)
     return home_at(tmp_path / "new")
 
 

@@ -21,7 +21,7 @@ from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 from tests.support.node_process import FAKE, environment, node
 
 from sapo_desktop import cli
-from sapo_swarm.servers.few_connections import MOST
+from sapo_swarm.servers import MOST
 
 pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
 

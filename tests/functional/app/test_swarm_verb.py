@@ -15,9 +15,9 @@ from tests.support.swarm_process import coordinator
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
-from sapo_swarm.coordinator.admin.client import write_access
-from sapo_swarm.coordinator.admin.transfer import export_swarm
-from sapo_swarm.coordinator.domain.records import SwarmRecord
+from sapo_swarm.coordinator.admin import export_swarm
+from sapo_swarm.coordinator.admin_client import write_access
+from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity

@@ -12,7 +12,7 @@ from tests.support.lab_runs import Play, Stopped, build, experiment, learning, p
 from sapo_backends.base import Engine, TokenSequence, TrainSample, UpdateStats
 from sapo_lab.running.run import run_arm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.stages.relay import HINTED
+from sapo_swarm.sapo.stages import HINTED
 from sapo_swarm.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

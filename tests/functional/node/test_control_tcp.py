@@ -20,7 +20,7 @@ from sapo_desktop.services.nodes import background, supervisor
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.control import transport
 from sapo_swarm.node.control.api import ControlClient, NodeNotRunning
-from sapo_swarm.servers.few_connections import MOST
+from sapo_swarm.servers import MOST
 
 SLOW = (*node_process.FAKE, "--local-groups", "4", "--model", "fake:0.01")
 

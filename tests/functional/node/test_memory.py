@@ -23,7 +23,7 @@ from sapo_swarm.node.loop import Node
 from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundWork, StageStep
 from sapo_swarm.node.round.stage import stage
 from sapo_swarm.node.setup import NodeSetup, round_context
-from sapo_swarm.sapo.stages.base import Answered, StagePrompt
+from sapo_swarm.sapo.stages import Answered, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 

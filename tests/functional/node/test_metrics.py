@@ -21,8 +21,7 @@ from tests.support.records import evaluation, finished
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.control.metrics import _HELD_OUT, _LAST, _SUMS, _VITALS
 from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.servers.few_connections import MOST
-from sapo_swarm.servers.prometheus import Page
+from sapo_swarm.servers import MOST, Page
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
 SAMPLE = re.compile(r'[a-z_0-9]+(\{[a-z_0-9]+="[^"\n]*"(,[a-z_0-9]+="[^"\n]*")*\})? -?[0-9.e+-]+')

@@ -28,7 +28,7 @@ from sapo_swarm.node.evaluation.evaluate import answer, sampled
 from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out, new_tokens
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question
 
 SHORT = msgspec.structs.replace(

@@ -11,13 +11,13 @@ import msgspec
 import psutil
 import pytest
 
-from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
+from sapo_swarm.coordinator.admin_client import AdminAccess, AdminClient, read_access
 from sapo_swarm.coordinator.host import admin_path, start
-from sapo_swarm.coordinator.http.addresses import addresses
+from sapo_swarm.coordinator.listener import addresses
 from sapo_swarm.coordinator.settings import CoordinatorSettings
+from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.servers.loopback import is_loopback
 
 
 def settings(folder: Path, **changes: object) -> CoordinatorSettings:

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from tests.support.hosted_swarm import groups_of, hosted, make
 
+from sapo_swarm.coordinator import requests
 from sapo_swarm.coordinator.host import Hosted
-from sapo_swarm.coordinator.http import admission
-from sapo_swarm.coordinator.http.admission import UNREAD_PER_NETWORK
+from sapo_swarm.coordinator.requests import UNREAD_PER_NETWORK
 from sapo_swarm.coordinator.server import STATS_ROWS
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
@@ -75,8 +75,8 @@ async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
     make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are read before it is known who sends them have their own budget; leaving reads none."""
-    monkeypatch.setattr(admission, "UNREAD_BYTES_OF_STRANGERS", 20_000)
-    monkeypatch.setattr(admission, "UNREAD_BYTES", MAX_BODY)
+    monkeypatch.setattr(requests, "UNREAD_BYTES_OF_STRANGERS", 20_000)
+    monkeypatch.setattr(requests, "UNREAD_BYTES", MAX_BODY)
     hosted: Hosted = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
     head = "POST {} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
 

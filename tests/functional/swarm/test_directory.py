@@ -21,8 +21,7 @@ from sapo_desktop.services.swarms.interface import Directory
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.directory.fetching import fetch
-from sapo_swarm.protocol.directory.signed_list import BadDirectory, opened, parse_address, seal
+from sapo_swarm.protocol.directory import BadDirectory, fetch, opened, parse_address, seal
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 

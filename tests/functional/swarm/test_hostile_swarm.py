@@ -18,8 +18,8 @@ from tests.support.node_process import node, reaches
 from tests.support.swarm_process import TASKS
 from tests.support.terminal import terminal
 
-from sapo_swarm.coordinator.domain.records import Entry, Exchange
 from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.records import Entry, Exchange
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.protocol.client import NodeClient

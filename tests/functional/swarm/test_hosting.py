@@ -20,8 +20,8 @@ from tests.support.node_process import environment
 from tests.support.simulated_nodes import sim_group
 
 from sapo_desktop import cli
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
-from sapo_swarm.coordinator.admin.transfer import import_swarm
+from sapo_swarm.coordinator.admin import import_swarm
+from sapo_swarm.coordinator.admin_client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store

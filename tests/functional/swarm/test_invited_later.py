@@ -12,11 +12,11 @@ from tests.support.own_tasks import sums
 from sapo_desktop.cli import run
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.admin_client import AdminClient, read_access
 from sapo_swarm.coordinator.host import admin_path, start
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.task_offer import pack
+from sapo_swarm.protocol.wire import pack
 from sapo_swarm.tasks.own.folder import read_task
 
 

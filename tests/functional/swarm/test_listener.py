@@ -16,11 +16,11 @@ import msgspec
 import psutil
 import pytest
 
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator import listener
+from sapo_swarm.coordinator.admin_client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, start
-from sapo_swarm.coordinator.http import listener
-from sapo_swarm.coordinator.http.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
-from sapo_swarm.coordinator.http.metrics import Metrics
+from sapo_swarm.coordinator.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
+from sapo_swarm.coordinator.metrics import Metrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity

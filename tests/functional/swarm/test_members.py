@@ -25,13 +25,12 @@ from sapo_desktop.services.nodes import background
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.admin_client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import StoreFormat
 from sapo_swarm.protocol.client import NodeClient, Refused
-from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.keystore import StoredIdentity
+from sapo_swarm.protocol.identity import Identity, StoredIdentity
 from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, digest, encode
 
 

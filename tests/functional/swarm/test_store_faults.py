@@ -18,8 +18,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sapo_swarm.coordinator.admin.transfer import export_swarm, import_swarm
-from sapo_swarm.coordinator.domain.records import Entry, Exchange, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.admin import export_swarm, import_swarm
+from sapo_swarm.coordinator.records import Entry, Exchange, InviteRecord, Member, PoolLimits, SwarmRecord
 from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore

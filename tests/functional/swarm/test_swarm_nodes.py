@@ -24,12 +24,10 @@ from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.client import NodeClient, Unreachable
+from sapo_swarm.protocol.identity import Identity, StoredIdentity
 from sapo_swarm.protocol.invite import parse_invite
-from sapo_swarm.protocol.keystore import StoredIdentity
-from sapo_swarm.protocol.task_offer import TaskOffer
-from sapo_swarm.protocol.transport import Unreachable
+from sapo_swarm.protocol.wire import TaskOffer
 from sapo_swarm.scoring.scorer import Scorer
 
 

@@ -17,15 +17,23 @@ from tests.functional.swarm.test_members import settings
 from tests.support.hostile_tasks import HOSTILE
 from tests.support.own_tasks import sums
 
-from sapo_swarm.coordinator.admin.client import AdminClient, read_access
+from sapo_swarm.coordinator.admin_client import AdminClient, read_access
 from sapo_swarm.coordinator.host import Hosted, admin_path, start
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.task_offer import MAX_TASKS, TaskOffer, TaskUpload, pack
-from sapo_swarm.protocol.wire import H_PROTO, GroupBody, SharedCompletion, SignedGroup
-from sapo_swarm.tasks.own import travel
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.protocol.wire import (
+    H_PROTO,
+    MAX_TASKS,
+    GroupBody,
+    SharedCompletion,
+    SignedGroup,
+    TaskOffer,
+    TaskUpload,
+    pack,
+)
+from sapo_swarm.tasks.own import folder as travel
 from sapo_swarm.tasks.own.folder import HEADER, read_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import TaskRef
 
 MEMORY = 600 * 2**20

@@ -13,14 +13,14 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.shelf import store as shelf
 from sapo_desktop.services.swarms import membership
 from sapo_swarm.config import RunConfig
-from sapo_swarm.coordinator.admin.client import AdminAccess, read_access, write_access
+from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
 from sapo_swarm.node.storage import phrase_memory, unfinished
 from sapo_swarm.node.storage.unfinished import InFlight
-from sapo_swarm.protocol.drift.phrases import PhraseWatch
-from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create
+from sapo_swarm.protocol.drift import PhraseWatch
+from sapo_swarm.protocol.identity import KeyStoreError, load_or_create
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import make, read_task, write_task
-from sapo_swarm.tasks.own.rows import read_jsonl
+from sapo_swarm.tasks.own.import_rows import read_jsonl
 from sapo_swarm.tasks.own.spec import parse
 from sapo_swarm.types import Question, TaskRef
 

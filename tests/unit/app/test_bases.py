@@ -31,7 +31,7 @@ from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
 from sapo_desktop.services.nodes.report import Reporter
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity
 
 LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
 HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
@@ -236,7 +236,7 @@ def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
 
 
 def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keystore, "_system_keyring", lambda: None)
+    monkeypatch.setattr(identity, "_system_keyring", lambda: None)
     assert "readable by you only" in tokens.keep(home, " hf_abc \n")
     file = home.config / "hub-token.secret"
     assert file.stat().st_mode & 0o777 == 0o600

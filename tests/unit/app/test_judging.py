@@ -15,8 +15,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import gain
 from sapo_desktop.services.tasks import judging
-from sapo_swarm.scoring.rubric.agreement import agreement
-from sapo_swarm.scoring.rubric.judge import Endpoint
+from sapo_swarm.scoring.rubric import Endpoint, agreement
 
 WHO = Endpoint("https://example.org/v1", "m")
 GOOD, BAD = [True] * 12, [False] * 12

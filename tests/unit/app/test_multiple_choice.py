@@ -21,8 +21,8 @@ from sapo_desktop.services.tasks.wizard.interface import Answers
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
-from sapo_swarm.tasks.own.rows import Table, read_table
-from sapo_swarm.tasks.own.verifiers import Choice, Number
+from sapo_swarm.tasks.own.import_rows import Table, read_table
+from sapo_swarm.tasks.own.spec import Choice, Number
 
 TOWNS = ("Paris", "Rome", "Vienna", "Oslo")
 ASKED = "Capital {n}?\nA) Paris\nB) Rome\nC) Vienna\nD) Oslo\nAnswer with the letter of the right option."

@@ -27,9 +27,8 @@ from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import make, write_task
-from sapo_swarm.tasks.own.rows import Table
-from sapo_swarm.tasks.own.spec import TaskSpec
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonEqual, Length, Number, Regex, Verifier
+from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.spec import Choice, Exact, JsonEqual, Length, Number, Regex, TaskSpec, Verifier
 
 
 def of(folder: Path, text: str, **wishes: str) -> Draft:

@@ -13,7 +13,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import looking
 from sapo_desktop.services.tasks.proposal.answers import proposals, propose
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
-from sapo_swarm.tasks.own.verifiers import Exact, Number, Verifier
+from sapo_swarm.tasks.own.spec import Exact, Number, Verifier
 
 
 def of(folder: Path, answers: list[str], **wishes: str) -> Draft:

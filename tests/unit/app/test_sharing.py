@@ -14,10 +14,10 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import membership, sharing
 from sapo_desktop.services.swarms.together import standing, together
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol.task_offer import TaskOffer, pack, unpack_task
-from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.protocol.wire import TaskOffer, pack, unpack_task
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonSchema, Number, Regex, Sql
+from sapo_swarm.tasks.own.spec import Choice, Exact, JsonSchema, Number, Regex, Sql
 
 SWARM = "a" * 16
 CONFIG = RunConfig(tasks=("my_sums", "basic_arithmetic"))
@@ -103,7 +103,7 @@ def test_a_task_of_the_same_name_that_does_not_load_is_another_task(home: Home, 
     (home.tasks / "my_sums" / "train.jsonl").write_text("nothing")
     for known in (True, False):
         if not known:
-            shared.remove(home.tasks, SWARM, "my_sums")
+            library.remove(home.tasks, SWARM, "my_sums")
         library.use(home.tasks)
         with pytest.raises(UsageError, match="Rename that folder"):
             sharing.accept(home, SWARM, offer, read_task(tmp_path / "my_sums"))
@@ -161,7 +161,7 @@ def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_
 
 def test_who_shares_a_task_has_nothing_to_accept(home: Home, tmp_path: Path) -> None:
     offer, task = offer_of(sums(home.tasks / "my_sums"))
-    shared.add(home.tasks, shared.Shared(swarm=SWARM, name="my_sums", digest=offer.hash, held_out=False, mine=True))
+    library.add(home.tasks, library.Shared(swarm=SWARM, name="my_sums", digest=offer.hash, held_out=False, mine=True))
     library.use(home.tasks)
     assert standing(offer, SWARM) == "shared"
     with pytest.raises(UsageError, match="nothing to accept"):

@@ -18,8 +18,8 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
+from sapo_swarm.protocol.client import why_not
 from sapo_swarm.protocol.reasons import WORDS, in_words
-from sapo_swarm.protocol.transport import why_not
 
 SWARM = list(recording("swarm", 30, 11))
 

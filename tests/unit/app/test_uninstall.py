@@ -19,7 +19,7 @@ from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting, membership, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import editing
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ class Locked(Ring):
 def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
     """Never the keyring of whoever runs the tests."""
     made = Ring()
-    monkeypatch.setattr(keystore, "_system_keyring", lambda: made)
+    monkeypatch.setattr(identity, "_system_keyring", lambda: made)
     return made
 
 
@@ -68,7 +68,7 @@ def uninstalled() -> int:
 
 
 def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keystore, "_system_keyring", lambda: None)
+    monkeypatch.setattr(identity, "_system_keyring", lambda: None)
     editing.preset(home.settings, "eco")
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
@@ -115,7 +115,7 @@ def test_secrets_that_cannot_be_removed_are_named(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked = Locked()
-    monkeypatch.setattr(keystore, "_system_keyring", lambda: locked)
+    monkeypatch.setattr(identity, "_system_keyring", lambda: locked)
     membership.identity(home)
     assert uninstalled() == 1
     assert "keyring does not answer (locked)" in capsys.readouterr().err

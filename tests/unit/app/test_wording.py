@@ -15,7 +15,7 @@ from tests.support.own_tasks import task_of
 from sapo_desktop.services.tasks.proposal.answers import date_form, propose, unlike
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Verifier
+from sapo_swarm.tasks.own.spec import Choice, Exact, Items, ItemSet, JsonEqual, Number, Verifier
 
 REAL = "SmolLM2-135M-Instruct-Q4_1.gguf"
 Pairs = list[tuple[str, str]]

@@ -16,8 +16,8 @@ from sapo_lab.conditions import PLANTED, arrives, is_away, is_hostile, node_task
 from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_out, target
 from sapo_lab.running.pool import History, Shared, shared
 from sapo_lab.schema import Conditions, parse
-from sapo_swarm.sapo import sample_external as sample_external_module
-from sapo_swarm.sapo.sample_external import novelty, observe_trained, sample_external
+from sapo_swarm.sapo import training_batch as sample_external_module
+from sapo_swarm.sapo.training_batch import novelty, observe_trained, sample_external
 from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 

@@ -19,7 +19,7 @@ from sapo_swarm.node.round.stalled import MASTERED, Stalled
 from sapo_swarm.node.storage.thinning import merged
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 from sapo_swarm.tasks.own.folder import make
-from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.import_rows import Table
 from sapo_swarm.tasks.own.spec import TaskSpec
 
 AUTO = RunConfig(tasks=("calendar_arithmetic",))

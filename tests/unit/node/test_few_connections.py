@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.servers import FewConnections
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Silent = tuple[asyncio.StreamReader, asyncio.StreamWriter]

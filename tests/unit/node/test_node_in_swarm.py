@@ -21,8 +21,7 @@ from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.registry import UnknownName
-from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import assemble
+from sapo_swarm.sapo.training_batch import assemble, normalised
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 
 REF = TaskRef("basic_arithmetic", "starter", 1)

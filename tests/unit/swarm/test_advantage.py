@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.sapo.advantage import (
+from sapo_swarm.sapo.training_batch import (
     MIN_SPREAD,
     AdvantageRule,
     as_rewards,

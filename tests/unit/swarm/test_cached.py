@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sapo_swarm.coordinator.http.cached import Cached
+from sapo_swarm.coordinator.metrics import Cached
 
 
 async def test_a_value_is_made_once_for_all_who_ask_and_anew_when_it_is_too_old() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from sapo_swarm.protocol.directory.signed_list import (
+from sapo_swarm.protocol.directory import (
     LONGEST_S,
     MAX_BYTES,
     BadDirectory,

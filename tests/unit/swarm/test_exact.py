@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sapo_swarm.evaluation.items import held_out_name
+from sapo_swarm.evaluation import held_out_name
 from sapo_swarm.scoring.verify import raw_score, score_text
-from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, preset_of
-from sapo_swarm.tasks.exact import EXACT
-from sapo_swarm.tasks.extra import LIBRARY_PRESET, SOFT
+from sapo_swarm.tasks.catalogue import CATALOGUE, EXACT, LIBRARY_PRESET, SOFT, UnknownTask, preset_of
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import TaskRef
 

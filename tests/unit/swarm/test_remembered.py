@@ -8,8 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.protocol.drift.phrases import KeptPhrases, PhraseWatch
-from sapo_swarm.protocol.drift.remembered import Remembered, fingerprint
+from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch, Remembered, fingerprint
 
 LEAST = 64
 NUMBERS = st.lists(st.integers(0, 400), max_size=600)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.sapo.replay import FORGOTTEN, Past, age_weights, remember, sample_replay
+from sapo_swarm.sapo.training_batch import FORGOTTEN, Past, age_weights, remember, sample_replay
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()

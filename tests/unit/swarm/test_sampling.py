@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.registry import UnknownName
-from sapo_swarm.sapo.advantage import normalised
-from sapo_swarm.sapo.assemble import assemble, questions_to_sample, sample_self
-from sapo_swarm.sapo.sample_external import STRATEGIES, has_advantage, sample_external
+from sapo_swarm.sapo.training_batch import (
+    STRATEGIES,
+    assemble,
+    has_advantage,
+    normalised,
+    questions_to_sample,
+    sample_external,
+    sample_self,
+)
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 CHI_SQUARE_999 = {6: 22.46, 14: 36.12}

@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.scoring import limits, worker
+from sapo_swarm.scoring import sandbox, worker
 from sapo_swarm.scoring.messages import Job
-from sapo_swarm.scoring.process import WorkerProcess, worker_command
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScorerUnavailable, ScoringFailed, Unanswerable
+from sapo_swarm.scoring.process import ScorerUnavailable, WorkerProcess, worker_command
+from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, RewardRule, TaskRef
 
@@ -169,7 +169,7 @@ if not path.exists():
     sys.exit(1)
 os.execv(sys.executable, {worker_command()!r})
 """
-    process = WorkerProcess(limits.MEMORY_BYTES, command=[sys.executable, "-c", dies_once])
+    process = WorkerProcess(sandbox.MEMORY_BYTES, command=[sys.executable, "-c", dies_once])
     try:
         await asyncio.to_thread(process.start)
         assert first.exists()

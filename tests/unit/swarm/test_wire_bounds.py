@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec import inspect as mi
 
-from sapo_swarm.coordinator.admin import messages
-from sapo_swarm.protocol import snapshot, task_offer, wire
+from sapo_swarm.coordinator import admin_client
+from sapo_swarm.protocol import snapshot, wire
 from sapo_swarm.protocol.wire import RoundReply, SwarmInfo, WireError, encode, unpack, unpack_json
 
 WIRE = [
     kind
-    for module in (wire, snapshot, task_offer, messages)
+    for module in (wire, snapshot, wire, admin_client)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
 ]

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import pytest
 
-from sapo_swarm.scoring import limits, process
+from sapo_swarm.scoring import process, sandbox
 from sapo_swarm.scoring.messages import Job, read_frame
 from sapo_swarm.scoring.process import WorkerProcess
 from sapo_swarm.tasks.questions import generate_entry
@@ -20,7 +20,7 @@ def refs(first: int) -> list[TaskRef]:
 
 @pytest.fixture
 def worker() -> Iterator[WorkerProcess]:
-    found = WorkerProcess(limits.MEMORY_BYTES)
+    found = WorkerProcess(sandbox.MEMORY_BYTES)
     yield found
     found.close()
 

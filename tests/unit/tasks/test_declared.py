@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
-from sapo_swarm.scoring.declared.extract import enclose, extract
-from sapo_swarm.scoring.declared.judge import JUDGES
-from sapo_swarm.scoring.declared.values import ready
+from sapo_swarm.scoring.declared import JUDGES, enclose_answer, extract_answer, require_sound_schema
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.verifiers import (
+from sapo_swarm.tasks.own.spec import (
+    BadTask,
     Choice,
     Exact,
     Format,
@@ -263,12 +261,12 @@ def test_parts_are_weighed_and_all_must_hold() -> None:
     ],
 )
 def test_where_an_answer_stands(how: str, text: str, answer: str | None) -> None:
-    assert extract(how, text) == answer  # type: ignore[arg-type]
+    assert extract_answer(how, text) == answer  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(["tags", "last_line", "whole"]), st.text(string.ascii_letters, min_size=1))
 def test_an_enclosed_answer_is_found_again(how: str, answer: str) -> None:
-    assert extract(how, enclose(how, answer)) == answer  # type: ignore[arg-type]
+    assert extract_answer(how, enclose_answer(how, answer)) == answer  # type: ignore[arg-type]
 
 
 def test_every_kind_that_can_be_declared_has_a_judge() -> None:
@@ -296,4 +294,4 @@ def test_a_fixture_in_wal_mode_answers_its_own_queries(tmp_path: Path) -> None:
 )
 def test_a_schema_that_nothing_can_fit_is_refused(schema: object, sentence: str) -> None:
     with pytest.raises(BadTask, match=re.escape(sentence)) if sentence else nullcontext():
-        ready(schema)
+        require_sound_schema(schema)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
-from sapo_swarm.tasks.own.verifiers import (
+from sapo_swarm.tasks.own.spec import (
     Choice,
     Exact,
     Items,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import sums
 
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, rows_of
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
-from sapo_swarm.tasks.own.rows import read_table, read_text
+from sapo_swarm.tasks.own.import_rows import read_table, read_text
+from sapo_swarm.tasks.own.spec import BadTask
 
 SHEET = "Frage;Lösung\r\n" + "".join(f"Wie heißt Übung {n}?;Größe – {n} €\r\n" for n in range(9))
 TAKEN = (

@@ -10,13 +10,12 @@ import pytest
 from tests.support.environments import COUNTER, ENVIRONMENT, SHELF, environment_task
 from tests.support.own_tasks import library_in
 
+from sapo_swarm.scoring.environments import Blueprint, NoEnvironment, blueprint, first_call
 from sapo_swarm.scoring.scorer import Scorer, Unanswerable
-from sapo_swarm.scoring.turns.calls import first_call
-from sapo_swarm.scoring.turns.environment import Blueprint, NoEnvironment, blueprint
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task, write_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question, RewardRule, TaskRef
 
 ROW: dict[str, object] = {"question": "What is in b?", "inside": "a key", "target": "5"}

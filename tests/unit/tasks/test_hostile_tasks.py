@@ -17,7 +17,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 
 READ_S = 10.0
 """Reading a folder may take so long on a busy machine; a good one takes milliseconds."""

@@ -18,14 +18,13 @@ from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.round.phases import candidate_refs
-from sapo_swarm.sapo.difficulty import Posterior
+from sapo_swarm.sapo.adaptive_sampling import Posterior
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import OwnTask, make
-from sapo_swarm.tasks.own.levels import MAX_LEVELS
+from sapo_swarm.tasks.own.import_rows import Table
 from sapo_swarm.tasks.own.library import PRESET
-from sapo_swarm.tasks.own.rows import Table
-from sapo_swarm.tasks.own.spec import TaskSpec
+from sapo_swarm.tasks.own.row_roles import MAX_LEVELS
+from sapo_swarm.tasks.own.spec import BadTask, TaskSpec
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 

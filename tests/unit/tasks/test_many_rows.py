@@ -7,9 +7,9 @@ import tracemalloc
 
 from sapo_desktop.services.tasks.review import Numbered, review
 from sapo_swarm.tasks.own.folder import make
-from sapo_swarm.tasks.own.rows import MAX_ROWS, Table
+from sapo_swarm.tasks.own.import_rows import MAX_ROWS, Table
+from sapo_swarm.tasks.own.row_roles import clusters, held_out_places
 from sapo_swarm.tasks.own.spec import TaskSpec
-from sapo_swarm.tasks.own.split import clusters, held_out_places
 
 WORDS = [f"word{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + n // 676)}" for n in range(3000)]
 

@@ -13,7 +13,7 @@ import pytest
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_swarm.tasks.own.folder import read_task, write_task
-from sapo_swarm.tasks.own.rows import cell, read_jsonl, read_table
+from sapo_swarm.tasks.own.import_rows import cell, read_jsonl, read_table
 
 CHINESE = "".join(f"{n} 加 1 等于几?,{n + 1}\n" for n in range(30))
 

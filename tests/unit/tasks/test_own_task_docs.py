@@ -13,8 +13,7 @@ import pytest
 from tests.support.own_tasks import task_of
 
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.own.spec import TaskSpec, parse
-from sapo_swarm.tasks.own.verifiers import Verifier
+from sapo_swarm.tasks.own.spec import TaskSpec, Verifier, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "own-task.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_ROWS, read_table
-from sapo_swarm.tasks.own.verifiers import Number
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_ROWS, read_table
+from sapo_swarm.tasks.own.spec import BadTask, Number
 
 needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
 

@@ -17,15 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, write_folder
 
-from sapo_swarm.scoring.declared.generated import literal, same
+from sapo_swarm.scoring.declared import literal_value, same_value
 from sapo_swarm.scoring.python_runner import PythonRunner
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.scoring.verify import DeadlineExceeded
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
-from sapo_swarm.tasks.own.python_tests import unit_tests
+from sapo_swarm.tasks.own.spec import BadTask, unit_tests
 from sapo_swarm.types import RewardRule
 
 pytestmark = pytest.mark.skipif(
@@ -120,7 +119,7 @@ ATTACKS = {
     "patches built-ins": "import builtins\nbuiltins.repr = lambda v: '8'\nbuiltins.eval = lambda *a: 8\ndef double(x): return 0",
     "patches json": 'import json\njson.dumps = lambda v: \'["8", "", ""]\'\ndef double(x): return 0',
     "patches the checker": "import sys\nm = sys.modules['sapo_swarm.scoring.python_runner']\n"
-    "m._write = m._read = None\ntry:\n    g = sys.modules['sapo_swarm.scoring.declared.generated']\n"
+    "m._write = m._read = None\ntry:\n    g = sys.modules['sapo_swarm.scoring.declared']\n"
     "    g.same = lambda *a: True\nexcept KeyError:\n    pass\ndef double(x): return 0",
     "answers for the tests": 'import os\nos.write(3, b\'["True", "True", "True"]\')\nos._exit(0)',
     "says too much": "import os\nwhile True: os.write(3, b'x' * 65536)",
@@ -273,14 +272,16 @@ EXACT: st.SearchStrategy[object] = st.none() | st.booleans() | st.integers() | s
 @given(values(EXACT | st.floats(allow_nan=False, allow_infinity=False)))
 @settings(max_examples=100)
 def test_a_value_is_the_same_as_itself_when_it_was_written_and_read(one: object) -> None:
-    assert same(literal(repr(one)), one)
-    assert not same(literal("Evil()"), one)
+    assert same_value(literal_value(repr(one)), one)
+    assert not same_value(literal_value("Evil()"), one)
 
 
 @given(values(EXACT), values(EXACT))
 @settings(max_examples=100)
 def test_a_value_is_the_same_as_no_other_value(one: object, other: object) -> None:
-    assert same(one, other) == (repr(one) == repr(other) or (one == other and sorted(repr(one)) == sorted(repr(other))))
+    assert same_value(one, other) == (
+        repr(one) == repr(other) or (one == other and sorted(repr(one)) == sorted(repr(other)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,4 +298,4 @@ def test_a_value_is_the_same_as_no_other_value(one: object, other: object) -> No
     ],
 )
 def test_values_of_other_kinds_are_not_the_same(one: object, other: object) -> None:
-    assert not same(one, other)
+    assert not same_value(one, other)

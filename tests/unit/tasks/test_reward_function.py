@@ -12,8 +12,8 @@ from sapo_desktop.services.tasks import shortcuts
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task, write_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import RewardRule
 
 TOML = 'extract = "whole"\n[[verifier]]\nkind = "function"\n'

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.rows import MAX_CELL, MAX_COLUMNS, Table, read_jsonl, read_table
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_COLUMNS, Table, read_jsonl, read_table
+from sapo_swarm.tasks.own.spec import BadTask
 
 
 def read(folder: Path, content: str | bytes, name: str = "rows.csv") -> Table:
@@ -124,7 +124,7 @@ def test_rows_written_as_jsonl_are_read_as_they_were(rows: list[dict[str, str]])
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_rows_or_a_sentence(content: bytes) -> None:
-    from sapo_swarm.tasks.own.rows import decode
+    from sapo_swarm.tasks.own.import_rows import decode
 
     try:
         table = read_jsonl(decode(content))

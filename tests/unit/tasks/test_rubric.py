@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from tests.support.judge_server import judge_server
 from tests.support.own_tasks import library_in, write_folder
 
-from sapo_swarm.scoring.rubric.agreement import agreement
-from sapo_swarm.scoring.rubric.judge import AT_ONCE, BadEndpoint, Endpoint, Judge, JudgeAway, checked
-from sapo_swarm.scoring.rubric.verdict import ask, verdict
+from sapo_swarm.scoring.rubric import AT_ONCE, BadEndpoint, Endpoint, Judge, JudgeAway, agreement, ask, checked, verdict
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.folder import read_task
-from sapo_swarm.tasks.own.spec import parse
-from sapo_swarm.tasks.own.travel import packed
+from sapo_swarm.tasks.own.folder import packed, read_task
+from sapo_swarm.tasks.own.spec import BadTask, parse
 
 JUDGED = 'extract = "whole"\n[[verifier]]\nkind = "judged"\nrubric = "It is polite."\n'
 CASES = [("polite?", "2+2", "four, please"), ("polite?", "2+2", "four")]

@@ -12,10 +12,10 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.round.phases import candidate_refs
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, generator_of, held_out
-from sapo_swarm.tasks.own import library, shared
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import generator, read_task
-from sapo_swarm.tasks.own.shared import FILE, Shared
+from sapo_swarm.tasks.own.library import FILE, Shared
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import TaskRef
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def note(home: Path, digest: str, held_out: bool = False, mine: bool = True) -> None:
-    shared.add(home, Shared(swarm=SWARM, name="my_sums", digest=digest, held_out=held_out, mine=mine))
+    library.add(home, Shared(swarm=SWARM, name="my_sums", digest=digest, held_out=held_out, mine=mine))
     library.use(home)
 
 
@@ -117,7 +117,7 @@ def test_a_folder_cannot_say_for_itself_that_it_is_shared(tmp_path: Path) -> Non
         tmp_path / "theirs", "", [{"question": "q", "answer": "1"}], [{"question": "p", "answer": "1"}]
     )
     digest = read_task(folder).train_digest
-    shared.add(folder, Shared(swarm=SWARM, name="theirs", digest=digest, held_out=False, mine=True))
+    library.add(folder, Shared(swarm=SWARM, name="theirs", digest=digest, held_out=False, mine=True))
     with library_in(tmp_path):
         assert not library.travels("theirs", SWARM)
 
@@ -125,6 +125,6 @@ def test_a_folder_cannot_say_for_itself_that_it_is_shared(tmp_path: Path) -> Non
 def test_a_note_takes_the_place_of_the_earlier_version_and_can_be_taken_out(home: Path) -> None:
     for digest in ("1" * 64, "2" * 64):
         note(home, digest)
-    assert [entry.digest for entry in shared.read(home)] == ["2" * 64]
-    shared.remove(home, SWARM, "my_sums")
-    assert shared.read(home) == ()
+    assert [entry.digest for entry in library.read(home)] == ["2" * 64]
+    library.remove(home, SWARM, "my_sums")
+    assert library.read(home) == ()

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.tasks.own.split import balanced_places, clusters, held_out_places, key
+from sapo_swarm.tasks.own.row_roles import balanced_places, clusters, held_out_places, key
 
 WORDS = st.lists(st.sampled_from(["red", "blue", "7", "12", "box"]), min_size=1, max_size=6).map(" ".join)
 LONG = "the parcel was sent on monday to the old harbour and came back because nobody there had ordered any of it"

@@ -15,9 +15,9 @@ from sapo_desktop.services.models.shelf import store as models
 from sapo_desktop.services.tasks import store
 from sapo_desktop.services.tasks.proposal.draft import RESERVED
 from sapo_swarm.config import RunConfig
-from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.shared import Shared
+from sapo_swarm.tasks.own.library import Shared
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_s
     library.allow(library.consent(library.find("my_sums")))
     for swarm, mine in (("a" * 16, True), ("b" * 16, False)):
         entry = Shared(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
-        shared.add(home.tasks, entry)
-    shared.add(home.tasks, Shared(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True))
+        library.add(home.tasks, entry)
+    library.add(home.tasks, Shared(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True))
     code = library.consent(library.find("my_sums"))
     store.delete(home, "my_sums")
     assert library.names() == []
     assert not store.replaced(home, "my_sums").exists()
     assert not library.allowed(code)
-    assert [entry.name for entry in shared.read(home.tasks)] == ["other"]
+    assert [entry.name for entry in library.read(home.tasks)] == ["other"]
     assert not [path for path in home.tasks.iterdir() if path.is_dir()]
 
 

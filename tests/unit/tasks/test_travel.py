@@ -17,14 +17,23 @@ from hypothesis import strategies as st
 from tests.support.hostile_tasks import HOSTILE
 from tests.support.own_tasks import library_in, sums, task_of, write_folder
 
-from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload, pack, unpack_task
-from sapo_swarm.protocol.wire import inflate
-from sapo_swarm.tasks.own import library, travel
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.protocol.wire import TaskOffer, TaskUpload, inflate, pack, unpack_task
+from sapo_swarm.tasks.own import folder as travel
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import HEADER, make, read_task, write_task
-from sapo_swarm.tasks.own.rows import Table
-from sapo_swarm.tasks.own.spec import TaskSpec
-from sapo_swarm.tasks.own.verifiers import Environment, Exact, Function, JsonSchema, Number, PythonTests, Regex, Sql
+from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.spec import (
+    BadTask,
+    Environment,
+    Exact,
+    Function,
+    JsonSchema,
+    Number,
+    PythonTests,
+    Regex,
+    Sql,
+    TaskSpec,
+)
 
 READ_S = 10.0
 MEMORY = 600 * 2**20

@@ -10,8 +10,8 @@ from tests.support.own_tasks import library_in, write_folder
 
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import TaskRef
 

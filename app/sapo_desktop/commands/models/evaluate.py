@@ -16,7 +16,7 @@ from sapo_desktop.services.models.shelf import changes, history, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.streams import json_line, progress
-from sapo_swarm.scoring.rubric.judge import JudgeAway
+from sapo_swarm.scoring.rubric import JudgeAway
 
 LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
 """Held-out questions that no training asks (held_out_exclusion)."""

@@ -14,7 +14,7 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
 from sapo_desktop.streams import confirmed
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity
 
 PROGRAM = (
     "To remove the program itself, use what installed it: uv tool or pipx uninstall sapo-desktop; a checkout is a folder to "
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"{size_text(one.size):>8}  {one.path}\n{'':>10}{one.what}")
     held, doubt = uninstall.secrets(home)
     for name, what in held.items():
-        print(f"{'':>10}{what}, in the system's keyring: {keystore.SERVICE}, {name}")
+        print(f"{'':>10}{what}, in the system's keyring: {identity.SERVICE}, {name}")
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)

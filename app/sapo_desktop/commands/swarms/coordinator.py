@@ -64,8 +64,8 @@ def main(args: argparse.Namespace) -> int:
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
     """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
     from sapo_swarm.coordinator.host import admin_path, serve
-    from sapo_swarm.coordinator.http.addresses import addresses
-    from sapo_swarm.servers.loopback import is_loopback
+    from sapo_swarm.coordinator.listener import addresses
+    from sapo_swarm.loopback import is_loopback
 
     admin = str(admin_path(settings).absolute())
     async with contextlib.AsyncExitStack() as word:

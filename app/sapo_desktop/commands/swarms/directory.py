@@ -15,14 +15,14 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories, membership
 from sapo_desktop.services.swarms.interface import Directory
 from sapo_swarm.node.clock import age
-from sapo_swarm.protocol.directory.fetching import fetch
-from sapo_swarm.protocol.directory.signed_list import (
+from sapo_swarm.protocol.directory import (
     LONGEST_S,
     MAX_BYTES,
     BadDirectory,
     Entry,
     SwarmList,
     as_text,
+    fetch,
     opened,
     parse_address,
     seal,

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, qr
-from sapo_swarm.coordinator.admin.messages import InviteView
-from sapo_swarm.coordinator.domain.records import INVITE_EXPIRED, INVITE_REVOKED
+from sapo_swarm.coordinator.admin_client import InviteView
+from sapo_swarm.coordinator.records import INVITE_EXPIRED, INVITE_REVOKED
+from sapo_swarm.loopback import is_loopback
 from sapo_swarm.node.clock import duration
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.servers.loopback import is_loopback
 
 _REASON = "banned by the host"
 

@@ -98,7 +98,7 @@ async def _export(home: Home, path: Path) -> int:
         async with state.client() as admin:
             data = await admin.export()
     else:
-        from sapo_swarm.coordinator.admin.transfer import export_swarm
+        from sapo_swarm.coordinator.admin import export_swarm
 
         store = await _open(_own_store(home))
         try:
@@ -113,7 +113,7 @@ async def _export(home: Home, path: Path) -> int:
 
 
 async def _import(home: Home, path: Path, store_url: str) -> int:
-    from sapo_swarm.coordinator.admin.transfer import import_swarm
+    from sapo_swarm.coordinator.admin import import_swarm
 
     if hosting.find(home) is not None:
         raise AppError("A coordinator runs here. Stop it first: sapo-desktop swarm stop")

@@ -7,7 +7,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question
 
 
@@ -44,7 +44,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
     from sapo_desktop.services.against_base import rate
     from sapo_swarm.evaluation import held_out_items, wilson
     from sapo_swarm.node.evaluation import evaluate
-    from sapo_swarm.scoring.declared.extract import enclose
+    from sapo_swarm.scoring.declared import enclose_answer
     from sapo_swarm.scoring.scorer import Scorer
 
     own = library.find(task).spec if catalogue.is_own(task) else None
@@ -56,7 +56,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
     refs = held_out_items([task], preset, count)
     async with Scorer() as scorer:
         for text in answers:
-            verdicts = await evaluate.give_to_all(scorer, refs, enclose(how, text))
+            verdicts = await evaluate.give_to_all(scorer, refs, enclose_answer(how, text))
             if not verdicts:
                 raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
             right = sum(verdicts)

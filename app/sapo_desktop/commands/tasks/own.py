@@ -32,7 +32,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.rows import Table
+from sapo_swarm.tasks.own.import_rows import Table
 
 
 def examples() -> int:

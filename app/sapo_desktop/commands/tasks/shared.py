@@ -13,7 +13,7 @@ from sapo_desktop.services.swarms import invite_text, membership, sharing
 from sapo_desktop.services.swarms.together import standing
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.task_offer import TaskOffer
+from sapo_swarm.protocol.wire import TaskOffer
 
 _STANDING = {
     "accepted": "you accepted it",

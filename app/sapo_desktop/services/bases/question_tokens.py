@@ -24,12 +24,12 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
 from sapo_swarm.node.evaluation.held_out_exclusion import SLOW
 from sapo_swarm.node.examples.source import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
-from sapo_swarm.scoring.declared.extract import enclose
-from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+from sapo_swarm.scoring.declared import enclose_answer
+from sapo_swarm.scoring.process import ScorerUnavailable
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
+from sapo_swarm.tasks.own.spec import BadTask, may_have_examples, right_answer
 from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 from sapo_swarm.whole_file import write_whole
@@ -115,7 +115,7 @@ def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
     for place in (number * len(own.train) // total for number in range(total)):
         row, ref = own.train[place], TaskRef(task, library.PRESET, place, 0, own.generator)
         right = right_answer(own.spec, row).strip() if answers else ""
-        text = enclose(own.spec.extract, right, config.answer_format) if right else ""
+        text = enclose_answer(own.spec.extract, right, config.answer_format) if right else ""
         asked.append((Question(ref, own.question(row), "0" * 64), text))
     return asked
 

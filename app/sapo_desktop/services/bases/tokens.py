@@ -17,20 +17,20 @@ def keep(home: Home, typed: str) -> str:
 def keep_word(home: Home, name: str, typed: str, what: str, no: str) -> str:
     """Keep a secret of one word under that name, or with "" forget it; the sentence says where. what: "The token". no: what is
     said of text that is none. Raises UsageError, AppError."""
-    from sapo_swarm.protocol import keystore
+    from sapo_swarm.protocol import identity
 
     word = typed.strip()
     if len(word) > 512 or not word.isascii() or not (word.isprintable() and " " not in word):
         raise UsageError(no)
     try:
-        where = keystore.keep_text(home.config, name, word)
-    except keystore.KeyStoreError as error:
+        where = identity.keep_text(home.config, name, word)
+    except identity.KeyStoreError as error:
         raise AppError(str(error)) from error
     return f"{what} is {where}." if word else f"{what} is forgotten."
 
 
 def kept(home: Home) -> str | None:
     """The token, None where there is none."""
-    from sapo_swarm.protocol import keystore
+    from sapo_swarm.protocol import identity
 
-    return keystore.kept_text(home.config, NAME) or None
+    return identity.kept_text(home.config, NAME) or None

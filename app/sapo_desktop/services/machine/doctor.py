@@ -148,7 +148,7 @@ def plans(home: Home) -> Iterator[Finding]:
     from sapo_backends.base import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
     from sapo_desktop.settings import flags
-    from sapo_swarm.tasks.own.errors import BadTask
+    from sapo_swarm.tasks.own.spec import BadTask
 
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have lines of their own
         chosen = settings.load(home.settings)
@@ -186,7 +186,8 @@ def _sensors(home: Home) -> Iterator[Finding]:
 
 
 async def _scorer() -> Finding:
-    from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+    from sapo_swarm.scoring.process import ScorerUnavailable
+    from sapo_swarm.scoring.scorer import Scorer
 
     try:
         async with Scorer() as scorer:

@@ -21,7 +21,7 @@ from sapo_swarm.evaluation import (
     task_scores,
     wilson,
 )
-from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef

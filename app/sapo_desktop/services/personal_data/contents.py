@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from sapo_desktop.paths import Home
-from sapo_swarm.protocol.keystore import KeyStoreError, node_in_keyring
-from sapo_swarm.tasks.own import shared
+from sapo_swarm.protocol.identity import KeyStoreError, node_in_keyring
+from sapo_swarm.tasks.own import library
 
 SETTINGS = "settings/config.toml"
 JUDGES = "judged/judges.json"
@@ -43,7 +43,7 @@ def places(home: Home) -> dict[str, Path]:
         IDENTITY: home.data / "identity" / "node.key",
         "keys/invite": home.invite,
         "keys/trial": home.invite.with_name("trial"),
-        f"keys/{shared.FILE}": home.tasks / shared.FILE,
+        f"keys/{library.FILE}": home.tasks / library.FILE,
     }
 
 

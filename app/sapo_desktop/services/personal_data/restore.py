@@ -25,8 +25,8 @@ from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import archive, contents
 from sapo_desktop.services.personal_data.archive import Manifest
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.tasks.own.errors import BadTask
 from sapo_swarm.tasks.own.folder import read_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import opened
 

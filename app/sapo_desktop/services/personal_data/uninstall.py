@@ -16,7 +16,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.tasks import judging
 from sapo_swarm.node.storage.files import folder_bytes
-from sapo_swarm.protocol import keystore
+from sapo_swarm.protocol import identity
 from sapo_swarm.whole_file import half_written
 
 _SETTINGS = {
@@ -72,22 +72,22 @@ def made(home: Home) -> list[Made]:
 def secrets(home: Home) -> tuple[dict[str, str], str]:
     """What the system's keyring holds of this home, entry -> in words; and why that is not known, "" where it is. Entries of
     other homes of the account are not looked at."""
-    kept = ((name, keystore.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
+    kept = ((name, identity.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
     texts = {entry: _SETTINGS[f"{name}.secret"] for name, entry in kept if entry}
     try:
-        node, _ = keystore.node_in_keyring(home.data / "identity")
-        found = {entry: texts[entry] for entry in keystore.in_keyring(list(texts))}
+        node, _ = identity.node_in_keyring(home.data / "identity")
+        found = {entry: texts[entry] for entry in identity.in_keyring(list(texts))}
         return ({node: "your node's key"} if node else {}) | found, ""
-    except keystore.KeyStoreError as error:
-        return {}, f"{error} Look there yourself for entries of {keystore.SERVICE}."
+    except identity.KeyStoreError as error:
+        return {}, f"{error} Look there yourself for entries of {identity.SERVICE}."
 
 
 def forget(names: Iterable[str]) -> None:
     """Remove these entries from the keyring. Raises AppError."""
     try:
-        keystore.forget(list(names))
-    except keystore.KeyStoreError as error:
-        raise AppError(f"{error} Its entries of {keystore.SERVICE} stay, and so does everything else.") from error
+        identity.forget(list(names))
+    except identity.KeyStoreError as error:
+        raise AppError(f"{error} Its entries of {identity.SERVICE} stay, and so does everything else.") from error
 
 
 def bases(home: Home) -> list[tuple[cache.Cached, Path]]:

@@ -42,7 +42,7 @@ class HomeActions:
     async def host(self, everybody: bool, approve: bool = False) -> Hosted:
         """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
         from sapo_desktop.services.swarms import hosting
-        from sapo_swarm.servers.loopback import is_loopback
+        from sapo_swarm.loopback import is_loopback
 
         wanted = ["--host", "0.0.0.0"] if everybody else []
         state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
@@ -125,7 +125,7 @@ class HomeActions:
         """Tasks of the swarm that wait for the person's yes."""
         from sapo_desktop.services.swarms import sharing
         from sapo_desktop.services.swarms.together import standing
-        from sapo_swarm.tasks.own.errors import BadTask
+        from sapo_swarm.tasks.own.spec import BadTask
 
         found: list[OfferedTask] = []
         async with sharing.member(self._home) as client:

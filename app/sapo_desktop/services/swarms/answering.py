@@ -13,7 +13,7 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring.answer_format import written_answer
-from sapo_swarm.scoring.declared.extract import enclose
+from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
@@ -32,7 +32,7 @@ def attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> s
     if not text:
         raise ValueError("An attempt needs some text.")
     if not library.answers_elsewhere(ref) and written_answer(answer_format, text) is None:
-        text = enclose("tags", text, answer_format)
+        text = enclose_answer("tags", text, answer_format)
     if len(text.encode()) > MAX_COMPLETION_BYTES:
         raise ValueError(f"An attempt may have {MAX_COMPLETION_BYTES} bytes.")
     return text

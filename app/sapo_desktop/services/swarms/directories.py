@@ -18,19 +18,19 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.settings import editing
-from sapo_swarm.protocol.directory.fetching import fetch
-from sapo_swarm.protocol.directory.signed_list import (
+from sapo_swarm.loopback import is_loopback
+from sapo_swarm.protocol.directory import (
     MAX_BYTES,
     Address,
     BadDirectory,
     Entry,
     SwarmList,
+    fetch,
     opened,
     parse_address,
 )
 from sapo_swarm.protocol.invite import means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.servers.loopback import is_loopback
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 

@@ -15,7 +15,7 @@ import msgspec
 from sapo_desktop.errors import AppError, NotRunning
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_swarm.coordinator.admin.client import AdminAccess, AdminClient, read_access
+from sapo_swarm.coordinator.admin_client import AdminAccess, AdminClient, read_access
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite

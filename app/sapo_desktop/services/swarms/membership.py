@@ -21,11 +21,11 @@ from sapo_swarm.node.clock import steady
 from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
 from sapo_swarm.node.swarm.swarm_stats import Held
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
+from sapo_swarm.protocol.identity import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
-from sapo_swarm.protocol.keystore import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.task_offer import TaskOffer
+from sapo_swarm.protocol.wire import TaskOffer
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.whole_file import write_whole

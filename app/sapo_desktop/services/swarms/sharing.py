@@ -18,10 +18,10 @@ from sapo_desktop.services.tasks.looking import cut
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.task_offer import TaskOffer, pack
-from sapo_swarm.tasks.own import library, shared
+from sapo_swarm.protocol.wire import TaskOffer, pack
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import FIXTURE, OwnTask
-from sapo_swarm.tasks.own.shared import Shared
+from sapo_swarm.tasks.own.library import Shared
 from sapo_swarm.tasks.own.spec import needs_truth, truth_column
 
 SHOWN = 5
@@ -66,9 +66,9 @@ async def unshare(home: Home, name: str) -> str:
     async with host.client() as admin:
         await admin.unshare(name)
     try:
-        shared.remove(home.tasks, host.access().swarm, name)
+        library.remove(home.tasks, host.access().swarm, name)
     except OSError as error:
-        raise AppError(f"Cannot write {home.tasks / shared.FILE} ({error.strerror}).") from error
+        raise AppError(f"Cannot write {home.tasks / library.FILE} ({error.strerror}).") from error
     library.use(home.tasks)
     return f"{name} is yours alone again. Members who fetched it still have it; what they do with it stays with them."
 
@@ -125,9 +125,9 @@ def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
 
 def _note(home: Home, entry: Shared) -> None:
     try:
-        shared.add(home.tasks, entry)
+        library.add(home.tasks, entry)
     except OSError as error:
-        raise AppError(f"Cannot write {home.tasks / shared.FILE} ({error.strerror}).") from error
+        raise AppError(f"Cannot write {home.tasks / library.FILE} ({error.strerror}).") from error
     library.use(home.tasks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol.task_offer import TaskOffer
+from sapo_swarm.protocol.wire import TaskOffer
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 

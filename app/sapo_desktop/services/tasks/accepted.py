@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from sapo_swarm.tasks.extra import LIBRARY_PRESET, SOFT
+from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
 
 
 def every() -> dict[str, dict[str, int]]:

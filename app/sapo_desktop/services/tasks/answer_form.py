@@ -9,14 +9,10 @@ from collections.abc import Mapping
 
 from sapo_desktop.services.tasks.proposal.answers import date_form
 from sapo_swarm.scoring.answer_format import after_reasoning
-from sapo_swarm.scoring.declared.extract import extract
-from sapo_swarm.scoring.declared.numbers import measure
-from sapo_swarm.scoring.declared.values import loads
-from sapo_swarm.scoring.declared.words import label
+from sapo_swarm.scoring.declared import extract_answer, normalised_label, parse_json, parse_measure
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.spec import truth_column
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, JsonEqual, Number, Verifier
+from sapo_swarm.tasks.own.spec import Choice, Exact, JsonEqual, Number, Verifier, truth_column
 from sapo_swarm.types import AnswerFormat
 
 LONGER = 2
@@ -26,7 +22,7 @@ ROOM = 20
 
 def written_answer_of(task: OwnTask, text: str, answer_format: AnswerFormat, in_reasoning: bool = False) -> str:
     """The answer that is judged in a completion of this task; "" where it holds none."""
-    return extract(task.spec.extract, after_reasoning(cap(text), in_reasoning), answer_format) or ""
+    return extract_answer(task.spec.extract, after_reasoning(cap(text), in_reasoning), answer_format) or ""
 
 
 def has_form(task: OwnTask, row: Mapping[str, str], answer: str) -> bool:
@@ -38,13 +34,13 @@ def has_form(task: OwnTask, row: Mapping[str, str], answer: str) -> bool:
 
 def _fits(part: Verifier, answer: str, truth: str) -> bool:
     if isinstance(part, Choice) and part.options:
-        return label(answer) in {label(option) for option in part.options}
+        return normalised_label(answer) in {normalised_label(option) for option in part.options}
     if isinstance(part, Number):
-        value, unit = measure(answer, part)
+        value, unit = parse_measure(answer, part)
         return value is not None and (bool(unit) or not part.need_unit)
     if isinstance(part, JsonEqual):
         try:
-            found, wanted = loads(answer), loads(truth)
+            found, wanted = parse_json(answer), parse_json(truth)
         except (ValueError, RecursionError):
             return False
         return type(found) is type(wanted) and (not isinstance(wanted, dict) or set(found) == set(wanted))

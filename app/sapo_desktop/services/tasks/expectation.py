@@ -28,9 +28,9 @@ from sapo_swarm.node.round.turns import model_turns, prompt_ids, verdicts
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.rows import Row
+from sapo_swarm.tasks.own.import_rows import Row
+from sapo_swarm.tasks.own.row_roles import choose_examples
 from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
-from sapo_swarm.tasks.own.worked_examples import choose_examples
 from sapo_swarm.types import Question, TaskRef
 
 PROMPTS, PROMPTS_OF_LARGE = 64, 16

@@ -17,12 +17,21 @@ from sapo_desktop.services.tasks import ratings
 from sapo_desktop.services.tasks.proposal.draft import encoding_taken
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
-from sapo_swarm.protocol import keystore
-from sapo_swarm.scoring.rubric.agreement import LEAST, LEAST_EACH, Agreement, agreement
-from sapo_swarm.scoring.rubric.judge import BadEndpoint, Endpoint, Judge, JudgeAway, checked
-from sapo_swarm.servers.loopback import is_loopback
+from sapo_swarm.loopback import is_loopback
+from sapo_swarm.protocol import identity
+from sapo_swarm.scoring.rubric import (
+    LEAST,
+    LEAST_EACH,
+    Agreement,
+    BadEndpoint,
+    Endpoint,
+    Judge,
+    JudgeAway,
+    agreement,
+    checked,
+)
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.rows import Row
+from sapo_swarm.tasks.own.import_rows import Row
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 
@@ -85,7 +94,7 @@ def endpoint(home: Home, config: RunConfig) -> Endpoint:
         url = checked(config.judge_url)
     except BadEndpoint as error:
         raise UsageError(f"judge_url: {error}") from error
-    return Endpoint(url, config.judge_model, keystore.kept_text(home.config, KEY))
+    return Endpoint(url, config.judge_model, identity.kept_text(home.config, KEY))
 
 
 def judge_for(home: Home, config: RunConfig) -> Judge | None:

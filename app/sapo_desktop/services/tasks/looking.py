@@ -15,8 +15,8 @@ from sapo_desktop.services.tasks import review
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.rows import Table
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, Number, Verifier
+from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.spec import Choice, Exact, Number, Verifier
 
 SHOWN = 5
 """Rows that are shown."""

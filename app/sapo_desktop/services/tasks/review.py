@@ -12,13 +12,12 @@ import msgspec
 from sapo_backends.base import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
-from sapo_swarm.scoring.declared.judge import declared
+from sapo_swarm.scoring.declared import score_declared
 from sapo_swarm.tasks.catalogue import tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.rows import Row, Table
-from sapo_swarm.tasks.own.spec import right_answer
-from sapo_swarm.tasks.own.split import clusters, key
-from sapo_swarm.tasks.own.verifiers import TRUTHFUL, Choice, Exact, Sql
+from sapo_swarm.tasks.own.import_rows import Row, Table
+from sapo_swarm.tasks.own.row_roles import clusters, key
+from sapo_swarm.tasks.own.spec import TRUTHFUL, Choice, Exact, Sql, right_answer
 
 FEW_TRAIN, FEW_HELD_OUT = 50, 50
 DOMINATES = 0.5
@@ -166,7 +165,7 @@ def _agree(task: OwnTask, row: Row, other: Row) -> bool:
     compared = tuple(part for part in task.spec.verifier if isinstance(part, TRUTHFUL) and not isinstance(part, Sql))
     judge = replace(task, spec=msgspec.structs.replace(task.spec, verifier=compared)) if compared else None
     answers = [(truth, right_answer(task.spec, answer)) for truth, answer in ((row, other), (other, row))]
-    return judge is not None and any(declared(judge, truth, answer, answer) == 1.0 for truth, answer in answers)
+    return judge is not None and any(score_declared(judge, truth, answer, answer) == 1.0 for truth, answer in answers)
 
 
 def _questions(count: int) -> str:

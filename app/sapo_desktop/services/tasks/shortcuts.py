@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sapo_desktop.services.tasks.review import chance
-from sapo_swarm.scoring.declared.extract import enclose
+from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.spec import right_answer, truth_column
-from sapo_swarm.tasks.own.verifiers import TRUTHFUL
+from sapo_swarm.tasks.own.spec import TRUTHFUL, right_answer, truth_column
 from sapo_swarm.types import RewardRule, TaskRef
 
 LOOKED_AT = 400
@@ -142,7 +141,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
     """Training rows whose own answer is judged wrong, and those that cannot be judged."""
     rows = task.train[:LOOKED_AT]
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in range(len(rows))]
-    texts = [enclose(task.spec.extract, right_answer(task.spec, row), scorer.answer_format) for row in rows]
+    texts = [enclose_answer(task.spec.extract, right_answer(task.spec, row), scorer.answer_format) for row in rows]
     verdicts = await scorer.score_many([(ref, (text,)) for ref, text in zip(refs, texts, strict=True)])
     found = list(zip(places, verdicts, strict=False))
     wrong = [place for place, verdict in found if isinstance(verdict, Scored) and verdict.rewards[0] < 1.0]
@@ -151,7 +150,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
 
 
 async def _judge(scorer: Scorer, task: OwnTask, refs: Sequence[TaskRef], answers: Sequence[str]) -> list[float]:
-    texts = [enclose(task.spec.extract, answer, scorer.answer_format) for answer in answers]
+    texts = [enclose_answer(task.spec.extract, answer, scorer.answer_format) for answer in answers]
     pairs = [(ref, (text,)) for ref, text in zip(refs, texts, strict=True)]
     return [scored.rewards[0] for scored in await scorer.score_local(pairs, RewardRule())]
 

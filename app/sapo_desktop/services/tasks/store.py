@@ -13,9 +13,9 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.store import all_models
 from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.own import library, shared
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import SPEC, OwnTask, read_task, spec_text, write_task
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.whole_file import write_whole
 
 
@@ -108,8 +108,8 @@ def delete(home: Home, name: str) -> None:
             folder.rename(doomed)
             shutil.rmtree(doomed)
         shutil.rmtree(replaced(home, name), ignore_errors=True)
-        for swarm in {entry.swarm for entry in shared.read(home.tasks) if entry.name == name}:
-            shared.remove(home.tasks, swarm, name)
+        for swarm in {entry.swarm for entry in library.read(home.tasks) if entry.name == name}:
+            library.remove(home.tasks, swarm, name)
     except OSError as error:
         raise AppError(f"{folder} could not be removed ({error.strerror or error}).") from error
     library.use(home.tasks)

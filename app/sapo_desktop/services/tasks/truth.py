@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+from sapo_swarm.scoring.process import ScorerUnavailable
+from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Question
 
 NONE = "not known: the task gives no single answer, or makes another question of these coordinates in this version"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sapo_swarm.coordinator.domain.records import PoolLimits
+from sapo_swarm.coordinator.records import PoolLimits
 from sapo_swarm.coordinator.store.base import Store, StoreFormat
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sapo_swarm.coordinator.domain.records import (
+from sapo_swarm.coordinator.records import (
     INVITE_EXPIRED,
     INVITE_OK,
     INVITE_REVOKED,
@@ -23,7 +23,7 @@ from sapo_swarm.coordinator.domain.records import (
     SwarmRecord,
     WindowStats,
 )
-from sapo_swarm.protocol.task_offer import TaskOffer, TaskUpload
+from sapo_swarm.protocol.wire import TaskOffer, TaskUpload
 
 
 class StoreError(Exception):

@@ -1,10 +1,12 @@
-"""The Redis store's connection, and what it keeps for long: the swarm, its invites and members."""
+"""What the Redis store keeps for long: the swarm, its invites, members and their tasks; and its connection."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -12,11 +14,54 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
 
-from sapo_swarm.coordinator.domain.records import InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.records import (
+    GIVE_WAY,
+    INVITE_OK,
+    LOOK_EVERY_S,
+    SWARM_FULL,
+    InviteRecord,
+    Member,
+    PoolLimits,
+    SwarmRecord,
+)
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
-from sapo_swarm.coordinator.store.redis_link import pack, reaching, read, wait
+from sapo_swarm.protocol.wire import TaskOffer, TaskUpload
+from sapo_swarm.types import UNREADABLE
+
+# What every call of the Redis store needs: one error for whatever goes wrong on the way, and records as msgpack.
+
+
+@contextlib.asynccontextmanager
+async def reaching() -> AsyncIterator[None]:
+    """Whatever goes wrong on the way is StoreUnavailable."""
+    try:
+        yield
+    except (TimeoutError, RedisError, OSError) as error:
+        raise StoreUnavailable(f"Redis does not answer: {type(error).__name__}: {error}") from error
+
+
+async def wait(reply: Any) -> Any:
+    """redis-py types its asynchronous commands as `Awaitable | value`."""
+    return await reply
+
+
+def pack(record: msgspec.Struct) -> bytes:
+    """The record as msgpack."""
+    return msgspec.msgpack.encode(record)
+
+
+def read(raw: bytes | str, kind: Any) -> Any:
+    """The record in msgpack bytes. Raises StoreFormat."""
+    try:
+        return msgspec.msgpack.decode(raw.encode() if isinstance(raw, str) else raw, type=kind)
+    except UNREADABLE as error:
+        raise StoreFormat(f"The store holds a {kind.__name__} that does not read: {error}.") from error
+
+
+# The Redis store's connection, and what it keeps for long: the swarm, its invites and members.
 
 log = logging.getLogger("sapo.coordinator")
 TIMEOUT_S = 2.0
@@ -270,3 +315,102 @@ def _invite(hash: str, row: dict[bytes, bytes]) -> InviteRecord:
         revoked=text["revoked"] == "1",
         used=float(text.get("used", "0")),
     )
+
+
+# Who comes into a swarm in the Redis store, and who gives way where it is full.
+
+
+class RedisMembers(RedisRegistry):
+    """The part of RedisStore that admits."""
+
+    _looked = -math.inf
+
+    async def admit(self, member: Member, now: float) -> str:
+        """See Store."""
+        async with reaching():
+            swarm = await self.swarm()
+            is_open = swarm is not None and swarm.open
+            before = await self.member(member.node)
+            idle = before is not None and before.idle(now, self.limits.idle_s)
+            arguments = [now, member.node, member.invite, int(is_open), pack(member), self.limits.members, int(idle)]
+            uninvited = before is not None and not before.invite
+            arguments += [self.limits.idle_s, int(uninvited and bool(member.invite))]
+            verdict = await self._run(scripts.ADMIT, "members", *arguments)
+            if verdict == SWARM_FULL.encode() and await self._make_room(now, is_open):
+                verdict = await self._run(scripts.ADMIT, "members", *arguments)
+            if verdict in (b"known", b"invited"):
+                known = await self.member(member.node)
+                if known is None:  # it gave way just now
+                    return await self.admit(member, now)
+                mine = member.invite if verdict == b"invited" else known.invite
+                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="", invite=mine)
+                await wait(self._server.hset(self._key("members"), member.node, pack(updated)))
+                verdict = INVITE_OK.encode()
+            await self._replicated()
+        return str(verdict.decode())
+
+    async def _make_room(self, now: float, is_open: bool) -> bool:
+        """In a full swarm: whether members gave way. It reads the members in pieces."""
+        if abs(now - self._looked) < LOOK_EVERY_S:
+            return False
+        self._looked = now
+        cursor, dropped = 0, 0
+        while dropped < GIVE_WAY:
+            cursor, rows = await wait(self._server.hscan(self._key("members"), cursor, count=GIVE_WAY))
+            dropped += await self._drop(rows, now, is_open) if rows else 0
+            if not cursor:
+                return dropped > 0
+        self._looked = -math.inf
+        return True
+
+    async def _drop(self, rows: dict[bytes, bytes], now: float, is_open: bool) -> int:
+        """How many of these members gave way."""
+        nodes: list[Any] = list(rows)
+        async with self._server.pipeline(transaction=False) as pipe:
+            pipe.hmget(self._key("banned"), nodes)
+            pipe.zmscore(self._key("seen"), nodes)
+            banned, seen = await pipe.execute()
+        arguments: list[Any] = []
+        for raw, ban, at in zip(rows.values(), banned, seen, strict=True):
+            member = seen_member(member_of(raw, ban), at)
+            if member.gives_way(now, self.limits.idle_s, is_open):
+                arguments += [member.node, raw, member.seen, member.invite]
+        return int(await self._run(scripts.DROP_MEMBERS, "members", *arguments)) if arguments else 0
+
+
+# What the Redis store keeps of tasks of members' own: an offer and its content for each name.
+
+
+class RedisTasks(RedisMembers):
+    """The part of RedisStore that is about tasks. Offers lie apart from contents: they are read often."""
+
+    async def put_task(self, task: TaskUpload) -> None:
+        """See Store."""
+        async with reaching():
+            await wait(self._server.hset(self._key("tasks"), task.offer.name, pack(task.offer)))
+            await wait(self._server.hset(self._key("task bodies"), task.offer.name, pack(task)))
+            await self._replicated()
+
+    async def drop_task(self, name: str) -> bool:
+        """See Store."""
+        async with reaching():
+            known = await wait(self._server.hdel(self._key("tasks"), name))
+            await wait(self._server.hdel(self._key("task bodies"), name))
+            await self._replicated()
+        return bool(known)
+
+    async def tasks(self) -> list[TaskOffer]:
+        """See Store."""
+        async with reaching():
+            rows = await wait(self._server.hgetall(self._key("tasks")))
+        return sorted((read(raw, TaskOffer) for raw in rows.values()), key=lambda offer: offer.name)
+
+    async def task(self, hash: str) -> TaskUpload | None:
+        """See Store."""
+        name = next((offer.name for offer in await self.tasks() if offer.hash == hash), None)
+        if name is None:
+            return None
+        async with reaching():
+            raw = await wait(self._server.hget(self._key("task bodies"), name))
+        found: TaskUpload | None = None if raw is None else read(raw, TaskUpload)
+        return found if found is not None and found.offer.hash == hash else None

@@ -12,7 +12,7 @@ All keys begin with ARGV[1], which holds the shard's hash tag, so a cluster keep
 
 from __future__ import annotations
 
-from sapo_swarm.coordinator.domain.records import AHEAD_S
+from sapo_swarm.coordinator.records import AHEAD_S
 
 _CREDIT = """
 local function credit(p, minute, from, last)

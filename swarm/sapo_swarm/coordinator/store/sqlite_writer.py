@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.coordinator.domain.records import Entry, InviteRecord, Member, SwarmRecord
+from sapo_swarm.coordinator.records import Entry, InviteRecord, Member, SwarmRecord
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
-from sapo_swarm.protocol.task_offer import TaskUpload
+from sapo_swarm.protocol.wire import TaskUpload
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk
 

@@ -13,10 +13,10 @@ import msgspec
 from aiohttp import web
 from jinja2 import Environment, StrictUndefined
 
-from sapo_swarm.coordinator.domain.limits import prefix_of
-from sapo_swarm.coordinator.domain.views import Overview, overview
-from sapo_swarm.coordinator.http.requests import client_address
+from sapo_swarm.coordinator.requests import client_address
+from sapo_swarm.coordinator.rules import prefix_of
 from sapo_swarm.coordinator.server import Coordinator
+from sapo_swarm.coordinator.window_stats import Overview, overview
 from sapo_swarm.protocol.reasons import in_words
 
 CSP = (

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.node.control.transport import LOOPBACK, Place
-from sapo_swarm.servers.few_connections import FewConnections
+from sapo_swarm.servers import FewConnections
 from sapo_swarm.whole_file import write_whole
 
 

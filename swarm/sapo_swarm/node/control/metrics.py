@@ -13,9 +13,7 @@ from sapo_swarm.node.clock import steady
 from sapo_swarm.node.control.api import NodeStatus
 from sapo_swarm.node.control.server import Controlled
 from sapo_swarm.node.control.transport import LOOPBACK
-from sapo_swarm.servers.few_connections import FewConnections
-from sapo_swarm.servers.prometheus import CONTENT_TYPE, Page
-from sapo_swarm.servers.sparse_log import server_runner
+from sapo_swarm.servers import CONTENT_TYPE, FewConnections, Page, server_runner
 
 
 class Counted:

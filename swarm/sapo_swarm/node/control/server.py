@@ -21,7 +21,7 @@ from sapo_swarm.node.control.loopback import Loopback
 from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor.requests import BadCommand
 from sapo_swarm.node.storage.journal import JournalError
-from sapo_swarm.servers.sparse_log import server_runner
+from sapo_swarm.servers import server_runner
 from sapo_swarm.types import UNREADABLE
 
 SOCKET_PATH_LIMIT = 103

@@ -21,7 +21,7 @@ from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, train_seed
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.split import key
+from sapo_swarm.tasks.own.row_roles import key
 from sapo_swarm.types import Question, TaskRef
 
 if TYPE_CHECKING:

@@ -18,12 +18,11 @@ from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.swarm.exchange import Exchange
-from sapo_swarm.sapo import difficulty, replay
-from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.sapo.group_size import group_sizes
-from sapo_swarm.sapo.replay import Past
-from sapo_swarm.sapo.stages.base import Answered, StagePrompt
-from sapo_swarm.scoring.rubric.judge import Judge
+from sapo_swarm.sapo import adaptive_sampling, training_batch
+from sapo_swarm.sapo.adaptive_sampling import Posterior, group_sizes
+from sapo_swarm.sapo.stages import Answered, StagePrompt
+from sapo_swarm.sapo.training_batch import Past
+from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, TaskRef
 
@@ -94,9 +93,9 @@ class Memory(msgspec.Struct):
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
         """Take in the local groups of a round, once."""
         if remembers(config):
-            self.replay = replay.remember(self.replay, round_number, groups, config.replay_half_life)
+            self.replay = training_batch.remember(self.replay, round_number, groups, config.replay_half_life)
         if config.curriculum != "uniform" or sizes_adapt(config):
-            difficulty.observe(self.difficulty, groups)
+            adaptive_sampling.observe(self.difficulty, groups)
 
 
 def remembers(config: RunConfig) -> bool:
@@ -271,7 +270,7 @@ class RoundContext:
         usual, known = self.config.group_size, self.memory.difficulty
         if work.questions is None or not sizes_adapt(self.config):
             return [usual] * len(work.prompts)
-        names = [difficulty.key_of(question.ref) for question in work.questions]
+        names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
         return group_sizes([known.get(name, Posterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:

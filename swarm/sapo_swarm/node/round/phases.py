@@ -21,10 +21,17 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.round.context import RoundContext, RoundWork
 from sapo_swarm.node.round.rows import NOTHING, ended, next_call, sample
 from sapo_swarm.node.round.turns import Place, answer_turns, judged, prompt_ids, turn_length
-from sapo_swarm.sapo import difficulty
-from sapo_swarm.sapo.difficulty import Posterior
-from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, is_own, new_tokens, preset_of, train_seed
-from sapo_swarm.tasks.extra import LIBRARY_PRESET
+from sapo_swarm.sapo import adaptive_sampling
+from sapo_swarm.sapo.adaptive_sampling import Posterior
+from sapo_swarm.tasks.catalogue import (
+    CATALOGUE,
+    LIBRARY_PRESET,
+    generator_of,
+    is_own,
+    new_tokens,
+    preset_of,
+    train_seed,
+)
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 
@@ -54,7 +61,7 @@ def candidate_refs(
     choices = difficulties(config)
     weights = None
     if config.curriculum != "uniform":
-        weights = difficulty.weights(posteriors, [difficulty.key(*choice) for choice in choices]).tolist()
+        weights = adaptive_sampling.weights(posteriors, [adaptive_sampling.key(*choice) for choice in choices]).tolist()
     slot = 0
     while True:
         dataset, preset = rng.choice(choices) if weights is None else rng.choices(choices, weights)[0]

@@ -20,9 +20,8 @@ from sapo_swarm.node.round.turns import judged, prompt_ids
 from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.sapo.advantage import as_rewards
-from sapo_swarm.sapo.stages.base import Answered, Lesson, Material, StagePrompt
-from sapo_swarm.sapo.stages.registry import STAGES
+from sapo_swarm.sapo.stages import STAGES, Answered, Lesson, Material, StagePrompt
+from sapo_swarm.sapo.training_batch import as_rewards
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Group
 

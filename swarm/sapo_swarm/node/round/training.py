@@ -15,9 +15,7 @@ from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.round.context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round.phases import round_seed
 from sapo_swarm.node.round.turns import encoded, prompt_ids
-from sapo_swarm.sapo.assemble import assemble, with_advantages
-from sapo_swarm.sapo.replay import sample_replay
-from sapo_swarm.sapo.sample_external import observe_trained
+from sapo_swarm.sapo.training_batch import assemble, observe_trained, sample_replay, with_advantages
 from sapo_swarm.types import Group, finite
 
 _NAN = float("nan")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sapo_backends.base import Completion, Engine, TokenIds, Tokenizer
+from sapo_swarm.scoring.environments import Step
 from sapo_swarm.scoring.scorer import Scored, Scorer
-from sapo_swarm.scoring.turns.play import Step
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskRef, Turn

@@ -37,7 +37,7 @@ from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.node.storage.unfinished import Header, UpdateLog
 from sapo_swarm.sapo import tripwire
 from sapo_swarm.tasks.catalogue import UnknownTask
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 
 REASON = "rollback"
 BEFORE = "before rollback"

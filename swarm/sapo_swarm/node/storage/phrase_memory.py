@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from sapo_swarm.protocol.drift.phrases import KeptPhrases, PhraseWatch
+from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
 

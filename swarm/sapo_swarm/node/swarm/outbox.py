@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sapo_swarm.protocol.wire import MAX_GROUPS, GroupBody, SharedCompletion
-from sapo_swarm.sapo.sample_external import has_advantage
+from sapo_swarm.sapo.training_batch import has_advantage
 from sapo_swarm.tasks.own.library import is_own
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Rollout
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sapo_swarm.protocol.wire import MAX_WANT
-from sapo_swarm.sapo.sample_external import NOTHING, strategy
+from sapo_swarm.sapo.training_batch import NOTHING, strategy
 from sapo_swarm.types import Group
 
 POOL_GROUPS = 256

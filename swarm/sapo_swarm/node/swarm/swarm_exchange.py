@@ -32,7 +32,7 @@ from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import SignedGroup, SwarmInfo, label
-from sapo_swarm.sapo.assemble import questions_to_sample
+from sapo_swarm.sapo.training_batch import questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
 from sapo_swarm.types import Group, Question

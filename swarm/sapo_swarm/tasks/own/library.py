@@ -1,24 +1,76 @@
-"""The person's tasks, found by name in one folder: each process is told once where it lies.
-
-A task is read when it is first named and stays as it was then: one process works with one version of it.
-"""
+"""The tasks that this person has, by name, and which of them are shared in which swarm."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from sapo_swarm.tasks.own import shared
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.verifiers import RUNS_CODE
-from sapo_swarm.types import TaskRef
+import msgspec
+from msgspec import Meta
+
+from sapo_swarm.tasks.own.spec import RUNS_CODE, BadTask
+from sapo_swarm.types import UNREADABLE, Name, Sha256, TaskRef
 from sapo_swarm.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
+
+# Which tasks this person shares, or accepted, in which swarm: one file beside the tasks, never in one.
+#
+# A folder that came from somewhere cannot say for itself that it may leave the machine.
+
+FILE = "shared-tasks.json"
+MAX_BYTES = 2**20
+MAX_ENTRIES = 1000
+
+
+class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A version of a task that the members of a swarm train on together.
+
+    swarm: its id. digest: of the task as it travels, which is without held-out rows where held_out is false. mine: this home
+    shares it; else it came from the swarm and the person accepted it.
+    """
+
+    swarm: Annotated[str, Meta(pattern=r"^[a-z2-7]{16}\Z")]
+    name: Name
+    digest: Sha256
+    held_out: bool
+    mine: bool
+
+
+def read(folder: Path) -> tuple[Shared, ...]:
+    """What the file in the folder of tasks says; nothing where it cannot be read, for then nothing leaves the machine."""
+    path = folder / FILE
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return ()
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Shared, ...])
+    except (OSError, *UNREADABLE):
+        return ()
+
+
+def add(folder: Path, entry: Shared) -> None:
+    """Note a task of a swarm, in the place of its earlier version. Raises OSError."""
+    others = (known for known in read(folder) if (known.swarm, known.name) != (entry.swarm, entry.name))
+    _write(folder, [*others, entry][-MAX_ENTRIES:])
+
+
+def remove(folder: Path, swarm: str, name: str) -> None:
+    """Forget a task of a swarm. Raises OSError."""
+    _write(folder, [known for known in read(folder) if (known.swarm, known.name) != (swarm, name)])
+
+
+def _write(folder: Path, entries: Iterable[Shared]) -> None:
+    write_whole(folder / FILE, msgspec.json.encode(list(entries)), private=True)
+
+
+# The person's tasks, found by name in one folder: each process is told once where it lies.
+#
+# A task is read when it is first named and stays as it was then: one process works with one version of it.
 
 PRESET = "own"
 """The one preset of an own task; no other task has one of this name."""
@@ -34,7 +86,7 @@ class _Library:
 
     def __init__(self) -> None:
         self.tasks: dict[str, OwnTask] = {}
-        self.shared: tuple[shared.Shared, ...] | None = None
+        self.shared: tuple[Shared, ...] | None = None
 
 
 _library = _Library()
@@ -120,7 +172,7 @@ def consent(task: OwnTask) -> bytes:
 def runs_generated() -> bool:
     """A task in force runs what a model writes, by the look of its task.toml."""
     from sapo_swarm.tasks.own.folder import MAX_SPEC, SPEC
-    from sapo_swarm.tasks.own.rows import decode, read_bytes
+    from sapo_swarm.tasks.own.import_rows import decode, read_bytes
 
     for name in names():
         with contextlib.suppress(OSError, BadTask):  # no task is made of that
@@ -162,14 +214,14 @@ def is_own(ref: TaskRef) -> bool:
     return ref.generator.startswith("task-")
 
 
-def shared_in(swarm: str) -> dict[str, shared.Shared]:
+def shared_in(swarm: str) -> dict[str, Shared]:
     """The tasks that this person shares, or accepted, in the swarm of this id, by name: whether or not they are still so."""
     return {entry.name: entry for entry in _entries() if entry.swarm == swarm}
 
 
-def _entries() -> tuple[shared.Shared, ...]:
+def _entries() -> tuple[Shared, ...]:
     if _library.shared is None:
-        _library.shared = () if _library.folder is None else shared.read(_library.folder)
+        _library.shared = () if _library.folder is None else read(_library.folder)
     return _library.shared
 
 

@@ -1,18 +1,327 @@
-"""task.toml: what a task asks and how it is judged, as data."""
+"""What a task asks and how it is judged, as data: the verifiers that it can declare, and task.toml.
+
+Nothing here judges: that is sapo_swarm.scoring.declared. A task that cannot be used is a BadTask, with the reason.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.patterns import Patterns
-from sapo_swarm.tasks.own.verifiers import Column, Environment, Exact, Judged, Part, Regex, Verifier
 from sapo_swarm.types import Name
+
+# What may be wrong with a task folder.
+
+
+class BadTask(ValueError):
+    """A task folder or a file of rows that cannot be used; the message says where, why and what to do."""
+
+
+# The verifiers that a task can declare: what is compared, as data. How is in sapo_swarm.scoring.declared.
+#
+# Every part gives a score in [0, 1]; a task's score is their mean, weighted. Strictly right is only what every part calls 1.
+# `column` names the column with the truth, "" the task's answer column.
+
+Column = Annotated[str, Meta(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,39})?\Z")]
+Short = Annotated[str, Meta(max_length=64)]
+Tolerance = Annotated[float, Meta(ge=0.0, le=1e12)]
+MAX_PATTERN = 500
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """What all verifiers have."""
+
+    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
+    column: Column = ""
+
+
+class Exact(Part, frozen=True, tag="exact"):
+    """The truth's text. Both sides lose outer and repeated white space; Unicode is compared in form NFKC.
+
+    case: letters must agree in case. alternatives: a separator between several truths, any of which is right.
+    """
+
+    case: bool = False
+    alternatives: Short = ""
+
+
+class Number(Part, frozen=True, tag="number"):
+    """A number within `abs` or within `rel` of the truth, whichever is wider.
+
+    units: written after a number and not compared, except that an answer's unit must be the truth's where both have one.
+    need_unit: an answer without the truth's unit is wrong, and case does not count in units that differ in more than that.
+    decimal: the decimal mark; the other of "." and "," (and a blank) may stand between thousands.
+    """
+
+    abs: Tolerance = 0.0
+    rel: Tolerance = 0.0
+    units: Annotated[tuple[Short, ...], Meta(max_length=64)] = ()
+    need_unit: bool = False
+    decimal: Annotated[str, Meta(pattern=r"^[.,]\Z")] = "."
+
+
+class Choice(Part, frozen=True, tag="choice"):
+    """One of the options, in any case, with or without brackets or a full stop: "B", "(b)", "B."."""
+
+    options: Annotated[tuple[Short, ...], Meta(max_length=256)] = ()
+
+
+class Items(Part, frozen=True, tag="list"):
+    """The truth's items in its order. Partial credit: the share of places that agree."""
+
+    separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
+
+
+class ItemSet(Part, frozen=True, tag="set"):
+    """The truth's items in any order, repeats ignored. Partial credit: shared items over all items."""
+
+    separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
+
+
+class Order(Part, frozen=True, tag="order"):
+    """The truth's items, each once, in its order. Partial credit: the share of pairs that stand in the right order."""
+
+    separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
+
+
+class Regex(Part, frozen=True, tag="regex"):
+    """The whole answer matches `pattern`, or the row's own pattern where it is empty."""
+
+    pattern: Annotated[str, Meta(max_length=MAX_PATTERN)] = ""
+    case: bool = True
+
+
+class JsonSchema(Part, frozen=True, tag="json_schema"):
+    """JSON that fits the JSON Schema in the folder's schema.json. Nothing is fetched from anywhere."""
+
+
+class JsonEqual(Part, frozen=True, tag="json_equal"):
+    """JSON equal to the truth's; the order of keys does not count. Partial credit: the share of leaves that agree.
+
+    ordered: lists must be in the truth's order. abs: so much may numbers differ.
+    """
+
+    ordered: bool = True
+    abs: Tolerance = 0.0
+
+
+class Sql(Part, frozen=True, tag="sql"):
+    """A query whose result on the folder's fixture.sqlite is that of the truth's query. ordered: the order of rows counts."""
+
+    ordered: bool = False
+
+
+class Length(Part, frozen=True, tag="length"):
+    """The answer has so many characters; of the whole completion with `whole`."""
+
+    least: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    most: Annotated[int, Meta(ge=1, le=100_000)] = 8192
+    whole: bool = False
+
+
+class Format(Part, frozen=True, tag="format"):
+    """The answer begins with `starts` and ends with `ends`. only: no other answer before it, and nothing behind it."""
+
+    starts: Short = ""
+    ends: Short = ""
+    only: bool = True
+
+
+class PythonTests(Part, frozen=True, tag="python_tests"):
+    """Python that passes the row's unit tests: lines such as `double(4) == 8`. Partial credit: the share of tests that pass.
+
+    What the model wrote is run, contained; the person says yes to that once for each task.
+    """
+
+
+class Function(Part, frozen=True, tag="function"):
+    """The function in the folder's reward.py, which runs only after the person said yes to it."""
+
+
+class Environment(Part, frozen=True, tag="environment"):
+    """The class in the folder's environment.py, whose tools the model may call and which says the reward in the end. It runs
+    only after the person said yes to it. turns: of the model, at most; the last one calls nothing.
+    """
+
+    turns: Annotated[int, Meta(ge=1, le=32)] = 8
+
+
+class Judged(Part, frozen=True, tag="judged"):
+    """What a language model says of the answer by the rubric: it fulfils the whole of it, or not. Judged, not verified: it is
+    the only verifier of its task, and its rewards never stand in one figure with verified ones.
+    """
+
+    rubric: Annotated[str, Meta(min_length=1, max_length=4000)] = "The answer is right, complete and to the point."
+
+
+Verifier = (
+    Exact
+    | Number
+    | Choice
+    | Items
+    | ItemSet
+    | Order
+    | Regex
+    | JsonSchema
+    | JsonEqual
+    | Sql
+    | Length
+    | Format
+    | PythonTests
+    | Function
+    | Environment
+    | Judged
+)
+TRUTHFUL = (Exact, Number, Choice, Items, ItemSet, Order, JsonEqual, Sql)
+"""Verifiers for which the truth itself is a right answer."""
+RUNS_CODE = (PythonTests, Function, Environment)
+"""Verifiers that run code: only in tasks made on this machine, after a yes, never from a swarm."""
+
+
+# Unit tests of generated Python, as a row's cell: lines such as `double(4) == 8`. Parsed here, run nowhere near.
+#
+# What is expected must be a literal: it stays with the verifier, and the process that runs the model's code never sees it.
+
+MAX_TESTS = 32
+MAX_TEXT = 4_000
+"""Characters of a row's tests."""
+
+
+@dataclass(frozen=True)
+class UnitTest:
+    """An expression over the model's code, and the value that it must have."""
+
+    expression: str
+    expected: Any
+
+
+@lru_cache(maxsize=4096)
+def unit_tests(cell: str) -> tuple[UnitTest, ...]:
+    """The tests of a cell, one a line, with or without `assert`. Raises BadTask with what to mend."""
+    if len(cell) > MAX_TEXT:
+        raise BadTask(f"The tests have {len(cell):,} characters; up to {MAX_TEXT:,} are read.")
+    try:
+        tree = ast.parse(cell)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BadTask(f"The tests are no Python ({error}). Write one a line, such as: double(4) == 8") from error
+    if not 1 <= len(tree.body) <= MAX_TESTS:
+        raise BadTask(f"{len(tree.body)} tests; a row has 1 to {MAX_TESTS}.")
+    return tuple(_test(line) for line in tree.body)
+
+
+def _test(line: ast.stmt) -> UnitTest:
+    found = line.test if isinstance(line, ast.Assert) else line.value if isinstance(line, ast.Expr) else None
+    if not isinstance(found, ast.Compare) or len(found.ops) != 1 or not isinstance(found.ops[0], ast.Eq):
+        raise BadTask(f"Test {ast.unparse(line)[:80]!r} is no comparison. Write it so: double(4) == 8")
+    try:
+        expected = ast.literal_eval(found.comparators[0])
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise BadTask(
+            f"Test {ast.unparse(line)[:80]!r}: right of == must stand a plain value, such as 8, 'text' or [1, 2]."
+        ) from error
+    return UnitTest(ast.unparse(found.left), expected)
+
+
+# Regular expressions of a task: none that takes for ever to match, and in all no more than is checked in about a second.
+
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
+MANY = 50
+"""Repeats of something that itself repeats: up to here they are quick to match."""
+MAX_CLASSES = 10_000
+"""What the classes of one pattern may cost, in plain characters: five of all letters of all scripts."""
+MAX_WORK = 250_000
+"""Of different patterns, in plain characters, of which a millisecond compiles about 300."""
+_EACH, _TABLE, _SHARE = 8, 40, 40
+"""A pattern and a class beyond U+00FF cost as much as so many plain characters; of a range that many cost as much as one."""
+
+
+class Patterns:
+    """The patterns of one part of a task: equal ones are checked once, and all of them are so many at most."""
+
+    def __init__(self) -> None:
+        self._good: set[str] = set()
+        self._work = 0
+
+    def check(self, pattern: str, origin: str) -> None:
+        """Raises BadTask for a pattern that is no regular expression, that some text takes for ever to match, or that is one too
+        many."""
+        if pattern in self._good:
+            return
+        if len(pattern) > MAX_PATTERN:
+            raise BadTask(f"{origin}: a pattern may have {MAX_PATTERN} characters, not {len(pattern)}.")
+        self._spend(_EACH + len(pattern), origin)
+        from re import _parser  # type: ignore[attr-defined]  # the only parse tree that there is
+
+        try:
+            tree = _parser.parse(pattern)
+            classes = _classes(tree)
+            if classes > MAX_CLASSES:
+                raise BadTask(
+                    f"{origin}: the ranges in {pattern[:80]!r} hold too many characters. Name what is left out: [^...]."
+                )
+            self._spend(classes, origin)
+            re.compile(pattern)
+            nested = _nested(tree, False)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise BadTask(f"{origin}: {pattern[:80]!r} is no regular expression ({error}).") from error
+        if nested:
+            raise BadTask(
+                f"{origin}: {pattern[:80]!r} repeats something that repeats; such a pattern can take for ever. Simplify it."
+            )
+        self._good.add(pattern)
+
+    def _spend(self, work: int, origin: str) -> None:
+        if self._work + work > MAX_WORK:
+            raise BadTask(
+                f"{origin}: the patterns up to here are all that are checked: {MAX_WORK:,} characters of different ones, where a "
+                "range of many characters counts for more. Use fewer."
+            )
+        self._work += work
+
+
+def _classes(tree: Any) -> int:
+    """What compiling the classes costs: one that goes beyond U+00FF fills a table, character by character."""
+    found = 0
+    for name, value in tree:
+        if str(name) != "IN":
+            found += sum(map(_classes, _bodies(value)))
+            continue
+        ends = [(at, at) if str(kind) == "LITERAL" else at for kind, at in value if str(kind) in ("LITERAL", "RANGE")]
+        if any(last > 0xFF for _, last in ends):
+            found += _TABLE + sum(min(last, 0xFFFF) - min(first, 0xFFFF) for first, last in ends) // _SHARE
+    return found
+
+
+def _nested(tree: Any, inside: bool) -> bool:
+    """An unbounded repeat inside another one, or a back-reference."""
+    for name, value in tree:
+        if str(name) in _REPEATS:
+            low, high, body = value
+            repeats = int(high) > MANY and low != high
+            if (inside and repeats) or _nested(body, inside or repeats):
+                return True
+        elif str(name) in ("GROUPREF", "GROUPREF_EXISTS") or any(_nested(part, inside) for part in _bodies(value)):
+            return True
+    return False
+
+
+def _bodies(value: Any) -> list[Any]:
+    """The sub-patterns in an argument of a parse tree's node."""
+    from re import _parser  # type: ignore[attr-defined]
+
+    if isinstance(value, _parser.SubPattern):
+        return [value]
+    return [body for item in value for body in _bodies(item)] if isinstance(value, (tuple, list)) else []
+
+
+# task.toml: what a task asks and how it is judged, as data.
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
 HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
@@ -26,8 +335,8 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
     extract: where a completion's answer stands (tags: the <answer>...</answer> at its end). max_new_tokens: what an answer needs,
     0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files; split: by which rule, see
-    sapo_swarm.tasks.own.split. difficulty: the column that says how hard a row is, "" for none. shots: worked examples in each
-    question, see sapo_swarm.tasks.own.worked_examples.
+    row_roles.py. difficulty: the column that says how hard a row is, "" for none. shots: worked examples in each
+    question.
     """
 
     format: Literal[1] = 1
@@ -90,7 +399,6 @@ def right_answer(spec: TaskSpec, row: dict[str, str]) -> str:
 
 def needs_truth(part: Part) -> bool:
     """The verifier compares with a cell of the row."""
-    from sapo_swarm.tasks.own.verifiers import Format, Function, JsonSchema, Length
 
     return not isinstance(part, (Environment, Format, Function, JsonSchema, Judged, Length)) and not (
         isinstance(part, Regex) and bool(part.pattern)
@@ -99,7 +407,6 @@ def needs_truth(part: Part) -> bool:
 
 def may_have_examples(spec: TaskSpec) -> bool:
     """Its rows can be shown with their right answers: the answer column holds what a completion may be."""
-    from sapo_swarm.tasks.own.verifiers import TRUTHFUL
 
     compared = any(isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier)
     return compared and spec.extract != "tags" and not spec.turns and not spec.rubric

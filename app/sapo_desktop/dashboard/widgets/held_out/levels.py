@@ -8,8 +8,8 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.look.show import fit, plain
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.tasks.own.levels import PREFIX
 from sapo_swarm.tasks.own.library import PRESET
+from sapo_swarm.tasks.own.row_roles import PREFIX
 
 LATELY = 256
 """Local groups that are looked back on."""

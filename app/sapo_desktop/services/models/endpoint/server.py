@@ -25,8 +25,7 @@ from sapo_desktop.services.models.endpoint.messages import (
     Reply,
     Usage,
 )
-from sapo_swarm.servers.few_connections import FewConnections
-from sapo_swarm.servers.sparse_log import server_runner
+from sapo_swarm.servers import FewConnections, server_runner
 
 HOST = "127.0.0.1"
 LARGEST_BODY = 2**20

@@ -15,10 +15,10 @@ import msgspec
 from sapo_backends.base import BackendError, BackendUnavailable
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Write, Written
-from sapo_swarm.scoring.scorer import ScorerUnavailable
+from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 
 
 class Outlet:

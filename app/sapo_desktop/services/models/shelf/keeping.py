@@ -20,7 +20,7 @@ from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.storage.files import folder_bytes, free_bytes
 from sapo_swarm.node.storage.journal import JournalError, read_only, readable
 from sapo_swarm.tasks.catalogue import UnknownTask
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE
 
 _PARTIAL = ".partial-"

@@ -15,7 +15,7 @@ from sapo_desktop.services.models.shelf.store import Model, Unreadable
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.tasks import catalogue
-from sapo_swarm.tasks.own.errors import BadTask
+from sapo_swarm.tasks.own.spec import BadTask
 
 _PRECISIONS = ("float32", "bfloat16", "4bit")
 

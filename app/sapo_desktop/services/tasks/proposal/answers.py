@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from sapo_swarm.scoring.declared import items
-from sapo_swarm.scoring.declared.judge import declared
-from sapo_swarm.scoring.declared.numbers import MINUS
-from sapo_swarm.scoring.declared.words import label
+from sapo_swarm.scoring import declared as items
+from sapo_swarm.scoring.declared import MINUS, normalised_label, score_declared
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.spec import TaskSpec
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, Verifier
+from sapo_swarm.tasks.own.spec import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, TaskSpec, Verifier
 
 MOST = 0.95
 """Share of the answers that a proposed verifier must call right."""
@@ -162,7 +159,7 @@ def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[V
     """Lists: short items of a vocabulary, or of the question, and not always as many. In any order only where no two answers
     are told apart by it."""
     mark = max((";", "|", ","), key=lambda char: sum(char in text for text in truths))
-    lists = [items.split(text, mark) for text in truths]
+    lists = [items.split_items(text, mark) for text in truths]
     flat = [item for found in lists for item in found]
     several = sum(len(found) > 1 for found in lists)
     if 2 * several < len(truths) or len({len(found) for found in lists}) < 2:
@@ -202,7 +199,7 @@ def _candidates(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tup
 
 def _distinct(options: Collection[str]) -> bool:
     """As options of a choice, no two of them are the same."""
-    return len({label(option) for option in options}) == len(options)
+    return len({normalised_label(option) for option in options}) == len(options)
 
 
 def _options_in_words(count: int) -> str:
@@ -212,7 +209,7 @@ def _options_in_words(count: int) -> str:
 def _right(verifier: Verifier, truths: Sequence[str]) -> float:
     """The share of the answers that the verifier itself calls right."""
     task, tried = OwnTask(TaskSpec(name="t", verifier=(verifier,)), (), (), "", ""), truths[:TRIED]
-    found = [declared(task, {"answer": text}, text, text) == 1.0 for text in tried]
+    found = [score_declared(task, {"answer": text}, text, text) == 1.0 for text in tried]
     return sum(found) / len(found) if found else 1.0
 
 

@@ -7,11 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal.answers import DIGITS
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.tasks.own.errors import BadTask
-from sapo_swarm.tasks.own.headings import slug
-from sapo_swarm.tasks.own.levels import levels
-from sapo_swarm.tasks.own.rows import Row, Table
-from sapo_swarm.tasks.own.spec import TaskSpec
+from sapo_swarm.tasks.own.import_rows import Row, Table, slug
+from sapo_swarm.tasks.own.row_roles import levels
+from sapo_swarm.tasks.own.spec import BadTask, TaskSpec
 
 QUESTIONS = (
     *("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from"),

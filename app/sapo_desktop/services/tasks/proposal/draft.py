@@ -20,10 +20,8 @@ from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
-from sapo_swarm.tasks.own.headings import slug
-from sapo_swarm.tasks.own.rows import Table, read_bytes, read_table
-from sapo_swarm.tasks.own.spec import Extract, TaskSpec, checked
-from sapo_swarm.tasks.own.verifiers import Choice, Environment, Function, Judged
+from sapo_swarm.tasks.own.import_rows import Table, read_bytes, read_table, slug
+from sapo_swarm.tasks.own.spec import Choice, Environment, Extract, Function, Judged, TaskSpec, checked
 
 RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
 """Verbs of `tasks`: a task of such a name could not be asked for."""

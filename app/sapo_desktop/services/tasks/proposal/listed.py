@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from sapo_swarm.tasks.own.rows import cell
+from sapo_swarm.tasks.own.import_rows import cell
 
 _LABEL = re.compile(r"\(?([A-Z])[).:]\s+", re.IGNORECASE)
 _LABELS = re.compile(r"(?:^|(?<=\s))\(?[A-Z][).:]\s+")

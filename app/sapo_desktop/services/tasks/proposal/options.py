@@ -13,8 +13,7 @@ from typing import Literal
 
 from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, heading, headings
 from sapo_desktop.services.tasks.proposal.listed import Entry, bare_text, listed
-from sapo_swarm.tasks.own.headings import slug
-from sapo_swarm.tasks.own.rows import MAX_CELL, Row, Table
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, Table, slug
 
 COLUMN = "options"
 """Holds a row's options as its question shows them."""

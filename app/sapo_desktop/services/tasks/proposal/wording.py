@@ -17,9 +17,8 @@ import msgspec
 
 from sapo_desktop.services.tasks.proposal.answers import date_form, few_numbers, unlike
 from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS
-from sapo_swarm.scoring.declared.items import split
-from sapo_swarm.tasks.own.spec import Extract
-from sapo_swarm.tasks.own.verifiers import Choice, Exact, Items, ItemSet, JsonEqual, Number, Order, Verifier
+from sapo_swarm.scoring.declared import split_items
+from sapo_swarm.tasks.own.spec import Choice, Exact, Extract, Items, ItemSet, JsonEqual, Number, Order, Verifier
 
 SYSTEM = "Give only the answer that is asked for, without an explanation."
 """Of a task whose answers stand alone: the app's own prompt asks for steps and tags."""
@@ -283,7 +282,7 @@ def _yes_or_no(options: Sequence[str]) -> bool:
 
 def _alphabetical(asked: Asked) -> bool:
     mark = getattr(asked.verifier, "separator", ",")
-    lists = [found for answer in asked.answers if len(found := split(answer, mark)) > 1]
+    lists = [found for answer in asked.answers if len(found := split_items(answer, mark)) > 1]
     return bool(lists) and all(found == sorted(found) for found in lists)
 
 

@@ -27,7 +27,7 @@ from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_desktop.services.tasks.wizard.places import places
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.rows import Table, read_table
+from sapo_swarm.tasks.own.import_rows import Table, read_table
 from sapo_swarm.tasks.own.spec import Extract
 
 NAMED = 200

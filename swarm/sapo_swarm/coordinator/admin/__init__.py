@@ -1,1 +1,0 @@
-"""What only the host may do: invites, bans, moving the swarm."""

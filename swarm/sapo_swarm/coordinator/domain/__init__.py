@@ -1,1 +1,0 @@
-"""The coordinator's rules without sockets or clocks: judging groups, limits, counters, the pool."""

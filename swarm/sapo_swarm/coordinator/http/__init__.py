@@ -1,1 +1,0 @@
-"""Requests in, problem details out: authentication, admission, metrics, the API description."""

@@ -1,0 +1,98 @@
+"""Counters of this process in Prometheus' text format, and values that requests share until they are too old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from sapo_swarm.servers import Page
+
+# A value that requests share until it is too old.
+
+T = TypeVar("T")
+
+
+class Cached(Generic[T]):
+    """What `make` gives, at most ttl_s seconds old by `clock`, which may be set back. Who asks while it is made waits for it."""
+
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], ttl_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ttl_s = ttl_s
+        self._make, self._clock = make, clock
+        self._known: tuple[float, T] | None = None
+        self._forgotten = 0  # times
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> T:
+        """Raises what `make` raises."""
+        async with self._lock:
+            if self._known is None or not 0 <= self._clock() - self._known[0] < self.ttl_s:
+                forgotten = self._forgotten
+                made = await self._make()
+                if forgotten != self._forgotten:
+                    return made  # it may lack what was to be forgotten
+                self._known = self._clock(), made  # not the time before: those who waited must not make it again
+            return self._known[1]
+
+    def forget(self) -> None:
+        """It is made anew when somebody asks."""
+        self._known = None
+        self._forgotten += 1
+
+
+# Counters of this process in Prometheus' text format.
+
+_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """requests: (route, status) -> count. refused: reason -> groups. Names follow the Prometheus conventions."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.accepted = 0
+        self.sampled = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.in_flight = 0
+        self.turned_away = 0
+        self._latency: Counter[float] = Counter()
+        self._latency_sum = 0.0
+        self._latency_count = 0
+
+    def served(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request; seconds: from its head to its answer."""
+        self.requests[route, status] += 1
+        if route == "/v1/rounds/{id}":
+            self._latency_sum += seconds
+            self._latency_count += 1
+            for bound in _BOUNDS:
+                if seconds <= bound:
+                    self._latency[bound] += 1
+
+    def text(self, pool: int, nodes: int) -> str:
+        """The page that Prometheus reads. pool: live groups. nodes: seen lately."""
+        page = Page("sapo_")
+        requests = [
+            ({"route": route, "status": str(status)}, float(count)) for (route, status), count in self.requests.items()
+        ]
+        page.add_each("requests_total", "counter", "Requests served, by route and status.", requests)
+        page.add("groups_accepted_total", "counter", "Groups taken into the pool.", self.accepted)
+        refused = [({"reason": reason}, float(count)) for reason, count in self.refused.items()]
+        page.add_each("groups_refused_total", "counter", "Groups refused, by reason.", refused)
+        page.add("groups_sampled_total", "counter", "Groups sent to other nodes.", self.sampled)
+        page.add("received_bytes_total", "counter", "Bytes of round bodies received.", self.bytes_in)
+        page.add("sent_bytes_total", "counter", "Bytes of round replies sent.", self.bytes_out)
+        page.add("in_flight", "gauge", "Requests being served.", self.in_flight)
+        turned_away = "Connections and handshakes ended early because others came and there was no room."
+        page.add("connections_turned_away_total", "counter", turned_away, self.turned_away)
+        page.add("pool_groups", "gauge", "Live groups.", pool)
+        page.add("nodes", "gauge", "Nodes seen lately.", nodes)
+        buckets = {bound: float(self._latency[bound]) for bound in _BOUNDS}
+        page.histogram("round_seconds", "Time to serve a round.", buckets, self._latency_sum, self._latency_count)
+        return page.text()

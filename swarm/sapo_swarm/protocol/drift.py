@@ -1,0 +1,521 @@
+"""Whether a node writes otherwise since others teach it: phrases that they brought, the length and variety of its texts, and
+sources whose texts it would hardly ever write itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import zlib
+from array import array
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sapo_swarm.scoring.answer_format import before_answer
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question
+
+if TYPE_CHECKING:
+    from numpy import uint64
+    from numpy.typing import NDArray
+
+# The newest of many things, known again by 64-bit fingerprints in two tables that are made once and never grow.
+
+_BITS = 2**64 - 1
+_DISCARDED = 1
+"""In a table; an empty place has 0."""
+
+
+def fingerprint(text: str) -> int:
+    """More than 1, and the same on every machine."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") | 2
+
+
+class Remembered:
+    """Fingerprints: the `least` told last, and up to as many before them; 32 to 64 bytes for each of `least`, taken at once.
+
+    Two generations, each a table with open addressing: when the newer one has `least`, the older one is forgotten, which costs
+    nothing. Which place a fingerprint gets is secret, so nobody can choose some that crowd in one.
+    """
+
+    __slots__ = ("_least", "_new", "_odd", "_old", "_shift", "_used")
+
+    def __init__(self, least: int, told: bytes = b"") -> None:
+        """told: what to_bytes() gave."""
+        bits = (2 * least - 1).bit_length()
+        self._least, self._odd, self._shift, self._used = least, secrets.randbits(64) | 1, 64 - bits, 0
+        self._new, self._old = array("Q", bytes(8 << bits)), array("Q", bytes(8 << bits))
+        for start in range(0, len(told) - 7, 8):
+            self.add(int.from_bytes(told[start : start + 8], "little") | 2)
+
+    def _place(self, table: array[int], key: int) -> int:
+        """Where the fingerprint stands, or an empty place."""
+        place = (key * self._odd & _BITS) >> self._shift
+        while (found := table[place]) and found != key:
+            place = (place + 1) % len(table)
+        return place
+
+    def add(self, key: int) -> None:
+        """Told now. key: a fingerprint, of 64 bits and more than 1."""
+        place = self._place(self._new, key)
+        if self._new[place] == key:
+            return
+        if self._used == self._least:
+            self._old, self._new, self._used = self._new, array("Q", bytes(8 * len(self._new))), 0
+            place = self._place(self._new, key)
+        self._new[place] = key
+        self._used += 1
+
+    def discard(self, key: int) -> None:
+        """As if it had never been told."""
+        for table in (self._new, self._old):
+            place = self._place(table, key)
+            if table[place] == key:
+                table[place] = _DISCARDED
+
+    def _known(self) -> NDArray[uint64]:
+        """Each once, those of the older generation first."""
+        import numpy as np  # a coordinator, which keeps none, does without
+
+        new, old = (np.frombuffer(table, np.uint64) for table in (self._new, self._old))
+        lately = np.unique(new[new > _DISCARDED])
+        return np.concatenate([np.setdiff1d(old[old > _DISCARDED], lately), lately])
+
+    def to_bytes(self) -> bytes:
+        """All of them, eight bytes each."""
+        return self._known().astype("<u8").tobytes()
+
+    def __contains__(self, key: int) -> bool:
+        return self._new[self._place(self._new, key)] == key or self._old[self._place(self._old, key)] == key
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remembered) and sorted(self._known()) == sorted(other._known())
+
+
+# How long and how varied a node's texts are now, beside what it wrote first: what a drift shows that has no phrase of its own.
+#
+# The length is the mean number of words; the variety is the entropy of all words together, numbers counted as one word.
+# Training
+# moves both a little; a model that copies a style, repeats itself or forgets how to reason moves them far. It is said, and
+# refuses nothing. Pure bookkeeping in bounded memory.
+
+TEXTS = 512
+"""Texts that are compared: the first so many with the newest so many."""
+BUCKETS = 1024
+"""Counters that words share by their checksum."""
+TEXT_DRIFT_LONGEST = 8192
+"""Characters of a text that are read."""
+TEXT_DRIFT_LONGER, POORER = 2.0, 0.6
+"""Said from this ratio of lengths on, either way, and from this one of entropies down."""
+LEAST_WORDS, LEAST_BITS = 3.0, 2.0
+"""A first length and entropy below which a ratio says nothing."""
+
+_TEXT_DRIFT_WORD = re.compile(r"[^\W\d_]+|\d+")
+_Count = Annotated[int, Meta(ge=0, lt=2**40)]
+
+
+class Texts(msgspec.Struct, frozen=True):
+    """Counts over texts. words: in all; buckets: by the word's checksum."""
+
+    texts: _Count = 0
+    words: _Count = 0
+    buckets: Annotated[tuple[_Count, ...], Meta(min_length=BUCKETS, max_length=BUCKETS)] = (0,) * BUCKETS
+
+    @property
+    def length(self) -> float:
+        """Words a text."""
+        return self.words / max(self.texts, 1)
+
+    @property
+    def entropy(self) -> float:
+        """Bits a word."""
+        return -sum(count / self.words * math.log2(count / self.words) for count in self.buckets if count)
+
+
+def counted(texts: Iterable[str]) -> Texts:
+    """The counts of these texts."""
+    number, words, buckets = 0, 0, [0] * BUCKETS
+    for text in texts:
+        found = _TEXT_DRIFT_WORD.findall(text[:TEXT_DRIFT_LONGEST].lower())
+        for word in found:
+            buckets[zlib.crc32(b"0" if word.isdigit() else word.encode()) % BUCKETS] += 1
+        number, words = number + 1, words + len(found)
+    return Texts(number, words, tuple(buckets))
+
+
+def together(parts: Sequence[Texts]) -> Texts:
+    """Their sum."""
+    return Texts(
+        sum(part.texts for part in parts),
+        sum(part.words for part in parts),
+        tuple(map(sum, zip(*(part.buckets for part in parts), strict=True))) if parts else (0,) * BUCKETS,
+    )
+
+
+class TextDrift(msgspec.Struct):
+    """Mutable. first: of the first TEXTS texts; newest: parts of the newest ones after these, oldest first."""
+
+    first: Texts = Texts()
+    newest: Annotated[list[Texts], Meta(max_length=TEXTS + 1)] = []
+
+    def observe(self, texts: Iterable[str]) -> None:
+        """The node wrote these."""
+        part = counted(texts)
+        if not part.texts:
+            return
+        if self.first.texts < TEXTS:
+            self.first = together((self.first, part))
+            return
+        self.newest.append(part)
+        while sum(p.texts for p in self.newest[1:]) >= TEXTS:
+            self.newest.pop(0)
+
+    def copy(self) -> TextDrift:
+        """One that goes its own way from here on."""
+        return TextDrift(self.first, list(self.newest))
+
+    @property
+    def alarm(self) -> str:
+        """What has changed far, in a sentence; "" while nothing has."""
+        now, first = together(self.newest), self.first
+        if now.texts < TEXTS or first.length < LEAST_WORDS:
+            return ""
+        ratio = now.length / first.length
+        if not 1 / TEXT_DRIFT_LONGER < ratio < TEXT_DRIFT_LONGER:
+            return f"This model's answers have {now.length:.0f} words now and had {first.length:.0f} at first."
+        if first.entropy >= LEAST_BITS and now.entropy < POORER * first.entropy:
+            return (
+                "This model's answers say less and less different things: "
+                f"{now.entropy:.1f} bits a word now, {first.entropy:.1f} at first."
+            )
+        return ""
+
+
+# Phrases that others bring: how many groups may teach one that this node never wrote, and whether it writes it now.
+#
+# Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into
+# phrases
+# (three words in a row, single long words, emoji, links and addresses, long numbers such as a telephone's; other numbers, the
+# judged answer and words of the question are left out). What this node wrote before anybody sent it is its own. Everything else
+# is foreign: of the newest groups only a few may teach the same foreign phrase, whoever signed them, and once the node itself
+# writes it often, that is said and no group with it is taken any more. A phrase that was the node's own, but rare, may be
+# taught
+# without bound: that it has become common is said. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since
+# what
+# is foreign must not become this node's own by a restart.
+
+WINDOW = 256
+"""Newest groups taken, over all sources;"""
+LIMIT = 3
+"""so many of which may teach one foreign phrase."""
+WORDS = 3
+"""Words of a phrase."""
+REAL_WORDS = 2
+"""of which so many are neither numbers nor of the question: steps of a calculation look alike everywhere."""
+LONGEST_WORD = 40
+"""Letters of a word that count: what is remembered is bounded in bytes too."""
+LONG_WORD = 4
+"""Letters from which on a single word counts as a phrase."""
+REMEMBERED = 65_536
+"""Phrases remembered of either kind, and up to as many more."""
+MOST_FOREIGN = 2048
+"""Foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8 completions
+taught, of 96 tokens) cannot have more than 1,344, were every word of it new;"""
+PHRASES_LONGER = 2.0
+"""where this node's own texts are longer, so many times as many phrases as they have."""
+MOST_TAKEN = WINDOW * MOST_FOREIGN
+"""Phrases remembered of the newest groups taken, which are fewer then: about 100 MB."""
+LOCAL_WINDOW = 512
+"""Newest local completions that the drift alarm looks at."""
+DRIFT, LEAST_DRIFT = 0.05, 16
+"""Part of them, and number, that may hold one foreign phrase."""
+MIN_LOCAL = 64
+"""Local completions before anything is called foreign;"""
+BASE_LOCAL = 512
+"""so many first ones are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
+RARE = 2
+"""Of the base's completions that may hold a phrase which is rare;"""
+COMMON, CARRIED = 0.5, 0.1
+"""it has become common at the others' hands where so large a part of the newest local completions holds it, and more than
+CARRIED * WINDOW of the newest groups taken."""
+LOCAL_A_ROUND = 64
+"""Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
+PHRASES_LONGEST = MAX_COMPLETION_BYTES // 2
+"""Characters of a text that are read from either end: all of what others may send."""
+
+_PHRASES_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s\x00-\u25ff\u27c0-\u2aff]")
+"""Letters, digits, or one sign beyond those that calculations and sentences are written with: emoji above all."""
+
+
+_LINK = re.compile(
+    r"(?:https?://|www\.)[^\s<>\"'()]{2,}|@[\w.-]{3,}|(?<![\w.-])[a-z\d-]{1,63}(?:\.[a-z\d-]{1,63}){0,4}\.[a-z]{2,24}/"
+)
+"""An address of the web, of mail or of somebody in a network, in lower case."""
+_NUMBERS = re.compile(r"(?<![\w.,])\d{2,}(?:[ ./,-]\d{2,})*")
+LONG_NUMBER, FEWEST_DIGITS = 7, 3
+"""Digits from which on numbers in a row count as a phrase, and how many different ones they have: 1,000,000 comes again in one
+question after another, other long numbers do not."""
+
+
+def _links(text: str) -> Iterator[str]:
+    """The host of each link, whatever its path: that could be another one each time."""
+    for match in _LINK.findall(text):
+        yield match.removeprefix("https://").removeprefix("http://").split("/")[0].rstrip(".,;:!?")[:LONGEST_WORD]
+
+
+def _long_numbers(text: str) -> Iterator[str]:
+    """Of numbers in a row with nothing but a blank, a point or a dash between them the shortest runs of LONG_NUMBER digits. A
+    decimal fraction is none of them: 1/3 has many digits in everybody's answers."""
+    for match in _NUMBERS.findall(text):
+        parts: list[str] = []
+        for part in re.split("[ /,-]", match):
+            if part.count(".") == 1:
+                parts = []
+            else:
+                parts += part.split(".")
+            run: list[str] = []
+            for piece in reversed(parts[-LONG_NUMBER:]):
+                run.insert(0, piece)
+                if sum(map(len, run)) >= LONG_NUMBER:
+                    if len(set("".join(run))) >= FEWEST_DIGITS:
+                        yield " ".join(run)[:LONGEST_WORD]
+                    break
+
+
+def phrases(text: str, prompt: str) -> frozenset[str]:
+    """The phrases of a text without its answer; prompt: the question, whose words say nothing. Linear in the length of both."""
+    known = set(_PHRASES_WORD.findall(prompt.lower()))
+    read = text if len(text) <= 2 * PHRASES_LONGEST else text[:PHRASES_LONGEST] + " " + text[-PHRASES_LONGEST:]
+    words = [
+        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD]
+        for word in _PHRASES_WORD.findall(read.lower())
+    ]
+    found = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
+    for start in range(len(words) - WORDS + 1):
+        part = words[start : start + WORDS]
+        if sum(word not in "0?" for word in part) >= REAL_WORDS:
+            found.add(" ".join(part))
+    lower, asked = read.lower(), prompt.lower()
+    found.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
+    return frozenset(found)
+
+
+_Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
+_Found = tuple[_Phrase, ...]
+_Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)] | Annotated[_Found, Meta(max_length=REMEMBERED)]
+
+
+class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
+    """A PhraseWatch at rest. own, foreign: of Remembered.to_bytes(); in records of before that texts, oldest first. taken,
+    local: windows, oldest first. base: completions of the base that held a phrase, of those that are not rare."""
+
+    own: _Known
+    foreign: _Known
+    taken: Annotated[tuple[_Found, ...], Meta(max_length=WINDOW)]
+    local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
+    observed: Annotated[int, Meta(ge=0, lt=2**53)]
+    drift: TextDrift = msgspec.field(default_factory=TextDrift)
+    base: Annotated[dict[_Phrase, int], Meta(max_length=REMEMBERED)] = {}
+    usual: Annotated[float, Meta(ge=0, lt=2**20)] = 0.0
+    format: Annotated[int, Meta(ge=1, le=1)] = 1
+
+
+@dataclass(slots=True)
+class PhraseWatch:
+    """What is this node's own and what is foreign. drifted, amplified: foreign phrases that it now writes often, and rare ones of
+    its own, with the part of its newest completions that hold them. answer_format: where answers stand."""
+
+    drifted: dict[str, float] = field(default_factory=dict)
+    amplified: dict[str, float] = field(default_factory=dict)
+    answer_format: AnswerFormat = "tags"
+    _drift: TextDrift = field(default_factory=TextDrift)
+    _base: Counter[str] = field(default_factory=Counter)
+    _own: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
+    _foreign: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
+    _taken: deque[frozenset[str]] = field(default_factory=deque)
+    _taught: Counter[str] = field(default_factory=Counter)
+    _carriers: deque[frozenset[str]] = field(default_factory=deque, compare=False)
+    _carried: Counter[str] = field(default_factory=Counter, compare=False)
+    """Rare phrases of its own that this node already writes often, in the newest groups taken since its start."""
+    _local: deque[frozenset[str]] = field(default_factory=deque)
+    _written: Counter[str] = field(default_factory=Counter)
+    _observed: int = 0
+    _usual: float = 0.0
+    """Phrases of one of this node's completions, a running mean."""
+
+    def observe_local(self, written: Iterable[tuple[str, Question]]) -> None:
+        """This node wrote these, each to its question."""
+        read = list(islice(written, LOCAL_A_ROUND))
+        self._drift.observe(text for text, _ in read)
+        for text, question in read:
+            found = self._phrases(text, question)
+            if self._observed < BASE_LOCAL:
+                self._count_base(found)
+            for phrase in found:
+                if self._observed < BASE_LOCAL:
+                    self._foreign.discard(fingerprint(phrase))
+                elif self._is_foreign(phrase):
+                    continue
+                self._own.add(fingerprint(phrase))
+            self._observed += 1
+            self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
+            self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
+        self._look()
+
+    def _count_base(self, found: frozenset[str]) -> None:
+        """One more of the base's completions. After the last one, or where there are too many, only what is not rare stays."""
+        self._base.update(found)
+        if self._observed == BASE_LOCAL - 1 or len(self._base) > REMEMBERED:
+            self._base = Counter({phrase: count for phrase, count in self._base.items() if count > RARE})
+
+    def _phrases(self, text: str, question: Question) -> frozenset[str]:
+        """Of all but the answer that is judged."""
+        elsewhere = library.answers_elsewhere(question.ref)
+        return phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
+
+    def _is_foreign(self, phrase: str) -> bool:
+        """Others brought it: lately, or remembered from earlier."""
+        key = fingerprint(phrase)
+        return key in self._foreign or (phrase in self._taught and key not in self._own)
+
+    def _is_watched(self, phrase: str) -> bool:
+        """Foreign, or the node's own and rare in what the base wrote."""
+        return phrase not in self._base or self._is_foreign(phrase)
+
+    def _look(self) -> None:
+        """Which foreign phrases this node writes often now, and which rare ones of its own."""
+        often = {
+            phrase: count / len(self._local)
+            for phrase, count in self._written.items()
+            if count >= LEAST_DRIFT and count > DRIFT * len(self._local)
+        }
+        self.drifted = {phrase: part for phrase, part in often.items() if self._is_foreign(phrase)}
+        self.amplified = {
+            phrase: part
+            for phrase, part in often.items()
+            if self._base and self._observed >= BASE_LOCAL and phrase not in self._base and phrase not in self.drifted
+            if part > COMMON and self._carried[phrase] > CARRIED * WINDOW
+        }
+
+    def allows(self, taught: Sequence[str], question: Question) -> bool:
+        """A group that would teach these texts may be taken; then it counts as taken."""
+        if self._observed < MIN_LOCAL:
+            return True
+        found = frozenset().union(*(self._phrases(text, question) for text in taught))
+        foreign = frozenset(phrase for phrase in found if fingerprint(phrase) not in self._own)
+        spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
+        if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)):
+            return False  # and nothing of it is remembered: what is refused must not push out what was taught
+        for phrase in foreign:
+            self._foreign.add(fingerprint(phrase))
+        self._slide(self._taken, self._taught, foreign, WINDOW)
+        rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
+        self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
+        return True
+
+    @property
+    def alarm(self) -> str:
+        """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" while neither is
+        so."""
+        if self.drifted:
+            return (
+                f"This model now writes {_longest(self.drifted)} of its attempts, and never did before others sent it. Groups "
+                "with it are refused. To go back to older weights: sapo-desktop runs"
+            )
+        if self.amplified:
+            return (
+                f"This model now writes {_longest(self.amplified)} of its attempts, and hardly ever did before it was trained. "
+                "Groups of others carry it. If that is not what you want, older weights: sapo-desktop runs"
+            )
+        return self._drift.alarm
+
+    def packed(self) -> KeptPhrases:
+        """All of it as a record."""
+        return KeptPhrases(
+            own=self._own.to_bytes(),
+            foreign=self._foreign.to_bytes(),
+            taken=tuple(map(tuple, self._taken)),
+            local=tuple(map(tuple, self._local)),
+            observed=self._observed,
+            drift=self._drift.copy(),
+            base=dict(self._base),
+            usual=self._usual,
+        )
+
+    @staticmethod
+    def unpacked(kept: KeptPhrases) -> PhraseWatch:
+        """Inverse of packed()."""
+        own, foreign = (
+            known if isinstance(known, bytes) else b"".join(fingerprint(text).to_bytes(8, "little") for text in known)
+            for known in (kept.own, kept.foreign)
+        )
+        made = PhraseWatch(_own=Remembered(REMEMBERED, own), _foreign=Remembered(REMEMBERED, foreign))
+        made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
+        made._base = Counter(kept.base)
+        for found in kept.taken:
+            made._slide(made._taken, made._taught, frozenset(found), WINDOW)
+        for found in kept.local:
+            made._slide(made._local, made._written, frozenset(found), LOCAL_WINDOW)
+        made._look()
+        return made
+
+    @staticmethod
+    def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:
+        window.append(found)
+        counts.update(found)
+        while len(window) > size or (len(window) > 1 and sum(map(len, window)) > MOST_TAKEN):
+            for phrase in window.popleft():
+                counts[phrase] -= 1
+                if not counts[phrase]:
+                    del counts[phrase]
+
+
+def _longest(parts: dict[str, float]) -> str:
+    """The phrase of most words, and in what part of the completions it stands."""
+    phrase = max(parts, key=lambda found: (len(found.split()), parts[found], found))
+    return f"“{phrase}” in {parts[phrase]:.0%}"
+
+
+# Which sources send much that this node's model would hardly ever write: judged by their newest groups together.
+#
+# A floor under single groups leaves an attacker those that pass it, and one of them a round is all that a batch takes of a
+# source. Of text with shuffled words half a source's groups fall below the floor, of honest text none
+# (docs/decisions/0009-likelihood.md), so a few that do are enough to refuse the others too. Judging goes on meanwhile: a source
+# whose newest groups are likely again is heard again. Pure bookkeeping.
+
+NEWEST = 20
+"""Groups of a source that are looked at together;"""
+MOST = 3
+"""and how many of them may be unlikely."""
+SOURCES = 8192
+"""Sources remembered; the one that was quiet longest starts anew."""
+
+
+@dataclass(slots=True)
+class UnlikelySources:
+    """newest: of each source, whether its newest groups were below the floor, the newest last."""
+
+    newest: OrderedDict[str, deque[bool]] = field(default_factory=OrderedDict)
+
+    def judged(self, node: str, unlikely: bool) -> None:
+        """Register a group of the source."""
+        newest = self.newest.setdefault(node, deque(maxlen=NEWEST))
+        self.newest.move_to_end(node)
+        newest.append(unlikely)
+        if len(self.newest) > SOURCES:
+            self.newest.popitem(last=False)
+
+    def allows(self, node: str) -> bool:
+        """Few of the source's newest groups were below the floor."""
+        return sum(self.newest.get(node, ())) <= MOST

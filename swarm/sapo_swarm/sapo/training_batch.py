@@ -1,0 +1,312 @@
+"""SAPO's training batch: rewards to advantages, which local and external groups are taken, and the batch of both. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_swarm.registry import UnknownName
+from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.types import Group
+
+# Rewards of a group to advantages of its completions. float64 throughout.
+
+EPSILON = 1e-6
+MIN_SPREAD = 0.05
+"""Standard deviation under which a group gives zero advantages: eight strict 0/1 rewards have 0 or at least 0.33, partial
+credit of 0.01 against 0.05 has 0.02 and must not become plus and minus one sigma."""
+
+Rewards = NDArray[np.float64]
+Advantages = NDArray[np.float64]
+AdvantageRule = Callable[[Rewards], Advantages]
+"""(G,) rewards -> (G,) advantages of one group; all zero where its rewards are (nearly) equal."""
+
+
+def as_rewards(rewards: Sequence[float] | Rewards) -> Rewards:
+    """(G,) float64. Raises ValueError on NaN, infinity or an empty group."""
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+        raise ValueError(f"A group needs finite rewards, not {rewards!r}.")
+    return values
+
+
+def spread(rewards: Rewards) -> float:
+    """Population standard deviation of a group's rewards."""
+    return float(np.std(rewards))
+
+
+def normalised(rewards: Rewards) -> Advantages:
+    """(r - mean) / (std + EPSILON): GRPO (arXiv 2402.03300, section 4.1.2); zero where std < MIN_SPREAD."""
+    deviation = spread(rewards)
+    if deviation < MIN_SPREAD:
+        return np.zeros_like(rewards)
+    advantages: Advantages = (rewards - rewards.mean()) / (deviation + EPSILON)
+    return advantages
+
+
+def centred(rewards: Rewards) -> Advantages:
+    """r - mean, not divided by the deviation: Dr. GRPO (arXiv 2503.20783, section 3.2)."""
+    if spread(rewards) < MIN_SPREAD:
+        return np.zeros_like(rewards)
+    advantages: Advantages = rewards - rewards.mean()
+    return advantages
+
+
+def mean_normalised(rewards: Rewards) -> Advantages:
+    """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < MIN_SPREAD; rewards are not negative."""
+    mean = float(rewards.mean())
+    if spread(rewards) < MIN_SPREAD or mean <= 0.0:
+        return np.zeros_like(rewards)
+    advantages: Advantages = rewards / mean - 1.0
+    return advantages
+
+
+def leave_one_out(rewards: Rewards) -> Advantages:
+    """r_i - mean of the others: RLOO (arXiv 2402.14740, section 2.2). Equals centred * G / (G - 1)."""
+    size = rewards.size
+    if size < 2 or spread(rewards) < MIN_SPREAD:
+        return np.zeros_like(rewards)
+    advantages: Advantages = (rewards - rewards.mean()) * (size / (size - 1))
+    return advantages
+
+
+# SampleExternal: which external groups enter the batch. Strategies are found by name.
+#
+# ================  ====================================================================================================
+# uniform_nonzero   the paper's controlled experiment: drop groups whose advantages are all zero, sample uniformly
+# uniform           the paper's open demo: sample uniformly, no filter
+# reward_guided     as uniform_nonzero, with weight p (1 - p) of the group's mean reward p: half-solved questions have
+#                   the largest policy gradient
+# novelty           as uniform_nonzero, with more weight on what this node has rarely trained on
+# none              no external groups
+# ================  ====================================================================================================
+
+ENDING = 64
+"""Characters of a text that stand for its answer where it has no answer tags."""
+SEEN_KEPT = 16_384
+"""Keys whose times are remembered: a week of fresh answers is without bound."""
+Seen = Mapping[str, int]
+"""Key of keys(group) -> times trained on."""
+
+
+def keys(group: Group) -> list[str]:
+    """The task, and each distinct correct answer to it: questions are always fresh, what they teach is not."""
+    task = group.question.ref.dataset
+    answers = {extract_answer(r.text) or r.text[-ENDING:] for r in group.rollouts if r.reward >= 1.0}
+    return [task, *(f"{task}={answer}" for answer in sorted(answers))]
+
+
+def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
+    """Count groups that went into an update. Of SEEN_KEPT keys at most: what was not trained on for longest is forgotten."""
+    for group in groups:
+        for key in keys(group):
+            seen[key] = seen.pop(key, 0) + 1  # the newest last
+    for key in list(islice(seen, max(0, len(seen) - SEEN_KEPT))):
+        del seen[key]
+
+
+def novelty(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
+    """(N,) in (0, 1]: 1 for a task and answers never trained on, less the more often they were.
+
+    The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based bonus of exploration
+    (arXiv 1606.01868, section 2).
+    """
+    return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in keys(g)])) for g in groups])
+
+
+Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
+"""(N,) non-negative weights of N groups, given what the node has trained on; 0 leaves a group out."""
+NOTHING: Seen = {}
+
+
+def has_advantage(group: Group) -> bool:
+    """The group's advantages are not all zero: the spread of its rewards reaches MIN_SPREAD."""
+    return spread(as_rewards(group.rewards)) >= MIN_SPREAD
+
+
+def _uniform(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.ones(len(groups))
+
+
+def _uniform_nonzero(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.array([float(has_advantage(g)) for g in groups])
+
+
+def _reward_guided(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+    means = np.array([np.mean(g.rewards) for g in groups])
+    floor = 1e-3  # a group with a mean of (almost) 0 or 1 stays possible
+    return _uniform_nonzero(groups) * np.maximum(means * (1.0 - means), floor)
+
+
+def _novelty(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
+    weights: NDArray[np.float64] = _uniform_nonzero(groups) * novelty(groups, seen)
+    return weights
+
+
+def _none(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+    return np.zeros(len(groups))
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "uniform_nonzero": _uniform_nonzero,
+    "uniform": _uniform,
+    "reward_guided": _reward_guided,
+    "novelty": _novelty,
+    "none": _none,
+}
+
+
+def strategy(name: str) -> Strategy:
+    """Raises UnknownName, which names the nearest."""
+    found = STRATEGIES.get(name)
+    if found is None:
+        raise UnknownName("sampling strategy", name, STRATEGIES)
+    return found
+
+
+def sample_external(
+    pool: Sequence[Group],
+    wanted: int,
+    random: np.random.Generator,
+    sampling: str = "uniform_nonzero",
+    per_source: int | None = 1,
+    seen: Seen = NOTHING,
+) -> list[Group]:
+    """Up to `wanted` groups of the pool, without replacement, at most per_source of one node (None: no cap).
+
+    One draw after another with probability proportional to the strategy's weights; a node whose cap is reached leaves
+    the pool. Fewer come back where fewer survive the filter and the cap. Raises UnknownName.
+    """
+    if wanted < 0 or (per_source is not None and per_source < 1):
+        raise ValueError(f"Cannot sample {wanted} groups with at most {per_source} a source.")
+    if not pool or wanted == 0:
+        strategy(sampling)
+        return []
+    weights = np.array(strategy(sampling)(pool, seen), dtype=np.float64)
+    taken: dict[str, int] = {}
+    chosen: list[Group] = []
+    while len(chosen) < wanted and weights.sum() > 0:
+        index = int(random.choice(len(pool), p=weights / weights.sum()))
+        group = pool[index]
+        chosen.append(group)
+        weights[index] = 0.0
+        taken[group.node] = taken.get(group.node, 0) + 1
+        if taken[group.node] == per_source:
+            weights[[i for i, other in enumerate(pool) if other.node == group.node]] = 0.0
+    return chosen
+
+
+# Own-success replay: local groups of earlier rounds in which something succeeded are trained on again. Pure.
+#
+# A node uses each success once, in the round that generated it. Where success is rare most rounds then have hardly a policy
+# gradient; replay gives them one without generating a token. The policy has moved on since, so that
+#
+# - only completions with a positive advantage are replayed: the update is advantage-weighted likelihood of what worked, and
+#   no failure of an older policy is pushed away (as with external groups, docs/decisions/0013-default-strategy.md);
+# - the chance of a group halves every `half_life` rounds (age decay), and it is forgotten after FORGOTTEN half-lives.
+
+FORGOTTEN = 8
+"""Half-lives after which a group is dropped: its weight is below half a percent of a new one's."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """A local group and the round that generated it."""
+
+    round: int
+    group: Group
+
+
+def remember(past: Sequence[Past], round_number: int, groups: Iterable[Group], half_life: int) -> list[Past]:
+    """What can be replayed after this round: what was there and is not too old, and its groups with a non-zero advantage."""
+    oldest = round_number - FORGOTTEN * half_life
+    return [
+        *(entry for entry in past if entry.round >= oldest),
+        *(Past(round_number, group) for group in groups if has_advantage(group)),
+    ]
+
+
+def age_weights(past: Sequence[Past], round_number: int, half_life: int) -> NDArray[np.float64]:
+    """(N,) 2^(-age / half_life), age in rounds; 0 for groups of this round, which are in its batch anyway."""
+    ages = np.array([round_number - entry.round for entry in past], dtype=np.float64)
+    weights: NDArray[np.float64] = np.where(ages > 0, np.exp2(-ages / half_life), 0.0)
+    return weights
+
+
+def sample_replay(
+    past: Sequence[Past], round_number: int, wanted: int, half_life: int, random: np.random.Generator
+) -> list[Group]:
+    """Up to `wanted` groups of earlier rounds, without replacement, with probability proportional to their age_weights.
+
+    `random` is not advanced where nothing is wanted or nothing is there. Raises ValueError for a half_life below 1.
+    """
+    if half_life < 1:
+        raise ValueError(f"The half-life of replay is at least one round, not {half_life}.")
+    weights = age_weights(past, round_number, half_life)
+    count = min(wanted, int(np.count_nonzero(weights)))
+    if count <= 0:
+        return []
+    chosen = random.choice(len(past), size=count, replace=False, p=weights / weights.sum())
+    return [past[index].group for index in chosen.tolist()]
+
+
+# T <- SampleSelf(I) and SampleExternal(J): the training batch, with advantages.
+
+
+def sample_self(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
+    """Up to `wanted` local groups, uniformly without replacement, in their order.
+
+    Unfiltered as in the paper: groups whose rewards are all equal keep their place (and their share of the loss's
+    denominator). With as many groups as wanted `random` is not advanced.
+    """
+    if wanted < 0:
+        raise ValueError(f"Cannot sample {wanted} groups.")
+    if len(groups) <= wanted:
+        return list(groups)
+    chosen = sorted(random.choice(len(groups), size=wanted, replace=False).tolist())
+    return [groups[i] for i in chosen]
+
+
+def questions_to_sample(local: int, external: int, available: int) -> int:
+    """Questions that a node samples for a batch of I = local and J = external: I, and one more for each external group that
+    is not available, but at most I of these. With I >= J, or I = 0, the batch is always full; else it is as large as the
+    pool allows."""
+    return local + max(0, min(local or external, external) - available)
+
+
+def with_advantages(group: Group, rule: AdvantageRule) -> Group:
+    """The group with the advantage of each completion. Raises ValueError on rewards that are not finite."""
+    values = rule(as_rewards(group.rewards))
+    return msgspec.structs.replace(group, advantages=tuple(float(value) for value in values))
+
+
+def assemble(
+    local: Sequence[Group],
+    pool: Sequence[Group],
+    local_wanted: int,
+    external_wanted: int,
+    random: np.random.Generator,
+    rule: AdvantageRule,
+    sampling: str = "uniform_nonzero",
+    per_source: int | None = 1,
+    seen: Seen = NOTHING,
+) -> list[Group]:
+    """What one update trains on: I local and then J external groups, with their advantages.
+
+    seen: what the node has trained on, for the strategy `novelty`. Where fewer than J survive, spare local groups,
+    unfiltered like the rest, fill the batch up to I + J as far as the node generated any. J may exceed I: what limits a
+    hostile source is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured
+    default for larger models is 2/8).
+    Raises UnknownName, ValueError.
+    """
+    total = local_wanted + external_wanted
+    external = sample_external(pool, external_wanted, random, sampling, per_source, seen)
+    chosen = sample_self(local, local_wanted, random)
+    used = {id(group) for group in chosen}
+    spare = [group for group in local if id(group) not in used]
+    chosen += sample_self(spare, total - len(chosen) - len(external), random)
+    return [with_advantages(group, rule) for group in [*chosen, *external]]

@@ -1,0 +1,198 @@
+"""What every web server here is built from: a log that strangers cannot fill, few connections, a page for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from aiohttp import web
+
+# What strangers can make a server write is little, however often they ask.
+
+EVERY_S = 10.0
+
+
+class Sparse(logging.Filter):
+    """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = -EVERY_S
+
+    def filter(self, _record: logging.LogRecord) -> bool:
+        """True for the records that pass."""
+        now = time.monotonic()
+        if now - self._last < EVERY_S:
+            return False
+        self._last = now
+        return True
+
+
+def sparse(log: logging.Logger) -> logging.Logger:
+    """The same log, with lines ten seconds apart at least: for aiohttp's, and for whatever a request can bring about."""
+    if not any(isinstance(one, Sparse) for one in log.filters):
+        log.addFilter(Sparse())
+    return log
+
+
+def server_runner(application: web.Application, log: str, **options: Any) -> web.AppRunner:
+    """What every server here runs on: no line for a request that was answered, few for others. options: aiohttp's."""
+    return web.AppRunner(application, access_log=None, logger=sparse(logging.getLogger(log)), **options)
+
+
+# A web server on loopback whose connections are few and never idle for long, whichever account of this machine opens them.
+
+MOST = 64
+"""Connections at once. Where there is no room, the one that was silent for the longest time gives way: of those on which nothing
+was ever answered, or else of the others."""
+IDLE_S = 60.0
+"""A connection on which nothing is answered for so long is ended."""
+BACKLOG = 16
+PAUSE_S = 0.2
+
+
+class FewConnections:
+    """Accepts for a server whose runner is set up, on a bound socket, and closes that at the end. Use `async with`."""
+
+    def __init__(self, server: web.Server, bound: socket.socket, most: int = MOST, idle_s: float = IDLE_S) -> None:
+        self._server, self._bound, self._most, self._idle_s = server, bound, most, idle_s
+        self._strange: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+        self._known: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+        self._busy: set[asyncio.BaseTransport] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> FewConnections:
+        self._bound.listen(BACKLOG)
+        self._bound.setblocking(False)
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._end_idle())]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._bound.close()
+
+    @contextlib.contextmanager
+    def answering(self, request: web.Request) -> Iterator[None]:
+        """A request that may be served is being answered: its connection stays."""
+        transport = request.transport
+        if transport is None:
+            yield
+            return
+        self._strange.pop(transport, None)
+        self._known.pop(transport, None)
+        self._busy.add(transport)
+        try:
+            yield
+        finally:
+            self._busy.discard(transport)
+            self._known[transport] = time.monotonic()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._bound)
+            except OSError:  # the client is gone already, or the process has no file left: it comes again
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if not self._has_room():
+                connection.close()
+                continue
+            try:
+                transport, _ = await loop.connect_accepted_socket(self._server, connection)
+            except OSError:
+                connection.close()
+                continue
+            self._strange[transport] = time.monotonic()
+
+    def _has_room(self) -> bool:
+        """For one more, in the place of another where need be."""
+        if self._held() >= self._most:
+            self._forget_closed()
+        if self._held() >= self._most and (quiet := self._strange or self._known):
+            _abort(quiet.popitem(last=False)[0])
+        return self._held() < self._most
+
+    def _held(self) -> int:
+        return len(self._strange) + len(self._known) + len(self._busy)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(self._idle_s / 4)
+            self._forget_closed()
+            edge = time.monotonic() - self._idle_s
+            for quiet in (self._strange, self._known):
+                for transport in [transport for transport, since in quiet.items() if since < edge]:
+                    del quiet[transport]
+                    _abort(transport)
+
+    def _forget_closed(self) -> None:
+        for quiet in (self._strange, self._known):
+            for transport in [transport for transport in quiet if transport.is_closing()]:
+                del quiet[transport]
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    assert isinstance(transport, asyncio.Transport)
+    transport.abort()
+
+
+# Prometheus' text format, version 0.0.4: what a coordinator and a node answer at /metrics.
+
+Kind = Literal["counter", "gauge"]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Page:
+    """Metrics, one after another. Every name begins with the prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        """prefix: such as "sapo_"."""
+        self._prefix = prefix
+        self._lines: list[str] = []
+
+    def add(self, name: str, kind: Kind, text: str, value: float | None) -> None:
+        """A metric with one sample; None: without."""
+        self.add_each(name, kind, text, [({}, value)])
+
+    def add_each(
+        self, name: str, kind: Kind, text: str, samples: Iterable[tuple[Mapping[str, str], float | None]]
+    ) -> None:
+        """A metric with a sample for each set of labels; those that are None are left out."""
+        self._head(name, kind, text)
+        for labels, value in samples:
+            if value is not None:
+                self._sample(name, labels, value)
+
+    def histogram(self, name: str, text: str, buckets: Mapping[float, float], total: float, count: float) -> None:
+        """buckets: upper bound -> how many were at most so large, ascending, without the one for all."""
+        self._head(name, "histogram", text)
+        for bound, number in buckets.items():
+            self._sample(f"{name}_bucket", {"le": f"{bound:g}"}, number)
+        self._sample(f"{name}_bucket", {"le": "+Inf"}, count)
+        self._sample(f"{name}_sum", {}, total)
+        self._sample(f"{name}_count", {}, count)
+
+    def text(self) -> str:
+        """The page."""
+        return "\n".join(self._lines) + "\n"
+
+    def _head(self, name: str, kind: str, text: str) -> None:
+        self._lines += [f"# HELP {self._prefix}{name} {text}", f"# TYPE {self._prefix}{name} {kind}"]
+
+    def _sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        inside = ",".join(f'{key}="{_escaped(found)}"' for key, found in labels.items())
+        self._lines.append(f"{self._prefix}{name}{f'{{{inside}}}' if inside else ''} {value:.15g}")
+
+
+def _escaped(value: str) -> str:
+    shown = "".join(char if char.isprintable() or char == "\n" else "·" for char in value)
+    return shown.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
