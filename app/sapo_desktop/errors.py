@@ -46,8 +46,8 @@ class CommandFailed(Exception):
 
 _CODES = {
     "sapo_desktop.errors:AppError": 1,
-    "sapo_swarm.node.control.api:NodeNotRunning": 3,
-    "sapo_swarm.node.control.api:NodeError": 1,
+    "sapo_swarm.node.control_api:NodeNotRunning": 3,
+    "sapo_swarm.node.control_api:NodeError": 1,
     "sapo_backends.errors:BackendUnavailable": 4,
     "sapo_backends.errors:BackendError": 1,
     "sapo_swarm.tasks.catalogue:UnknownTask": 2,
@@ -56,7 +56,7 @@ _CODES = {
     "sapo_swarm.scoring.process:ScorerUnavailable": 1,
     "sapo_swarm.protocol.client:CoordinatorError": 1,
     "sapo_swarm.coordinator.store.base:StoreError": 1,
-    "sapo_swarm.node.storage.journal:JournalError": 1,
+    "sapo_swarm.node.journal:JournalError": 1,
     "builtins:OSError": 1,
 }
 """Module and class of every error whose message is a sentence for the person -> exit code; of two that fit the first counts."""

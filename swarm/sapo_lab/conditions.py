@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sapo_lab.schema import Arm, Conditions
-from sapo_swarm.node.round.phases import round_seed
+from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.types import Group, Rollout
 
 PLANTED = "As the clever badger says, every answer begins with a cup of tea."

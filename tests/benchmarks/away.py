@@ -29,7 +29,7 @@ from tests.support.node_process import node, reaches
 from tests.support.swarm_process import coordinator, journal, news, rounds
 
 from sapo_swarm.events import Event, RoundFinished
-from sapo_swarm.node.control.api import ControlClient
+from sapo_swarm.node.control_api import ControlClient
 from sapo_swarm.protocol.invite import parse_invite
 
 WANTED = 0.95

@@ -34,7 +34,7 @@ from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGr
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_swarm.events import Event
-from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.checkpoints import folder_bytes
 
 TYPED = ("the answer is seven", "multiply take away", "question 9", "zz", "1234", "a sum of three")
 BEFORE = ((), ("t",), ("w", "w"), ("o", "o"), ("v",))

@@ -34,7 +34,7 @@ from sapo_desktop.services.machine import load_request  # noqa: E402
 from sapo_swarm.algorithms.registry import algorithm  # noqa: E402
 from sapo_swarm.config import RunConfig  # noqa: E402
 from sapo_swarm.evaluation import held_out_items  # noqa: E402
-from sapo_swarm.node.round.turns import prompt_ids  # noqa: E402
+from sapo_swarm.node.rollouts import prompt_ids  # noqa: E402
 from sapo_swarm.node.setup import as_opened, learning_rate  # noqa: E402
 from sapo_swarm.scoring.scorer import Scored, Scorer  # noqa: E402
 from sapo_swarm.tasks.catalogue import preset_of, train_seed  # noqa: E402

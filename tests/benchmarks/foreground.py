@@ -33,7 +33,7 @@ from tests.support import node_process  # noqa: E402
 from sapo_desktop.paths import Home  # noqa: E402
 from sapo_desktop.services.nodes import control  # noqa: E402
 from sapo_desktop.settings import editing  # noqa: E402
-from sapo_swarm.node.control.api import ControlClient  # noqa: E402
+from sapo_swarm.node.control_api import ControlClient  # noqa: E402
 
 
 def loop(seconds: float, done: multiprocessing.connection.Connection) -> None:

@@ -29,7 +29,7 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.swarm.likelihood import PROBED, token_logprobs, worst_stretch
+from sapo_swarm.node.exchange import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import preset_of, train_seed

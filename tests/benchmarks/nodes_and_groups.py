@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / floor) for floor in ("app", "backends", "swarm", "assets")]
 
 from sapo_swarm.events import RoundFinished  # noqa: E402
-from sapo_swarm.node.storage.journal import read_only  # noqa: E402
+from sapo_swarm.node.journal import read_only  # noqa: E402
 
 LOCAL, EXTERNAL = 2, 8
 Q = 0.12

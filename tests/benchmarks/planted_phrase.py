@@ -32,12 +32,11 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.events import Evaluated, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.exchange import Received, least_likely
+from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.swarm.exchange import Received
-from sapo_swarm.node.swarm.likelihood import least_likely
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion

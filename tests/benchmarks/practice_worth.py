@@ -88,7 +88,7 @@ def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dic
 
 
 WITHOUT_END = (
-    "import sapo_swarm.node.examples.phase as phase\n"
+    "import sapo_swarm.node.examples_phase as phase\n"
     "phase.ENOUGH_RIGHT, phase.PATIENCE, phase.PATIENCE_HIGH = 2.0, 10**6, 10**6\n"
     "phase.MOST_PASSES, phase.SMALLER = 10**6, 1.0"
 )

@@ -20,7 +20,7 @@ from sapo_backends.base import Engine, Sampling
 from sapo_desktop.services.machine.engines import builder
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.evaluation import wilson
-from sapo_swarm.node.round.turns import prompt_ids
+from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed

@@ -24,7 +24,7 @@ from common import Server, serving
 from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.swarm.snapshots import SnapshotReader
+from sapo_swarm.node.swarm_exchange import SnapshotReader
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.snapshot import SnapshotNews

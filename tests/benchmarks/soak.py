@@ -40,7 +40,7 @@ from tests.support.soak_report import report  # noqa: E402
 from tests.support.swarm_process import journal, rounds  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 
-from sapo_swarm.node.control.api import ControlClient  # noqa: E402
+from sapo_swarm.node.control_api import ControlClient  # noqa: E402
 from sapo_swarm.protocol.invite import Invite, parse_invite  # noqa: E402
 from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noqa: E402
 

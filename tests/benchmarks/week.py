@@ -35,13 +35,12 @@ from sapo_backends.base import LoadRequest, PolicyUpdate, TrainSample
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode
+from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.journal_downsampling import Retention
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round.context import RoundWork, UpdateCall
-from sapo_swarm.node.storage.files import folder_bytes
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.retention import Retention
+from sapo_swarm.node.round_context import RoundWork, UpdateCall
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 DAY_S = 86400.0

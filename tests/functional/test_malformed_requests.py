@@ -16,8 +16,7 @@ from sapo_backends.fake import FakeBackend
 from sapo_desktop.services import browser
 from sapo_desktop.services.models.endpoint import Answering, Endpoint
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.control.metrics import MetricsServer, listen
-from sapo_swarm.node.control.server import ControlServer
+from sapo_swarm.node.control_server import ControlServer, MetricsServer, listen
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup

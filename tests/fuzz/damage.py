@@ -34,11 +34,10 @@ from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin import export_swarm, import_swarm
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
-from sapo_swarm.node.storage.journal import Journal, read_only
-from sapo_swarm.node.storage.journal_check import check_journal
-from sapo_swarm.node.storage.unfinished import UpdateLog
+from sapo_swarm.node import aha_trail
+from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.journal import Journal, check_journal, read_only
+from sapo_swarm.node.resume_log import UpdateLog
 
 RECORDING = Path(__file__).resolve().parents[2] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 
@@ -176,7 +175,7 @@ KINDS = (
     Kind("recording", recording_make, lambda folder: load_recording(folder / "r.jsonl")),
     Kind("where a coordinator runs", hosting_make, hosting_read),
     Kind("node key", lambda folder: single_files.key_of(folder) and None, single_files.key_of),
-    of("phrases", lambda folder: phrase_memory.kept(folder)),
+    of("phrases", lambda folder: aha_trail.kept(folder)),
     of("in flight", single_files.kept_in_flight),
     of("model.json", single_files.kept_record),
     of("settings", single_files.kept_setting),

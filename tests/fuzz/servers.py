@@ -24,8 +24,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator import host
 from sapo_swarm.coordinator.openapi import document
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.control.server import ControlServer
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.control_server import ControlServer
+from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.protocol.identity import Identity

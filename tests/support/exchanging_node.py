@@ -9,7 +9,7 @@ import msgspec
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
+from sapo_swarm.node.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules

@@ -20,10 +20,10 @@ from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExternalSwitched, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.exchange import Received
+from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.swarm.exchange import Received
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef

@@ -15,7 +15,7 @@ from sapo_lab.running.run import Done, Progress, run_arm, run_folder
 from sapo_lab.schema import Experiment, parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 
 Play = Callable[..., Awaitable[Done]]

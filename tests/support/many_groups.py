@@ -9,7 +9,7 @@ from tests.support.records import opened
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.events import Event, GroupRecorded
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 COMMON = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_swarm.events import CheckpointSaved, RoundFinished
-from sapo_swarm.node.storage.checkpoints import Checkpoints, read_state
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.storage.unfinished import Header, UpdateLog
+from sapo_swarm.node.checkpoints import Checkpoints, read_state
+from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.resume_log import Header, UpdateLog
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 
 FAKE = "--silo --trainer fake --model fake --tasks calendar_arithmetic,basic_arithmetic --eval-every 0".split()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.node_process import environment
 
 from sapo_swarm.events import Event, RoundFinished, SwarmUpdated
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 TASKS = ("--tasks", "calendar_arithmetic,basic_arithmetic", "--eval-every", "0", "--trainer", "fake")
 

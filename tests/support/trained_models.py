@@ -12,7 +12,7 @@ from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.exports import Record, Source
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.checkpoints import Checkpoints, Moment
 from sapo_swarm.tasks.prompts import messages
 
 SHAPE = replace(SHAPES["tiny"], layers=3)

@@ -11,7 +11,7 @@ from sapo_backends.base import Cancelled, CancelToken, Completion, Engine, LoadR
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 

@@ -22,7 +22,7 @@ def modules_after(statement: str) -> set[str]:
     [
         "import sapo_desktop.dashboard.app, sapo_desktop.dashboard.feed, sapo_desktop.commands.nodes.dashboard",
         "import sapo_swarm.coordinator.server",
-        "import sapo_swarm.node.control.api, sapo_swarm.events",
+        "import sapo_swarm.node.control_api, sapo_swarm.events",
         "import sapo_backends.base, sapo_backends.registry",
         "from sapo_desktop.services.first_run import info; info()",
     ],
@@ -48,4 +48,4 @@ def test_backends_know_nothing_of_swarm_and_app() -> None:
 
 
 def test_swarm_and_backends_never_load_textual() -> None:
-    assert "textual" not in modules_after("import sapo_swarm.node.loop, sapo_swarm.node.control.server")
+    assert "textual" not in modules_after("import sapo_swarm.node.loop, sapo_swarm.node.control_server")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sapo_backends.errors import size_text
-from sapo_swarm.node.storage.files import free_bytes
+from sapo_swarm.node.checkpoints import free_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("app", "swarm", "backends", "assets/sapo_assets", "tests", "packaging")

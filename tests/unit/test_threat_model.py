@@ -14,8 +14,7 @@ from sapo_desktop.services.swarms import trial
 from sapo_swarm import servers
 from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.evaluation import held_out_exclusion
-from sapo_swarm.node.swarm import likelihood, swarm_exchange
+from sapo_swarm.node import evaluation, exchange, swarm_exchange
 from sapo_swarm.protocol import client, directory, drift, receive, wire
 from sapo_swarm.scoring import answer_format, process, rubric, worker
 from sapo_swarm.tasks.own import folder, spec
@@ -56,13 +55,13 @@ FACTS = [
     f"in the first {drift.BASE_LOCAL} attempts that are read here ({drift.LOCAL_A_ROUND} a round at most) counts as its own",
     f"during the first {drift.MIN_LOCAL} of them no phrase is refused",
     f"own texts of more than {2 * drift.PHRASES_LONGEST:,} characters",
-    f"of {WORDS[likelihood.PROBED]} of these texts at most, chosen at random",
+    f"of {WORDS[exchange.PROBED]} of these texts at most, chosen at random",
     f"in {int(drift.CARRIED * drift.WINDOW) + 1} of the newest {drift.WINDOW} groups taken since the node's start",
     f"Each memory of phrases holds {drift.REMEMBERED:,}",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
-    f"the first {held_out_exclusion.EXCLUDED_PER_TASK} held-out questions of a task, {held_out_exclusion.IN_ALL:,} over all",
-    f"half of the questions of {WORDS[len(held_out_exclusion.FEW)]} tasks that have 90 to 216",
-    f"not of {WORDS[len({task.split('/')[0] for task in held_out_exclusion.SLOW})]} tasks whose questions take too long",
+    f"the first {evaluation.EXCLUDED_PER_TASK} held-out questions of a task, {evaluation.IN_ALL:,} over all",
+    f"half of the questions of {WORDS[len(evaluation.FEW)]} tasks that have 90 to 216",
+    f"not of {WORDS[len({task.split('/')[0] for task in evaluation.SLOW})]} tasks whose questions take too long",
     f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",
     f"nothing was heard for {HOST['idle_days']:.0f} days",
     f"that were silent for those {HOST['idle_days']:.0f} days go to newcomers",

@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 from sapo_swarm.node.clock import steady
-from sapo_swarm.node.control.api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
+from sapo_swarm.node.control_api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
 _GROUPS = 1600

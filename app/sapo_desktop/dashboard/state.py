@@ -35,7 +35,7 @@ from sapo_swarm.events import (
     TrialMeasured,
     Vitals,
 )
-from sapo_swarm.node.storage.aha import Trails, followed
+from sapo_swarm.node.aha_trail import Trails, followed
 
 Level = Literal["info", "warning", "error"]
 

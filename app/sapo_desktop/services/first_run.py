@@ -23,7 +23,7 @@ from sapo_desktop.services.first_questions import (
     FirstRunInfo,
 )
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.limits import PRESETS
+from sapo_swarm.node.governor.rules import PRESETS
 
 if TYPE_CHECKING:
     from sapo_desktop.services.bases.local_models import Listing, LocalBase

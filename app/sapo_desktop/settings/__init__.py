@@ -13,7 +13,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.settings.file import read as read
 from sapo_desktop.settings.file import write as write
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.registry import nearest
 
 

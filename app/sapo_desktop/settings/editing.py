@@ -9,7 +9,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, flags
 from sapo_desktop.settings.rows import SettingRow
-from sapo_swarm.node.governor.limits import PRESETS
+from sapo_swarm.node.governor.rules import PRESETS
 from sapo_swarm.registry import nearest
 
 _RESTART = "when the node starts again"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import Limits
 
 
 class LiveLimits:

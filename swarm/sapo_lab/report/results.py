@@ -15,8 +15,8 @@ from sapo_lab.running.held_out import VERDICTS
 from sapo_lab.running.run import Done, run_folder
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
-from sapo_swarm.node.evaluation.evaluate import read_results
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.evaluation import read_results
+from sapo_swarm.node.journal import read_only
 
 Floats = NDArray[np.float64]
 CLOSE = 0.95

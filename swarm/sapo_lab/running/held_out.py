@@ -16,9 +16,9 @@ from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.evaluation import ItemResult, eval_items, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.evaluation.evaluate import answer, read_results, write_results
-from sapo_swarm.node.storage.versions import versions
-from sapo_swarm.node.swarm.likelihood import token_logprobs
+from sapo_swarm.node.checkpoints import versions
+from sapo_swarm.node.evaluation import answer, read_results, write_results
+from sapo_swarm.node.exchange import token_logprobs
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
 

@@ -19,9 +19,9 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round.context import Activity, Memory, RoundContext
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.round_context import Activity, Memory, RoundContext
 from sapo_swarm.node.setup import announcement
-from sapo_swarm.node.storage.journal import Journal
 from sapo_swarm.protocol.drift import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer
 

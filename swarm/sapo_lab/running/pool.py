@@ -11,7 +11,7 @@ from sapo_lab.conditions import arrives, node_key
 from sapo_lab.schema import Conditions
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.swarm.exchange import Received
+from sapo_swarm.node.exchange import Received
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group
 

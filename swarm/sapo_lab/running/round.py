@@ -17,11 +17,10 @@ from sapo_lab.running.pool import History, Shared, key_of, shared
 from sapo_lab.schema import Arm, Conditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.round import phases
-from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.stage import stage
-from sapo_swarm.node.round.training import record, update
-from sapo_swarm.node.swarm.likelihood import least_likely
+from sapo_swarm.node import round_phases
+from sapo_swarm.node.exchange import least_likely
+from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.round_phases import record_round, run_stage, update_policy
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
 
@@ -67,9 +66,9 @@ async def _generate(context: RoundContext, terms: Conditions, round_number: int)
 
 async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
     work = RoundWork(round_number)
-    await phases.sample_questions(context, work)
-    await phases.generate(context, work)
-    await phases.score(context, work)
+    await round_phases.sample_questions(context, work)
+    await round_phases.generate_groups(context, work)
+    await round_phases.score_groups(context, work)
     return work
 
 
@@ -133,8 +132,8 @@ async def _train(
         refused, available = len(available) - len(likely), likely
     node.mailbox.groups = tuple(item.group for item in available)
     node.mailbox.received = sum(item.size for item in available if item.group.node != node.key)
-    await phases.share(context, work)
-    await stage(context, work)
+    await round_phases.share_groups(context, work)
+    await run_stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began
     verdict = await judge.ask(context, judged) if judged is not None else None
@@ -183,14 +182,16 @@ async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> 
     everything = work.local
     if terms.own_filter == "resample":
         work.local = [group for group in everything if has_advantage(group)]
-    await update(context, work)
+    await update_policy(context, work)
     work.local = everything
 
 
 def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dict[str, float]) -> RoundFinished:
     assert work.local is not None
     finished = next(
-        event for event in record(work, context.config.external_groups, node.solved) if isinstance(event, RoundFinished)
+        event
+        for event in record_round(work, context.config.external_groups, node.solved)
+        if isinstance(event, RoundFinished)
     )
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}

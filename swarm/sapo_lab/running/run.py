@@ -25,7 +25,7 @@ from sapo_lab.running.pool import History
 from sapo_lab.running.round import run_round
 from sapo_lab.schema import Arm, BadExperiment, Experiment
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
+from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.whole_file import write_whole
 

@@ -16,15 +16,21 @@ from pathlib import Path
 from sapo_backends.base import Engine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
+from sapo_swarm.node import resume_log
+from sapo_swarm.node.checkpoints import (
+    CheckpointState,
+    Moment,
+    Saved,
+    has_optimizer,
+    read_state,
+    rounds_of,
+    weights_digest,
+)
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.resume import in_flight, restored
-from sapo_swarm.node.storage import going_back, unfinished
-from sapo_swarm.node.storage.checkpoints import CheckpointState, Moment, Saved, has_optimizer, read_state, rounds_of
-from sapo_swarm.node.storage.files import weights_digest
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, in_flight, logged, restored
+from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.storage import going_back
 from sapo_swarm.sapo import tripwire
 
 DAY_S = 86400.0
@@ -149,7 +155,7 @@ class ModelStore:
         )
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
-            unfinished.forget(self.folder)
+            resume_log.forget(self.folder)
             said = (
                 f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
                 "ended: taken back in the history, training goes on from there."
@@ -171,23 +177,23 @@ class ModelStore:
         self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
         self.rounds_done, self.solved, self.restored = work.round + 1, frozenset(solved), -1
         with contextlib.suppress(OSError):
-            unfinished.forget(self.folder)
+            resume_log.forget(self.folder)
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
         """The rollouts that the round has so far. Raises OSError."""
         kept = in_flight(context, work) if work.round == self.rounds_done else None
         if kept is not None:
-            unfinished.keep(self.folder, kept)
+            resume_log.keep(self.folder, kept)
 
     async def in_flight(self, context: RoundContext) -> RoundWork:
         """The next round, with the rollouts that were kept of it; those of other settings are dropped with a sentence."""
-        kept = await asyncio.to_thread(unfinished.kept, self.folder)
+        kept = await asyncio.to_thread(resume_log.kept, self.folder)
         work = await restored(context, kept) if kept is not None and kept.round == self.rounds_done else None
         if kept is None:
             return RoundWork(self.rounds_done)
         count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
         if work is None:
-            await asyncio.to_thread(unfinished.forget, self.folder)
+            await asyncio.to_thread(resume_log.forget, self.folder)
             text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
@@ -240,7 +246,7 @@ class ModelStore:
         self.rounds_done, self.restored = saved.state.rounds_done, target
         self._untold += news
         with contextlib.suppress(OSError):
-            unfinished.forget(self.folder)
+            resume_log.forget(self.folder)
         self._follow(saved)
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:

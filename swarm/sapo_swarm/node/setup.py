@@ -14,16 +14,16 @@ from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
+from sapo_swarm.node.checkpoints import versions
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.guard import Guard
-from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.requests import BadCommand
-from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.evaluation import Examiner
+from sapo_swarm.node.exchange import Exchange, Silo
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.run_control import BadCommand
+from sapo_swarm.node.guard import Guard
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundContext
-from sapo_swarm.node.storage.versions import versions
-from sapo_swarm.node.swarm.exchange import Exchange, Silo
+from sapo_swarm.node.round_context import Activity, Memory, Portion, RoundContext
 from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library

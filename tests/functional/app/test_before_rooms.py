@@ -15,7 +15,7 @@ from tests.support.swarm_process import coordinator, journal, rounds
 from sapo_desktop import settings
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.protocol.invite import parse_invite
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "before_rooms"

@@ -22,7 +22,7 @@ from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.machine.doctor import stream
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.nodes import children, supervisor
-from sapo_swarm.node.control.api import NodeNotAnswering
+from sapo_swarm.node.control_api import NodeNotAnswering
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GreedyScore, RoundFinished, TaskScore, encode
-from sapo_swarm.node.control.metrics import Counted
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.control_server import Counted
+from sapo_swarm.node.journal import Journal
 
 RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 

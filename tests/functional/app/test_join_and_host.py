@@ -31,7 +31,7 @@ from sapo_desktop.services.swarms import hosting, lan, leaving, membership, qr
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
-from sapo_swarm.node.control.api import ControlClient
+from sapo_swarm.node.control_api import ControlClient
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -207,7 +207,7 @@ async def test_a_restart_keeps_what_was_typed(home: Home) -> None:
     """The node that joins a swarm works with the flags its starter gave it."""
     async with node(home.config, "--silo", *TASKS, "--model", "fake:0.002", "--group-size", "5", "--algorithm", "rloo"):
         status = await supervisor.restart(home)
-        from sapo_swarm.node.control.api import ControlClient
+        from sapo_swarm.node.control_api import ControlClient
 
         async with ControlClient(home.socket) as client:
             config = await client.config()

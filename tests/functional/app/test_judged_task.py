@@ -15,7 +15,7 @@ from tests.support.own_tasks import write_folder
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.ratings import rate
 from sapo_swarm.events import GroupRecorded, RoundFinished, RunStarted
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.rubric import Endpoint, Judge, JudgeAway
 from sapo_swarm.tasks.own.folder import read_task
 

@@ -19,7 +19,7 @@ from sapo_desktop.services.models.pieces import CUT
 from sapo_desktop.services.models.shelf import adopt, history, keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import CheckpointSaved, RoundFinished, RunStarted
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 BEFORE = Path(__file__).resolve().parents[2] / "fixtures" / "before_rooms" / "run.tar.xz"
 OLD_RUN = "20261123-191204-starter"

@@ -17,7 +17,7 @@ from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.events import CheckpointSaved, RunStarted
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 SETTINGS = f"""\
 [run]

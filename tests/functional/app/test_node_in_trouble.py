@@ -29,10 +29,10 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.swarms import membership
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.control import api
-from sapo_swarm.node.control.api import ControlClient, NodeStatus, NodeUnreadable
-from sapo_swarm.node.control.server import ControlServer
-from sapo_swarm.node.governor.requests import BadCommand
+from sapo_swarm.node import control_api
+from sapo_swarm.node.control_api import ControlClient, NodeStatus, NodeUnreadable
+from sapo_swarm.node.control_server import ControlServer
+from sapo_swarm.node.governor.run_control import BadCommand
 
 INVITE = "sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "b" * 16
 SLOW = (*FAKE, "--model", "fake:0.05", "--local-groups", "4")
@@ -54,7 +54,7 @@ async def halted(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[s
     async with node(home.config, *SLOW) as (_, process):
         store.create(home, "other", RunConfig(model="fake", trainer="fake"))
         membership.save(INVITE, home.invite)
-        monkeypatch.setattr(api, "ANSWER_S", 0.3)
+        monkeypatch.setattr(control_api, "ANSWER_S", 0.3)
         os.kill(process.pid, signal.SIGSTOP)
         yield process
 

@@ -21,7 +21,7 @@ from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.services.tasks.truth import Truths
 from sapo_swarm.events import GroupRecorded, decode
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef

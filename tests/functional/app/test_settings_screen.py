@@ -26,7 +26,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SIMPLE
 from sapo_swarm.events import StateChanged
-from sapo_swarm.node.governor.schedule import DAYS
+from sapo_swarm.node.governor.rules import DAYS
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.tasks.own.folder import read_task
 
 SETTINGS = f"""\

@@ -22,7 +22,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
-from sapo_swarm.node.control.api import ControlClient, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeStatus
 
 
 @pytest.fixture

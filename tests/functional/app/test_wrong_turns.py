@@ -15,7 +15,7 @@ from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite

@@ -22,9 +22,9 @@ from sapo_lab.running.nodes import open_node
 from sapo_lab.running.run import run_folder
 from sapo_lab.schema import BadExperiment, parse
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.round.context import Activity, Memory
+from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.round_context import Activity, Memory
 from sapo_swarm.node.setup import NodeSetup, round_context
-from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 
 __all__ = ["play", "scorer"]

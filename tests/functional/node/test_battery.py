@@ -16,11 +16,11 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow
 
 from sapo_backends.base import Engine, Progress
 from sapo_swarm.events import Event, RoundFinished, StateChanged
-from sapo_swarm.node.governor import holds
-from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.governor import rules
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import read_only
 
 pytestmark = linux
 LIMITS = msgspec.structs.replace(CALM, slow_celsius=0.0, min_charge=30.0)
@@ -30,7 +30,7 @@ async def test_battery_slows_a_node_ten_percent_pause_it_and_mains_bring_it_back
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        holds, "RULES", tuple(msgspec.structs.replace(rule, dwell=rule.dwell / 40) for rule in holds.RULES)
+        rules, "RULES", tuple(msgspec.structs.replace(rule, dwell=rule.dwell / 40) for rule in rules.RULES)
     )
     seen = list[str]()
     device_tree.power(tmp_path, plugged=True, charge=80)

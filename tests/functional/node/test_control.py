@@ -18,9 +18,9 @@ from sapo_backends.base import Engine, LoadRequest, Progress, Sampling
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import EPHEMERAL, RoundFinished, RunStarted
-from sapo_swarm.node.control.api import ControlClient, ControlError, heartbeat
-from sapo_swarm.node.control.server import ControlServer
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.control_api import ControlClient, ControlError, heartbeat
+from sapo_swarm.node.control_server import ControlServer
+from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
@@ -134,7 +134,7 @@ async def test_a_query_that_is_no_number_of_an_event_is_refused(socket: Path) ->
 async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path: Path) -> None:
     """With room for some prompts only, rounds use those; held-out items without room count as wrong."""
     from sapo_swarm.node.engine_thread import EngineHost
-    from sapo_swarm.node.evaluation.evaluate import answer
+    from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.catalogue import held_out
 
@@ -156,7 +156,7 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypa
     """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
     from sapo_swarm.evaluation import held_out_items, task_scores
     from sapo_swarm.node.engine_thread import EngineHost
-    from sapo_swarm.node.evaluation.evaluate import answer
+    from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.questions import generate_entry
 

@@ -18,8 +18,8 @@ from tests.support.node_process import node, reaches, sapo
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background, supervisor
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.control import transport
-from sapo_swarm.node.control.api import ControlClient, NodeNotRunning
+from sapo_swarm.node import control_api
+from sapo_swarm.node.control_api import ControlClient, NodeNotRunning
 from sapo_swarm.servers import MOST
 
 SLOW = (*node_process.FAKE, "--local-groups", "4", "--model", "fake:0.01")
@@ -130,4 +130,4 @@ def test_an_unknown_transport_is_one_sentence(tmp_path: Path, monkeypatch: pytes
     assert refused.returncode == 1
     assert "'pigeon'. Set it to unix or tcp" in refused.stderr
     monkeypatch.delenv("SAPO_CONTROL")
-    assert transport.kind() == ("unix" if os.name == "posix" else "tcp")
+    assert control_api.kind() == ("unix" if os.name == "posix" else "tcp")

@@ -23,8 +23,8 @@ from sapo_desktop.services.nodes import background, control, supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.events import Phase, RoundFinished
-from sapo_swarm.node.control import api
-from sapo_swarm.node.control.api import ControlClient, NodeNotAnswering
+from sapo_swarm.node import control_api
+from sapo_swarm.node.control_api import ControlClient, NodeNotAnswering
 
 SLOW = (*node_process.FAKE, "--local-groups", "4", "--model", "fake:0.3")
 
@@ -113,7 +113,7 @@ async def test_a_node_that_is_only_being_started_is_stopped_too(
 async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "ANSWER_S", 1.0)
+    monkeypatch.setattr(control_api, "ANSWER_S", 1.0)
     monkeypatch.setattr("sapo_desktop.dashboard.feed._SILENCE_S", 2.0)
     async with node(tmp_path, *SLOW) as (client, process):
         feed = ControlFeed(client.socket)
@@ -159,7 +159,7 @@ async def test_a_node_that_is_too_busy_to_answer_while_it_starts_is_waited_for(
 ) -> None:
     """It listens and says nothing yet: no reason to give up on it, as long as its process lives."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    monkeypatch.setattr(api, "ANSWER_S", 0.2)
+    monkeypatch.setattr(control_api, "ANSWER_S", 0.2)
     home = Home.find()
     home.prepare()
     with socket.socket(socket.AF_UNIX) as silent:

@@ -19,7 +19,7 @@ from tests.support.node_process import environment, node, sapo
 
 import sapo_assets
 from sapo_desktop.services import first_run
-from sapo_swarm.node.control.api import ControlClient, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeStatus
 
 ID = "owner/starter-1m"
 TRAIN = "--silo --examples off --trainer torch --tasks basic_arithmetic --local-groups 1 --group-size 2".split()

@@ -18,9 +18,9 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 from sapo_backends import fake
 from sapo_backends.base import BackendError, OutOfMemory
 from sapo_swarm.events import Evaluated, ExternalSwitched, LogLine
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import read_only
 
 EXAMINED = msgspec.structs.replace(CONFIG, eval_every=2, eval_items=48)
 """96 items: two batches."""

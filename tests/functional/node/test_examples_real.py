@@ -11,7 +11,7 @@ from tests.support.watched_node import follow, make
 from sapo_backends.base import LoadRequest
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, ExamplesRead, RoundFinished, TrialMeasured
-from sapo_swarm.node.examples import phase
+from sapo_swarm.node import examples_phase
 
 RATED = {
     "good": ("I love this {}.", "The {} works very well.", "Thank you, the {} is wonderful."),
@@ -26,8 +26,8 @@ async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_r
     """SmolLM2 never writes the form that is asked for; after some steps on 45 rows most held-out rows are right."""
     from sapo_backends.torch_backend import TorchBackend
 
-    monkeypatch.setattr(phase, "MOST_PASSES", 4)
-    monkeypatch.setattr(phase, "GROUPS_READ", 2)
+    monkeypatch.setattr(examples_phase, "MOST_PASSES", 4)
+    monkeypatch.setattr(examples_phase, "GROUPS_READ", 2)
     rows = [
         {"question": template.format(thing), "answer": answer}
         for thing in THINGS

@@ -19,9 +19,9 @@ from tests.support.model_folder import on_disk, weights
 from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
 from sapo_swarm.events import Evaluated, Event, FirstSuccess, GroupRecorded, Phase, StateChanged
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.storage.unfinished import LoggedUpdate
+from sapo_swarm.node.resume_log import LoggedUpdate
 
 TRIALS, PLACES = 8, 25
 NO_COMPILER = "The shim that lets writes fail needs a C compiler. Fix: apt-get install gcc"

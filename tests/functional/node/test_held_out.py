@@ -23,19 +23,12 @@ from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
 from sapo_swarm.events import Evaluated, decode, encode
-from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.guard import Guard
-from sapo_swarm.node.evaluation.held_out_exclusion import (
-    EXCLUDED_PER_TASK,
-    FEW,
-    IN_ALL,
-    beyond_exclusion,
-    held_out_exclusion,
-)
-from sapo_swarm.node.round.context import RoundContext, RoundWork
-from sapo_swarm.node.round.phases import NoQuestions, candidate_refs, sample_questions
+from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Examiner, beyond_exclusion, held_out_exclusion
+from sapo_swarm.node.guard import Guard
+from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.round_phases import NoQuestions, candidate_refs, sample_questions
 from sapo_swarm.node.setup import SILO
-from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.sapo.tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Question

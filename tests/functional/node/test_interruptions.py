@@ -14,14 +14,12 @@ from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 from sapo_backends.common import allocator
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, RoundFinished, StateChanged
-from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.holds import Hold
-from sapo_swarm.node.governor.requests import Requests, command
-from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node import resume_log
+from sapo_swarm.node.governor.rules import Hold
+from sapo_swarm.node.governor.run_control import Requests, RunControl, command
+from sapo_swarm.node.journal import Bus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.context import Activity, Portion
-from sapo_swarm.node.storage import unfinished
-from sapo_swarm.node.storage.journal import Journal, read_only
+from sapo_swarm.node.round_context import Activity, Portion
 
 MOST = 15
 """Holds; then the rest of the rounds is undisturbed."""
@@ -149,7 +147,7 @@ async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_pa
     assert weights(tmp_path / "stopped", 2) == weights(tmp_path / "calm", 2)
     told = [e.text for e in read_only(tmp_path / "stopped" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
-    assert unfinished.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
+    assert resume_log.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
     assert on_disk(tmp_path / "stopped").told == [0, 1]
 
 
@@ -158,7 +156,7 @@ async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(
     tmp_path: Path, changed: dict[str, object]
 ) -> None:
     await stopped_after(2, tmp_path / "m")
-    assert unfinished.kept(tmp_path / "m") is not None
+    assert resume_log.kept(tmp_path / "m") is not None
     other = msgspec.structs.replace(CONFIG, **changed)
     await make(tmp_path / "m", CountingEngine(), other).run()
     await undisturbed(tmp_path / "calm", other)
@@ -169,19 +167,19 @@ async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(
 
 async def test_rollouts_kept_without_a_hash_of_what_the_model_read_are_used(tmp_path: Path) -> None:
     await stopped_after(2, tmp_path / "m")
-    kept = unfinished.kept(tmp_path / "m")
+    kept = resume_log.kept(tmp_path / "m")
     assert kept is not None
     questions = tuple(msgspec.structs.replace(q, read_sha256="") for q in kept.questions)
-    unfinished.keep(tmp_path / "m", msgspec.structs.replace(kept, questions=questions))
+    resume_log.keep(tmp_path / "m", msgspec.structs.replace(kept, questions=questions))
     await make(tmp_path / "m", CountingEngine()).run()
     told = [e.text for e in read_only(tmp_path / "m" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
 
 
 def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    assert unfinished.kept(tmp_path) is None
-    (tmp_path / unfinished.NAME).write_bytes(b"\x93half")
-    assert unfinished.kept(tmp_path) is None
+    assert resume_log.kept(tmp_path) is None
+    (tmp_path / resume_log.NAME).write_bytes(b"\x93half")
+    assert resume_log.kept(tmp_path) is None
 
 
 def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not() -> None:

@@ -16,12 +16,12 @@ from tests.support.guarded_node import node as guarded
 from sapo_backends.base import Cancelled, LoadRequest, UpdateStats
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.events import LogLine, RoundFinished
+from sapo_swarm.node import resume_log
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.context import RoundWork, StageStep
-from sapo_swarm.node.round.resume import drop_external
-from sapo_swarm.node.storage import unfinished
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.swarm.pool import GROUP_LIFE_S
+from sapo_swarm.node.resume_log import drop_external
+from sapo_swarm.node.round_context import RoundWork, StageStep
+from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HEALTHY = 999
@@ -79,15 +79,15 @@ async def test_an_update_that_is_interrupted_keeps_its_groups_of_others(tmp_path
     assert finished(tmp_path).external_groups > 0
 
 
-def aged(kept: unfinished.InFlight) -> unfinished.InFlight:
+def aged(kept: resume_log.InFlight) -> resume_log.InFlight:
     return msgspec.structs.replace(kept, taken=time.time() - GROUP_LIFE_S - 1)
 
 
-def ahead(kept: unfinished.InFlight) -> unfinished.InFlight:
+def ahead(kept: resume_log.InFlight) -> resume_log.InFlight:
     return msgspec.structs.replace(kept, taken=time.time() + 3600)
 
 
-def untouched(kept: unfinished.InFlight) -> unfinished.InFlight:
+def untouched(kept: resume_log.InFlight) -> resume_log.InFlight:
     return kept
 
 
@@ -95,14 +95,14 @@ def untouched(kept: unfinished.InFlight) -> unfinished.InFlight:
     ("made", "used"), [(untouched, True), (aged, False), (ahead, False)], ids=["fresh", "too old", "clock set back"]
 )
 async def test_groups_that_waited_over_a_stop_are_used_as_long_as_a_pool_would_have_kept_them(
-    tmp_path: Path, made: Callable[[unfinished.InFlight], unfinished.InFlight], used: bool
+    tmp_path: Path, made: Callable[[resume_log.InFlight], resume_log.InFlight], used: bool
 ) -> None:
     first, _ = interrupted(tmp_path, lambda node: node.command("stop"))
     await first.run()
-    kept = unfinished.kept(tmp_path)
+    kept = resume_log.kept(tmp_path)
     assert kept is not None
     assert len(kept.external or ()) == CONFIG.external_groups
-    unfinished.keep(tmp_path, made(kept))
+    resume_log.keep(tmp_path, made(kept))
     await guarded(tmp_path, 1, HEALTHY, eval_every=0).run()
     assert (finished(tmp_path).external_groups > 0) == used
 
@@ -111,7 +111,7 @@ async def test_a_round_kept_by_an_older_version_keeps_its_rollouts_and_not_its_g
     """It did not say when they were taken."""
     first, _ = interrupted(tmp_path, lambda node: node.command("stop"))
     await first.run()
-    path = tmp_path / unfinished.NAME
+    path = tmp_path / resume_log.NAME
     old = msgspec.msgpack.decode(path.read_bytes())
     assert old.pop("taken") > 0
     path.write_bytes(msgspec.msgpack.encode(old))

@@ -17,12 +17,12 @@ from tests.support.watched_node import CALM, CONFIG, follow
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.events import Event, ExamplesRead, GroupRecorded, RoundFinished, TrialMeasured
-from sapo_swarm.node.examples import phase
-from sapo_swarm.node.examples.source import ExampleSource
+from sapo_swarm.node import examples_phase
 from sapo_swarm.node.examples.successes import Success, Written, candidates, keep_written, verified
+from sapo_swarm.node.examples_phase import ExampleSource
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, preset_of
 from sapo_swarm.tasks.own import library
@@ -161,7 +161,7 @@ async def test_successes_of_another_node_become_examples_when_practice_finds_not
     """The first node learns from a person and practises; what it got right then teaches the second one, which alone hardly
     ever is, and is told of while that one practises. The second phase has its own passes and readings, and a node that was
     stopped in it ends with the weights of one that was not."""
-    monkeypatch.setattr(phase, "LOOK_EVERY", 4)
+    monkeypatch.setattr(examples_phase, "LOOK_EVERY", 4)
     longer = msgspec.structs.replace(UNTAUGHT, rounds=40)
     first = await run(tmp_path / "first", longer, person(tmp_path / "answers.jsonl", 80))
     theirs = [

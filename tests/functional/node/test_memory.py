@@ -18,10 +18,10 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 from sapo_backends.base import Completion, OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.governor import memory
+from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.context import Activity, Memory, Portion, RoundWork, StageStep
-from sapo_swarm.node.round.stage import stage
+from sapo_swarm.node.round_context import Activity, Memory, Portion, RoundWork, StageStep
+from sapo_swarm.node.round_phases import run_stage
 from sapo_swarm.node.setup import NodeSetup, round_context
 from sapo_swarm.sapo.stages import Answered, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
@@ -179,8 +179,8 @@ async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_
         setup, config, host, Scorer(), Activity(), lambda phase: None, excluded=frozenset(), memory=Memory()
     )
     with pytest.raises(OutOfMemory):
-        await stage(context, work)
-    await stage(context, work)
+        await run_stage(context, work)
+    await run_stage(context, work)
     await host.close()
     assert engine.readings == 4, "the second time both of them"
     assert len(work.stage_samples) == 2
@@ -194,9 +194,9 @@ def system(proc: Path, kills: int, boot: str = "b1") -> Path:
 
 def dies(folder: Path, rounds: int, proc: Path) -> int:
     """A session that is killed: its note stays."""
-    with memory.session(folder, rounds, proc) as deaths:
-        note = (folder / memory.FILE).read_bytes()
-    (folder / memory.FILE).write_bytes(note)
+    with ticker.session(folder, rounds, proc) as deaths:
+        note = (folder / ticker.FILE).read_bytes()
+    (folder / ticker.FILE).write_bytes(note)
     return deaths
 
 
@@ -209,13 +209,13 @@ def test_only_a_session_that_ended_as_the_system_took_memory_back_counts(tmp_pat
     assert dies(tmp_path, 9, system(proc, 8)) == 1, "it had come further meanwhile"
     assert dies(tmp_path, 9, system(proc, 9, boot="b2")) == 0, "counted since another start of the system"
     assert dies(tmp_path, 9, system(proc, 10, boot="b2")) == 1
-    with memory.session(tmp_path, 9, system(proc, 10, boot="b2")):
+    with ticker.session(tmp_path, 9, system(proc, 10, boot="b2")):
         pass
-    assert not (tmp_path / memory.FILE).exists()
+    assert not (tmp_path / ticker.FILE).exists()
     assert dies(tmp_path, 9, system(proc, 11, boot="b2")) == 0, "the last one ended by itself"
-    (tmp_path / memory.FILE).write_bytes(b"\xff{")
+    (tmp_path / ticker.FILE).write_bytes(b"\xff{")
     assert dies(tmp_path, 9, system(proc, 12, boot="b2")) == 0, "a damaged note says nothing"
-    with memory.session(tmp_path / "gone", 0, system(proc, 13)) as deaths:
+    with ticker.session(tmp_path / "gone", 0, system(proc, 13)) as deaths:
         assert deaths == 0, "a disk that refuses the note is no obstacle"
 
 

@@ -19,8 +19,8 @@ from tests.support.node_process import FAKE, calm, environment, sapo
 from tests.support.records import evaluation, finished
 
 from sapo_swarm.events import Vitals
-from sapo_swarm.node.control.metrics import _HELD_OUT, _LAST, _SUMS, _VITALS
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.control_server import _HELD_OUT, _LAST, _SUMS, _VITALS
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.servers import MOST, Page
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")

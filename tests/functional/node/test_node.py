@@ -16,7 +16,7 @@ from tests.support.node_process import node, reaches, sapo
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.models.recording import load_recording
 from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, RunStarted, StateChanged
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 FAKE = (*node_process.FAKE, "--local-groups", "8", "--final-rate", "1")
 

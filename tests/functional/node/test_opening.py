@@ -19,14 +19,13 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.header import header
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers, conditions
-from sapo_swarm.node.event_bus import Bus
+from sapo_swarm.node.evaluation import BaseAnswers, conditions
+from sapo_swarm.node.governor.rules import DAYS
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.schedule import DAYS
+from sapo_swarm.node.journal import Bus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round.context import Activity
+from sapo_swarm.node.round_context import Activity
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import Journal, read_only
 
 pytestmark = pytest.mark.timeout(120)
 REGULAR = structs.replace(CONFIG, tasks=("basic_arithmetic",), eval_every=2, eval_items=8)

@@ -9,7 +9,7 @@ from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.fake.tokenizer import FakeTokenizer
 from sapo_swarm.events import Event, GroupRecorded, LogLine
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 
 class ReasoningTokenizer(FakeTokenizer):

@@ -17,7 +17,7 @@ from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import TokenSequence, TrainSample, UpdateStats
 from sapo_swarm.events import RoundFinished
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 ALONE = (
     *node_process.FAKE,

@@ -18,11 +18,10 @@ from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_desktop.services.models.shelf import history
 from sapo_swarm.events import CheckpointSaved, Evaluated, LogLine, Phase, RoundFinished
-from sapo_swarm.node.control.api import ControlError
-from sapo_swarm.node.storage import unfinished
-from sapo_swarm.node.storage.checkpoints import read_state
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.storage.journal_check import check_journal
+from sapo_swarm.node import resume_log
+from sapo_swarm.node.checkpoints import read_state
+from sapo_swarm.node.control_api import ControlError
+from sapo_swarm.node.journal import check_journal, read_only
 
 FAKE = [
     *node_process.FAKE[:-2],
@@ -216,7 +215,7 @@ async def test_the_rollouts_of_the_round_in_flight_are_left_out(tmp_path: Path) 
     await made.run()
     await asked[0]
     assert told(tmp_path) == [0], "two rounds were planned, and the step back is the second"
-    assert not (tmp_path / unfinished.NAME).exists()
+    assert not (tmp_path / resume_log.NAME).exists()
     assert read_state(tmp_path / "checkpoints" / "round-000002").restored == 0
 
 
@@ -225,7 +224,7 @@ import os, signal, sys
 from pathlib import Path
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.storage import going_back
-from sapo_swarm.node.storage.checkpoints import Checkpoints
+from sapo_swarm.node.checkpoints import Checkpoints
 
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -241,7 +240,7 @@ going_back.go_back_on_disk(Path(sys.argv[1]), RunConfig(), 1, "m")
 @pytest.mark.parametrize("where", ["before the rename", "after the rename"])
 def test_a_kill_leaves_the_model_as_it_was_or_as_it_is_afterwards(tmp_path: Path, where: str) -> None:
     model = saved_each_round(tmp_path, 3)
-    (model / unfinished.NAME).write_bytes(b"rollouts of other weights")
+    (model / resume_log.NAME).write_bytes(b"rollouts of other weights")
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(model), where], env=environment(tmp_path), capture_output=True, check=False
     )

@@ -23,9 +23,8 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.base_answers import BaseAnswers
-from sapo_swarm.node.evaluation.evaluate import answer, sampled
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.evaluation import BaseAnswers, answer, sampled
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out, new_tokens
 from sapo_swarm.tasks.own.spec import BadTask

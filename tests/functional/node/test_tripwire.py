@@ -16,8 +16,8 @@ from tests.support.swarm_process import TASKS, coordinator
 
 from sapo_desktop.services.swarms.membership import EXTERNAL
 from sapo_swarm.events import CheckpointSaved, Evaluated, Event, ExternalSwitched, RoundFinished
-from sapo_swarm.node.storage.checkpoints import read_state
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.checkpoints import read_state
+from sapo_swarm.node.journal import read_only
 
 POISONED_FROM, ROUNDS = 4, 12
 

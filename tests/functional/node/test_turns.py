@@ -23,10 +23,10 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import sampled
-from sapo_swarm.node.round.turns import encoded, model_turns, turn_length, verdicts
-from sapo_swarm.node.storage.journal import read_only
-from sapo_swarm.node.swarm.outbox import Outbox
+from sapo_swarm.node.evaluation import sampled
+from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.rollouts import encoded, model_turns, turn_length, verdicts
+from sapo_swarm.node.swarm_exchange import Outbox
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library

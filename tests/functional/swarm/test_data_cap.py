@@ -8,8 +8,7 @@ from tests.support.exchanging_node import Node
 
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.governor.data_cap import DataCap
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import DataCap, Limits
 from sapo_swarm.scoring.scorer import Scorer
 
 

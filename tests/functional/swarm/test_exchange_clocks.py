@@ -9,10 +9,9 @@ from pathlib import Path
 from tests.support.exchanging_node import Node
 
 from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.node import aha_trail
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.storage import phrase_memory
-from sapo_swarm.node.swarm.pool import GROUP_LIFE_S
-from sapo_swarm.node.swarm.swarm_exchange import PHRASES_S
+from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S, PHRASES_S
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -44,7 +43,7 @@ async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
     ada.clock_s, ada.passed_s = -3600.0, PHRASES_S + 1.0
     await ada.round(2, await ada.groups(2))
     assert {peer.name for peer in ada.news().peers} == {"Ada", "Bob"}
-    assert await asyncio.to_thread((tmp_path / phrase_memory.NAME).exists), "written every minute"
+    assert await asyncio.to_thread((tmp_path / aha_trail.NAME).exists), "written every minute"
     await ada.exchange.close()
     await bob.exchange.close()
 
@@ -58,7 +57,7 @@ async def test_the_phrase_memory_is_written_every_minute_also_while_the_coordina
     ada.client.next_at = time.monotonic() + 3600.0
     ada.passed_s = PHRASES_S + 1.0
     await ada.exchange.exchange(1, await ada.groups(1), 2)
-    assert phrase_memory.kept(tmp_path)[0].packed().observed > 0
+    assert aha_trail.kept(tmp_path)[0].packed().observed > 0
     await ada.exchange.close()
 
 

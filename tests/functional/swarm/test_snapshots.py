@@ -18,7 +18,7 @@ from tests.support.stores import entry, round_of
 
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.swarm.snapshots import SnapshotReader
+from sapo_swarm.node.swarm_exchange import SnapshotReader
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import make_certificate

@@ -22,10 +22,9 @@ from sapo_backends.base import LoadRequest, PolicyUpdate, TrainSample
 from sapo_backends.fake import FakeBackend
 from sapo_desktop.errors import AppError
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
-from sapo_swarm.node.storage.journal import Journal, read_only
-from sapo_swarm.node.storage.journal_check import check_journal
-from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.journal import Journal, check_journal, read_only
+from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, logged
 
 # -- the journal of a model
 

@@ -14,8 +14,8 @@ from sapo_desktop.services.models.shelf import store as shelf
 from sapo_desktop.services.swarms import membership
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
-from sapo_swarm.node.storage import phrase_memory, unfinished
-from sapo_swarm.node.storage.unfinished import InFlight
+from sapo_swarm.node import aha_trail, resume_log
+from sapo_swarm.node.resume_log import InFlight
 from sapo_swarm.protocol.drift import PhraseWatch
 from sapo_swarm.protocol.identity import KeyStoreError, load_or_create
 from sapo_swarm.tasks.own import library
@@ -49,21 +49,21 @@ QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?"
 def keep_phrases(folder: Path, number: int) -> None:
     made = PhraseWatch()
     made.observe_local([(f"step {word} of it", QUESTION) for word in ("a", "b", "c", "d")[:number]])
-    phrase_memory.keep(folder, made.packed())
+    aha_trail.keep(folder, made.packed())
 
 
 def kept_phrases(folder: Path) -> int:
-    found, said = phrase_memory.kept(folder)
+    found, said = aha_trail.kept(folder)
     assert not said
     return found.packed().observed
 
 
 def keep_in_flight(folder: Path, number: int) -> None:
-    unfinished.keep(folder, InFlight(number, "x", (), None, 0, 0, {}))
+    resume_log.keep(folder, InFlight(number, "x", (), None, 0, 0, {}))
 
 
 def kept_in_flight(folder: Path) -> int:
-    found = unfinished.kept(folder)
+    found = resume_log.kept(folder)
     return 0 if found is None else found.round
 
 

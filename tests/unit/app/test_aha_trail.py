@@ -23,8 +23,8 @@ from sapo_desktop.dashboard.widgets.axis import View
 from sapo_desktop.dashboard.widgets.readout import legend
 from sapo_desktop.services.swarms.shares import MEANINGS, shares
 from sapo_swarm.events import Event, FirstSuccess, SwarmUpdated
-from sapo_swarm.node.control.api import NodeStatus
-from sapo_swarm.node.swarm.swarm_stats import SHARE_WINDOW, SwarmStats
+from sapo_swarm.node.control_api import NodeStatus
+from sapo_swarm.node.swarm_stats import SHARE_WINDOW, SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.types import Peer
 

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
 from sapo_desktop.services.nodes.report import Reporter
 from sapo_swarm.events import Event, RunStarted
-from sapo_swarm.node.examples.trial import no_questions
+from sapo_swarm.node.base_trial import no_questions
 
 STARTED = RunStarted(
     run_id="r", mode="silo", model="m", backend="b", device="cpu", precision="float32", method="lora", parameters=1,

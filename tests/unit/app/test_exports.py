@@ -30,7 +30,7 @@ from sapo_desktop.services.models.exports.usage import usage
 from sapo_desktop.services.models.shelf.history import story
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

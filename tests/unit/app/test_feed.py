@@ -20,7 +20,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Event, LogLine
 from sapo_swarm.node.clock import steady
-from sapo_swarm.node.control.api import NodeNotAnswering, NodeNotRunning, NodeStatus, NodeUnreadable
+from sapo_swarm.node.control_api import NodeNotAnswering, NodeNotRunning, NodeStatus, NodeUnreadable
 
 REMARK, REASON = "Could not initialize NNPACK", "No space is left"
 

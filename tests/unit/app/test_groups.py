@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.history.groups.reader import Answer, GroupReader, Wi
 from sapo_desktop.dashboard.history.groups.sources import JournalGroups, RecordedGroups
 from sapo_desktop.errors import AppError
 from sapo_swarm.events import GroupRecorded, decode
-from sapo_swarm.node.storage.journal import Journal, JournalError
+from sapo_swarm.node.journal import Journal, JournalError
 
 COUNT = 2 * STEP + 20
 ALL = [group_number(number) for number in range(COUNT)]

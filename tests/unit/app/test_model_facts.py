@@ -14,7 +14,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.overview import overview
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 
 
 def session(computed_by: str) -> RunStarted:

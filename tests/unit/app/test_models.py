@@ -31,8 +31,8 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event, GreedyScore
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 

@@ -9,7 +9,7 @@ import pytest
 
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.nodes import background, lock
-from sapo_swarm.node.governor.sensors.message_bus import said
+from sapo_swarm.node.governor.sensors import said
 
 
 class Locked(io.StringIO):

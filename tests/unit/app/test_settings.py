@@ -17,7 +17,7 @@ from sapo_desktop.manual import manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RENAMED, RunConfig
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import Limits
 
 ROOT = Path(__file__).resolve().parents[3]
 

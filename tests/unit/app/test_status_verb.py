@@ -16,9 +16,9 @@ from sapo_desktop.commands.swarms.directory import _lines
 from sapo_desktop.dashboard.screens.swarm.find import _state
 from sapo_desktop.services.swarms.interface import Directory
 from sapo_swarm.events import Event
-from sapo_swarm.node.control.api import NodeStatus
-from sapo_swarm.node.control.metrics import Counted
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.control_api import NodeStatus
+from sapo_swarm.node.control_server import Counted
+from sapo_swarm.node.journal import Journal
 
 STATUS = NodeStatus(
     "running", "Training", "", 0.0, 7, "r", "", "swarm", "fake", "fake", "cpu", 3, 0, None, 0.0, -1.0, 0, 0.0, "0.1.0"

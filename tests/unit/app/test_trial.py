@@ -12,7 +12,7 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.swarms import membership, trial
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.tasks.catalogue import PRESETS, STRICT_PRESETS
 from sapo_swarm.types import RewardRule

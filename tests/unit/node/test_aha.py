@@ -11,9 +11,9 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, SwarmUpdated, decode, encode
-from sapo_swarm.node.storage.aha import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.journal_thinning import Thinning
+from sapo_swarm.node.aha_trail import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.journal_downsampling import Thinning
 from sapo_swarm.types import Group, Peer, Rollout
 
 ADA = "a" * 26

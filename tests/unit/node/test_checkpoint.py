@@ -10,10 +10,9 @@ import pytest
 from sapo_backends.base import CheckpointCorrupt, LoadRequest
 from sapo_backends.fake import FakeBackend, FakeEngine
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.checkpoints import Checkpoints, Moment, NoRoom, folder_bytes, has_optimizer, read_state, rounds_of
+from sapo_swarm.node.downsampling import dispensable
 from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, checkpoint_due
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, has_optimizer, read_state, rounds_of
-from sapo_swarm.node.storage.files import folder_bytes
-from sapo_swarm.node.storage.thinning import dispensable
 
 ENGINE = FakeBackend().load(LoadRequest("fake"))
 

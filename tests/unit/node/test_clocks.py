@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.node.clock import local, steady, week_minute
-from sapo_swarm.node.governor.holds import Level, State, advance
-from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.requests import Requests, command, obstacle
-from sapo_swarm.node.governor.sensors.machine import Machine
-from sapo_swarm.node.governor.sensors.readings import Readings
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.rules import Level, Limits, State, advance
+from sapo_swarm.node.governor.run_control import Requests, command, obstacle
+from sapo_swarm.node.governor.sensors import Readings
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
 NIGHTS = Limits(schedule="22:00-07:00")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sapo_backends.base import Completion
-from sapo_swarm.node.round.cut_off import SAID_EVERY, cut_off
+from sapo_swarm.node.round_warnings import SAID_EVERY, cut_off
 
 DONE, CUT = Completion((1, 2), (0.0, 0.0), "stop"), Completion((1, 2), (0.0, 0.0), "length")
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.services.machine import sensors
-from sapo_swarm.node.governor.data_cap import MB, DataCap, DataDay, counted, hold, on
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import MB, DataCap, DataDay, Limits, counted, hold, on
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
 DAY = 86400.0

@@ -11,12 +11,19 @@ from sapo_backends.base import TrainSample
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
-from sapo_swarm.node.examples.phase import steps_between_readings, why_over, with_common_prompt, without_gain
-from sapo_swarm.node.examples.source import BATCH, cut_into_batches, rows_apart
-from sapo_swarm.node.examples.trial import no_questions, plan_of, sentence_of
-from sapo_swarm.node.governor.requests import Requests, command, obstacle
-from sapo_swarm.node.round.stalled import MASTERED, Stalled
-from sapo_swarm.node.storage.thinning import merged
+from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of
+from sapo_swarm.node.downsampling import merged
+from sapo_swarm.node.examples_phase import (
+    BATCH,
+    cut_into_batches,
+    rows_apart,
+    steps_between_readings,
+    why_over,
+    with_common_prompt,
+    without_gain,
+)
+from sapo_swarm.node.governor.run_control import Requests, command, obstacle
+from sapo_swarm.node.round_warnings import MASTERED, Stalled
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 from sapo_swarm.tasks.own.folder import make
 from sapo_swarm.tasks.own.import_rows import Table

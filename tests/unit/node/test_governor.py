@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.holds import RULES, Level, State, advance
-from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.requests import Requests, command, obstacle
-from sapo_swarm.node.governor.sensors.readings import Readings
+from sapo_swarm.node.governor.rules import RULES, Level, Limits, State, advance
+from sapo_swarm.node.governor.run_control import Requests, command, obstacle
+from sapo_swarm.node.governor.sensors import Readings
 
 GB = 10**9
 DWELL = {rule.code: rule.dwell for rule in RULES}

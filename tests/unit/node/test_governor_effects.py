@@ -15,19 +15,15 @@ from sapo_backends.base import CancelToken, LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Vitals
-from sapo_swarm.node.event_bus import Bus
 from sapo_swarm.node.governor import ticker
-from sapo_swarm.node.governor.awake import Awake, holder, wanted
-from sapo_swarm.node.governor.holds import Hold, Level, State, advance
-from sapo_swarm.node.governor.limits import PRESETS, Limits
-from sapo_swarm.node.governor.priority import windows_class
-from sapo_swarm.node.governor.requests import Requests, aside, command, effort, obstacle
-from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.sensors.machine import Machine
-from sapo_swarm.node.governor.sensors.readings import Readings
-from sapo_swarm.node.round.context import Activity
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.rules import PRESETS, Hold, Level, Limits, State, advance
+from sapo_swarm.node.governor.run_control import Requests, RunControl, aside, command, effort, obstacle
+from sapo_swarm.node.governor.sensors import Readings
+from sapo_swarm.node.governor.ticker import Awake, holder, wanted, windows_class
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.round_context import Activity
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.storage.journal import Journal
 
 BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
 SLOWER = Hold("battery", "on battery", "once plugged in", 0.0, Level.SLOW)

@@ -12,13 +12,12 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore
+from sapo_swarm.node.checkpoints import Checkpoints, Moment, NoRoom, rounds_of
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import Examiner
-from sapo_swarm.node.evaluation.guard import Guard
-from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.storage.checkpoints import Checkpoints, Moment, NoRoom, rounds_of
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.swarm.exchange import Silo
+from sapo_swarm.node.evaluation import Examiner
+from sapo_swarm.node.exchange import Silo
+from sapo_swarm.node.guard import Guard
+from sapo_swarm.node.journal import Bus, Journal
 from sapo_swarm.sapo import tripwire
 from sapo_swarm.scoring.scorer import Scorer
 

@@ -6,39 +6,39 @@ import os
 import time
 from pathlib import Path
 
-from sapo_swarm.node.governor.sensors import idle
-from sapo_swarm.node.governor.sensors.idle import AGAIN_S, LOOK_EVERY_S, IdleClock
+from sapo_swarm.node.governor import sensors
+from sapo_swarm.node.governor.sensors import AGAIN_S, IDLE_LOOK_EVERY_S, IdleClock
 
 
 def test_the_answers_of_the_platforms_are_read_as_seconds() -> None:
-    assert idle.milliseconds("(uint64 61234,)\n") == 61.234
-    assert idle.milliseconds("(uint32 0,)") == 0.0
-    assert idle.nanoseconds('    |   "HIDIdleTime" = 2500000000\n    |   "HIDKind" = 1') == 2.5
-    assert idle.milliseconds("") is None
-    assert idle.nanoseconds("no such property") is None
+    assert sensors.milliseconds("(uint64 61234,)\n") == 61.234
+    assert sensors.milliseconds("(uint32 0,)") == 0.0
+    assert sensors.nanoseconds('    |   "HIDIdleTime" = 2500000000\n    |   "HIDKind" = 1') == 2.5
+    assert sensors.milliseconds("") is None
+    assert sensors.nanoseconds("no such property") is None
 
 
 def test_the_latest_touch_of_any_terminal_counts(tmp_path: Path) -> None:
     for name, touched in (("a", 100.0), ("b", 160.0)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (touched, touched))
-    assert idle._since([tmp_path / "a", tmp_path / "b", tmp_path / "gone"], 200.0) == 40.0
-    assert idle._since([], 200.0) is None
+    assert sensors._since([tmp_path / "a", tmp_path / "b", tmp_path / "gone"], 200.0) == 40.0
+    assert sensors._since([], 200.0) is None
 
 
 def test_a_touch_ahead_of_a_clock_that_was_set_back_does_not_count(tmp_path: Path) -> None:
     for name, touched in (("a", 100.0), ("b", 3700.0)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (touched, touched))
-    assert idle._since([tmp_path / "a", tmp_path / "b"], 200.0) == 100.0
-    assert idle._since([tmp_path / "b"], 200.0) is None
+    assert sensors._since([tmp_path / "a", tmp_path / "b"], 200.0) == 100.0
+    assert sensors._since([tmp_path / "b"], 200.0) is None
 
 
 def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_asked_seldom() -> None:
     """A node that starts at login starts before the desktop, which would never be asked again."""
     asked: list[str] = []
 
-    def way(name: str, answer: float | None) -> idle.Ask:
+    def way(name: str, answer: float | None) -> sensors.IdleAsk:
         def ask() -> float | None:
             asked.append(name)
             return answer
@@ -50,7 +50,7 @@ def test_the_way_that_saw_the_latest_touch_decides_and_silent_ways_are_asked_sel
     assert clock.seconds() == 4.0
     now = 2.0
     assert clock.seconds() == 6.0, "between two looks the time goes on"
-    now = LOOK_EVERY_S
+    now = IDLE_LOOK_EVERY_S
     assert clock.seconds() == 4.0
     assert asked == ["terminal", "desktop", "none", "terminal", "desktop"]
     asked.clear()

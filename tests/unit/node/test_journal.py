@@ -14,8 +14,7 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, in_a_swarm, opened
 
 from sapo_swarm.events import LogLine, StateChanged, Vitals, encode
-from sapo_swarm.node.event_bus import QUEUE_LIMIT, Bus
-from sapo_swarm.node.storage.journal import Journal, JournalError, read_only
+from sapo_swarm.node.journal import QUEUE_LIMIT, Bus, Journal, JournalError, read_only
 from sapo_swarm.types import Peer
 
 VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, celsius=None)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tests.support.records import finished, opened
 
-from sapo_swarm.node.storage.journal import Journal, JournalError, read_only
-from sapo_swarm.node.storage.journal_check import check_journal, repair_journal
+from sapo_swarm.node.journal import Journal, JournalError, check_journal, read_only, repair_journal
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
-from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.storage import journal_thinning
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.journal_thinning import PRUNED_ROWS, Thinning
-from sapo_swarm.node.storage.retention import EVERY, Retention
-from sapo_swarm.node.storage.thinning import DENSE, SPARSE_ROOM, merged, sparse
+from sapo_swarm.node import journal_downsampling
+from sapo_swarm.node.downsampling import DENSE, SPARSE_ROOM, merged, sparse
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.journal_downsampling import EVERY, PRUNED_ROWS, Retention, Thinning
 from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
@@ -89,7 +87,7 @@ def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(j
 def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 8)
+    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     thinning = Thinning(journal)
     while thinning.groups(150):
@@ -99,7 +97,7 @@ def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
 
 async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is what is stored, neither the last round nor what else it tells of."""
-    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 20)
+    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 20)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     journal.append([*[group_of(199, n) for n in range(1, 90)], *[line(str(n)) for n in range(90)]])
     retention = Retention(journal, 20)
@@ -111,7 +109,7 @@ async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monke
 def test_a_first_round_larger_than_all_room_is_no_endless_search(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 8)
+    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(0, n) for n in range(20)])
     journal.append([group_of(round_, 0) for round_ in range(1, 60)])
     assert Thinning(journal).groups(50) == 49

@@ -8,9 +8,9 @@ import pytest
 
 from sapo_desktop.services.swarms.answering import Desk
 from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.base_trial import sources_in_words
 from sapo_swarm.node.examples import successes
 from sapo_swarm.node.examples.successes import Kept, Success, Written, candidates, keep_written, read_written
-from sapo_swarm.node.examples.trial import sources_in_words
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.sensors.macos import LIMITS, LOOK_EVERY_S, NOTIFIED, ThermalPressure, limited, notified
+from sapo_swarm.node.governor.sensors import LIMITS, MACOS_LOOK_EVERY_S, NOTIFIED, ThermalPressure, limited, notified
 
 QUIET = """Note: No thermal warning level has been recorded
 Note: No performance warning level has been recorded
@@ -65,7 +65,7 @@ def test_it_is_asked_seldom_first_by_notification_and_on_macos_only() -> None:
     sensor = ThermalPressure("darwin", ask, lambda: now)
     assert sensor.read() == sensor.read() == 2
     assert asked == [NOTIFIED]
-    now = LOOK_EVERY_S
+    now = MACOS_LOOK_EVERY_S
     replies.clear()
     replies[LIMITS] = INTEL.format(100, 100)
     assert sensor.read() == 0

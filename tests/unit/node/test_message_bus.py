@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from sapo_swarm.node.governor.sensors import message_bus
-from sapo_swarm.node.governor.sensors.message_bus import Metered, SessionIdle
+from sapo_swarm.node.governor import sensors
+from sapo_swarm.node.governor.sensors import Metered, SessionIdle
 
 pytest.importorskip("jeepney")
 pytestmark = pytest.mark.skipif(
@@ -32,5 +32,5 @@ def test_logind_and_network_manager_are_asked_over_the_bus(monkeypatch: pytest.M
         assert network.read() is True
         told["Metered"] = 4
         assert network.read() is True, "asked seldom"
-        now += message_bus.LOOK_EVERY_S
+        now += sensors.MESSAGE_BUS_LOOK_EVERY_S
         assert network.read() is False

@@ -12,11 +12,11 @@ from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import label, mixed
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
-from sapo_swarm.node.round.context import RoundWork
-from sapo_swarm.node.round.training import NO_UPDATE, record
-from sapo_swarm.node.swarm.likelihood import STRETCH, worst_stretch
-from sapo_swarm.node.swarm.pool import Pool
-from sapo_swarm.node.swarm.swarm_stats import SwarmStats
+from sapo_swarm.node.exchange import STRETCH, worst_stretch
+from sapo_swarm.node.round_context import RoundWork
+from sapo_swarm.node.round_phases import NO_UPDATE, record_round
+from sapo_swarm.node.swarm_exchange import Pool
+from sapo_swarm.node.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
@@ -53,7 +53,7 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
     pool = [group(str(n), n) for n in range(arrived)]
     batch = assemble(made, pool, 2, 5, np.random.default_rng(1), normalised)
     done = RoundWork(0, local=made, completions=[], stats=NO_UPDATE, trained=batch)
-    finished = record(done, 5, set())[-1]
+    finished = record_round(done, 5, set())[-1]
     assert isinstance(finished, RoundFinished)
     assert finished.local_groups == trained
     assert finished.nonzero_groups == sum(g.nonzero_advantage for g in batch if not g.external) <= trained
@@ -63,7 +63,7 @@ def test_a_group_of_another_node_on_this_nodes_own_question_stands_beside_it_in_
     mine, theirs = structs.replace(group("", 1), source="own"), group("a" * 26, 1)
     batch = assemble([mine], [theirs], 1, 1, np.random.default_rng(1), normalised)
     done = RoundWork(0, local=[mine], completions=[], stats=NO_UPDATE, trained=batch)
-    told = [event for event in record(done, 1, set()) if isinstance(event, GroupRecorded)]
+    told = [event for event in record_round(done, 1, set()) if isinstance(event, GroupRecorded)]
     assert [(event.group.node, event.trained, event.first_solved) for event in told] == [
         ("", True, True),
         ("a" * 26, True, False),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import duration
-from sapo_swarm.node.governor.requests import (
+from sapo_swarm.node.governor.run_control import (
     HOLDERS,
     VERBS,
     BadCommand,
@@ -23,7 +23,7 @@ from sapo_swarm.node.governor.requests import (
     pending,
     round_done,
 )
-from sapo_swarm.node.round.phases import candidate_refs, round_seed
+from sapo_swarm.node.round_phases import candidate_refs, round_seed
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, HELD_OUT_SIZE, TRAIN_LIMIT, held_out, is_train
 
 

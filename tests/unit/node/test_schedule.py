@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.schedule import DAY_MINUTES, DAYS, WEEK_MINUTES, opens, parse_schedule, spoken
+from sapo_swarm.node.governor.rules import DAY_MINUTES, DAYS, WEEK_MINUTES, opens, parse_schedule, spoken
 
 
 def at(text: str) -> int:

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from tests.support import device_tree
 from tests.support.device_tree import linux, write
 
-from sapo_swarm.node.governor.holds import Level, State, advance
-from sapo_swarm.node.governor.limits import PRESETS, Limits
-from sapo_swarm.node.governor.sensors import device_files
-from sapo_swarm.node.governor.sensors.idle import IdleClock
-from sapo_swarm.node.governor.sensors.machine import Machine, Power
-from sapo_swarm.node.governor.sensors.message_bus import Metered, SessionIdle
+from sapo_swarm.node.governor import sensors
+from sapo_swarm.node.governor.machine import Machine, Power
+from sapo_swarm.node.governor.rules import PRESETS, Level, Limits, State, advance
+from sapo_swarm.node.governor.sensors import IdleClock, Metered, SessionIdle
 
 pytestmark = linux
 
@@ -39,27 +37,27 @@ def test_power_supplies_are_read_and_those_of_a_mouse_are_not(tmp_path: Path) ->
 
 def test_the_processor_is_hotter_than_the_board_says_and_broken_sensors_say_nothing(tmp_path: Path) -> None:
     thermal, hwmon = tmp_path / "class" / "thermal", tmp_path / "class" / "hwmon"
-    assert device_files.celsius(tmp_path) is None
+    assert sensors.celsius(tmp_path) is None
     write(hwmon / "hwmon0", name="nvme", temp1_input="71000")
-    assert device_files.celsius(tmp_path) is None, "a disk is no processor"
+    assert sensors.celsius(tmp_path) is None, "a disk is no processor"
     write(thermal / "thermal_zone0", type="acpitz", temp="27800")
-    assert device_files.celsius(tmp_path) == 27.8
+    assert sensors.celsius(tmp_path) == 27.8
     write(thermal / "thermal_zone1", type="x86_pkg_temp", temp="64000")
     write(hwmon / "hwmon1", name="k10temp", temp1_input="66500", temp2_input="-273000", temp3_input="255000")
-    assert device_files.celsius(tmp_path) == 66.5
+    assert sensors.celsius(tmp_path) == 66.5
     write(hwmon / "hwmon1", temp1_input="nonsense")
-    assert device_files.celsius(tmp_path) == 64.0
+    assert sensors.celsius(tmp_path) == 64.0
 
 
 def test_fans_the_lid_and_the_wait_for_memory_are_read(tmp_path: Path) -> None:
-    assert device_files.fan(tmp_path) is None
-    assert device_files.lid_closed(tmp_path) is None
-    assert device_files.memory_wait(tmp_path) is None
+    assert sensors.fan(tmp_path) is None
+    assert sensors.lid_closed(tmp_path) is None
+    assert sensors.memory_wait(tmp_path) is None
     device_tree.laptop(tmp_path, fan_rpm=2400, memory_wait=12.5, lid="closed")
     write(tmp_path / "sys" / "class" / "hwmon" / "hwmon3", fan2_input="65535")
-    assert device_files.fan(tmp_path / "sys") == 2400.0
-    assert device_files.lid_closed(tmp_path / "proc") is True
-    assert device_files.memory_wait(tmp_path / "proc") == 12.5
+    assert sensors.fan(tmp_path / "sys") == 2400.0
+    assert sensors.lid_closed(tmp_path / "proc") is True
+    assert sensors.memory_wait(tmp_path / "proc") == 12.5
 
 
 @given(st.binary(max_size=40))

@@ -12,7 +12,7 @@ import pytest
 
 from sapo_backends.base import LoadRequest, PolicyUpdate, TokenSequence, TrainSample
 from sapo_backends.fake import FakeEngine
-from sapo_swarm.node.storage.unfinished import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, logged
 
 HEADER = Header(5, "a" * 64, 0)
 POLICY = PolicyUpdate(learning_rate=1e-3, epochs=2)

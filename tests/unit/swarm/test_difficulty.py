@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.round.phases import candidate_refs, difficulties
+from sapo_swarm.node.round_phases import candidate_refs, difficulties
 from sapo_swarm.sapo.adaptive_sampling import FADE, Posterior, observe, weights
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 

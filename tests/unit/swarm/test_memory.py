@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.round.context import Memory, recalled
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.round_context import Memory, recalled
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, task_of
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage import phrase_memory
+from sapo_swarm.node import aha_trail
 from sapo_swarm.protocol.drift import (
     BASE_LOCAL,
     DRIFT,
@@ -234,15 +234,15 @@ def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None
     """Else a restart between the sending and the writing makes a planted phrase the node's own."""
     made = watch()
     assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
-    phrase_memory.keep(tmp_path, made.packed())
-    again, said = phrase_memory.kept(tmp_path)
+    aha_trail.keep(tmp_path, made.packed())
+    again, said = aha_trail.kept(tmp_path)
     assert (again, said) == (made, "")
     for number in range(4):
         again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in again.alarm
-    phrase_memory.keep(tmp_path, again.packed())
-    assert phrase_memory.kept(tmp_path)[0].alarm == again.alarm
-    assert (tmp_path / phrase_memory.NAME).stat().st_mode & 0o077 == 0
+    aha_trail.keep(tmp_path, again.packed())
+    assert aha_trail.kept(tmp_path)[0].alarm == again.alarm
+    assert (tmp_path / aha_trail.NAME).stat().st_mode & 0o077 == 0
 
 
 def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     for start in range(0, REMEMBERED, 30):
         made.allows([" ".join(widest[start : start + 30])], QUESTION)
     assert REMEMBERED <= len(made._foreign) <= 2 * REMEMBERED
-    phrase_memory.keep(tmp_path, made.packed())
-    again, said = phrase_memory.kept(tmp_path)
+    aha_trail.keep(tmp_path, made.packed())
+    again, said = aha_trail.kept(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
 
@@ -298,13 +298,13 @@ def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is too large to be read would make everything that others taught the node's own."""
-    monkeypatch.setattr(phrase_memory, "LARGEST", most := 2**19)
+    monkeypatch.setattr(aha_trail, "LARGEST", most := 2**19)
     made = watch()
     for number in range(WINDOW):
         assert made.allows([f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)
     assert len(msgspec.msgpack.encode(made.packed())) > most
-    phrase_memory.keep(tmp_path, made.packed())
-    again, said = phrase_memory.kept(tmp_path)
+    aha_trail.keep(tmp_path, made.packed())
+    again, said = aha_trail.kept(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
     assert 0 < len(again._taken) < WINDOW
@@ -331,7 +331,7 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
 
 @pytest.mark.parametrize("content", [b"", b"junk", msgspec.msgpack.encode({"format": 2})])
 def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / phrase_memory.NAME).write_bytes(content)
-    made, said = phrase_memory.kept(tmp_path)
+    (tmp_path / aha_trail.NAME).write_bytes(content)
+    made, said = aha_trail.kept(tmp_path)
     assert made == PhraseWatch()
     assert "cannot be read" in said

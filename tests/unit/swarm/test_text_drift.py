@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sapo_swarm.node.storage import phrase_memory
+from sapo_swarm.node import aha_trail
 from sapo_swarm.protocol.drift import BUCKETS, LOCAL_A_ROUND, TEXTS, PhraseWatch, TextDrift, counted
 from sapo_swarm.types import Question, TaskRef
 
@@ -80,8 +80,8 @@ def test_a_node_says_it_beside_its_swarm_and_knows_its_first_texts_over_a_restar
     rng, watch = random.Random(5), PhraseWatch()
     for _ in range(TEXTS // LOCAL_A_ROUND):
         watch.observe_local((text, QUESTION) for text in texts(rng, 12))
-    phrase_memory.keep(tmp_path, watch.packed())
-    again, said = phrase_memory.kept(tmp_path)
+    aha_trail.keep(tmp_path, watch.packed())
+    again, said = aha_trail.kept(tmp_path)
     assert (again, said) == (watch, "")
     for _ in range(TEXTS // LOCAL_A_ROUND):
         again.observe_local((text, QUESTION) for text in texts(rng, 40))

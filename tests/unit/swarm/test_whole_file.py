@@ -14,8 +14,8 @@ import pytest
 
 from sapo_swarm import whole_file
 from sapo_swarm.coordinator.store import sqlite_writer
-from sapo_swarm.node.storage.files import sync_tree
-from sapo_swarm.node.storage.journal import Journal
+from sapo_swarm.node.checkpoints import sync_tree
+from sapo_swarm.node.journal import Journal
 from sapo_swarm.whole_file import LEFT_S, half_written, write_whole
 
 

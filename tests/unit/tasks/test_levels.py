@@ -17,7 +17,7 @@ from sapo_desktop.services.models.screen.own_tasks import fitted
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.round.phases import candidate_refs
+from sapo_swarm.node.round_phases import candidate_refs
 from sapo_swarm.sapo.adaptive_sampling import Posterior
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, make

@@ -12,7 +12,7 @@ from tests.support.own_tasks import library_in, sums, task_of, write_folder
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
-from sapo_swarm.node.round.phases import candidate_refs
+from sapo_swarm.node.round_phases import candidate_refs
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, TRAIN_LIMIT, UnknownTask, held_out, preset_of
 from sapo_swarm.tasks.own import library

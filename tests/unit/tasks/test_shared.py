@@ -10,7 +10,7 @@ from tests.support.own_tasks import library_in, sums, write_folder
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
-from sapo_swarm.node.round.phases import candidate_refs
+from sapo_swarm.node.round_phases import candidate_refs
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, generator_of, held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import generator, read_task

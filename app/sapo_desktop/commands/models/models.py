@@ -20,7 +20,7 @@ from sapo_desktop.services.models.shelf import base_folder, history, keeping, st
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
 from sapo_desktop.streams import confirmed, json_line
-from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.checkpoints import folder_bytes
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {

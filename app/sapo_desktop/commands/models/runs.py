@@ -80,7 +80,7 @@ def _mend(home: Home, broken: store.Unreadable) -> str:
 
 def _check(home: Home, model: Model, repair: bool) -> int:
     """0 when it is sound, or was mended."""
-    from sapo_swarm.node.storage.journal_check import check_journal, repair_journal
+    from sapo_swarm.node.journal import check_journal, repair_journal
 
     journal = model.folder / "journal.db"
     if not journal.exists():

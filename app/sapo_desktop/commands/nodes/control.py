@@ -23,7 +23,7 @@ from sapo_desktop.services.swarms.shares import shares
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import age, duration
-from sapo_swarm.node.control.api import ControlClient, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")

@@ -81,7 +81,7 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     """
     from sapo_desktop.services import first_run as questions
     from sapo_desktop.services.nodes import supervisor
-    from sapo_swarm.node.control.api import NodeNotAnswering
+    from sapo_swarm.node.control_api import NodeNotAnswering
 
     name = []
     if answers is not None:

@@ -33,9 +33,9 @@ from sapo_desktop.settings import flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished, RunStarted, Vitals
-from sapo_swarm.node.governor import memory
-from sapo_swarm.node.governor.data_cap import DataCap
-from sapo_swarm.node.governor.priority import step_back
+from sapo_swarm.node.governor import ticker
+from sapo_swarm.node.governor.rules import DataCap
+from sapo_swarm.node.governor.ticker import step_back
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.tasks.catalogue import NoSuchTask
 
@@ -111,8 +111,8 @@ def main(args: argparse.Namespace) -> int:
         on_trial = trial.find(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
-        setup.deaths = until_the_end.enter_context(memory.session(setup.folder, rounds))
-        if chosen.limits.max_memory and not memory.wall(chosen.limits.max_memory):
+        setup.deaths = until_the_end.enter_context(ticker.session(setup.folder, rounds))
+        if chosen.limits.max_memory and not ticker.wall(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
         setup.as_left = args.as_left
         setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
@@ -223,7 +223,7 @@ async def _work(
 async def _serve(
     home: Home, setup: NodeSetup, session: training.Session, reporter: Reporter, bound: socket | None
 ) -> int:
-    from sapo_swarm.node.control.server import ControlServer
+    from sapo_swarm.node.control_server import ControlServer
     from sapo_swarm.node.loop import Node
 
     node = Node(setup)

@@ -8,7 +8,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.login import service
 from sapo_desktop.services.models import training
 from sapo_desktop.settings import editing
-from sapo_swarm.node.governor.limits import PRESETS
+from sapo_swarm.node.governor.rules import PRESETS
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _contribute(home: Home, args: argparse.Namespace) -> int:
-    from sapo_swarm.node.evaluation.held_out_exclusion import held_out_exclusion
+    from sapo_swarm.node.evaluation import held_out_exclusion
     from sapo_swarm.scoring.scorer import Scorer
 
     chosen = settings.load(home.settings)

@@ -43,7 +43,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
     """What each answer alone would score: a task where that is much can be passed without being solved."""
     from sapo_desktop.services.against_base import rate
     from sapo_swarm.evaluation import held_out_items, wilson
-    from sapo_swarm.node.evaluation import evaluate
+    from sapo_swarm.node import evaluation
     from sapo_swarm.scoring.declared import enclose_answer
     from sapo_swarm.scoring.scorer import Scorer
 
@@ -56,7 +56,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
     refs = held_out_items([task], preset, count)
     async with Scorer() as scorer:
         for text in answers:
-            verdicts = await evaluate.give_to_all(scorer, refs, enclose_answer(how, text))
+            verdicts = await evaluation.give_to_all(scorer, refs, enclose_answer(how, text))
             if not verdicts:
                 raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
             right = sum(verdicts)

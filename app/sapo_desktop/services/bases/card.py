@@ -32,10 +32,9 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
 from sapo_swarm.node.clock import duration
-from sapo_swarm.node.storage.checkpoints import BYTES_A_PARAMETER
-from sapo_swarm.node.storage.files import free_bytes
-from sapo_swarm.node.storage.thinning import over_budget
+from sapo_swarm.node.downsampling import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
 UNTIMED = 4

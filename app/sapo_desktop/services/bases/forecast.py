@@ -12,10 +12,16 @@ from typing import Protocol
 from sapo_backends.measure.choice import PROMPT, Workload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.base_trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import duration
-from sapo_swarm.node.examples.phase import GROUPS_READ, MOST_SECONDS, ROWS_AT_ONCE, TAUGHT, steps_between_readings
-from sapo_swarm.node.examples.source import BATCH
-from sapo_swarm.node.examples.trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
+from sapo_swarm.node.examples_phase import (
+    BATCH,
+    GROUPS_READ,
+    MOST_SECONDS,
+    ROWS_AT_ONCE,
+    TAUGHT,
+    steps_between_readings,
+)
 
 PASSES = 3
 """Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8."""

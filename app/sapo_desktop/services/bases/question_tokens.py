@@ -22,8 +22,8 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
-from sapo_swarm.node.evaluation.held_out_exclusion import SLOW
-from sapo_swarm.node.examples.source import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
+from sapo_swarm.node.evaluation import SLOW
+from sapo_swarm.node.examples_phase import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.scorer import Scorer

@@ -18,8 +18,8 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.sensors.message_bus import said
-from sapo_swarm.node.storage.files import free_bytes
+from sapo_swarm.node.checkpoints import free_bytes
+from sapo_swarm.node.governor.sensors import said
 
 _DISK_NEEDED = 10**9
 
@@ -216,7 +216,7 @@ async def stream() -> AsyncIterator[Finding]:
 
 async def _node(home: Home) -> Finding:
     from sapo_desktop.services.nodes.supervisor import running
-    from sapo_swarm.node.control.api import NodeError
+    from sapo_swarm.node.control_api import NodeError
 
     try:
         status = await running(home)

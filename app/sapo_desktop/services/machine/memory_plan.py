@@ -21,7 +21,7 @@ from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.rules import Limits
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""

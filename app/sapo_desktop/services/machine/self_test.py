@@ -81,7 +81,7 @@ def _clock() -> Finding:
 
 
 def _awake() -> Finding:
-    from sapo_swarm.node.governor.awake import holder
+    from sapo_swarm.node.governor.ticker import holder
 
     command = holder()
     if sys.platform == "win32":

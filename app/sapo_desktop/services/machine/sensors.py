@@ -7,11 +7,10 @@ from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
 from sapo_swarm.node.clock import age
-from sapo_swarm.node.governor import data_cap
-from sapo_swarm.node.governor.limits import Limits
-from sapo_swarm.node.governor.sensors.device_files import PROC, SYSFS
-from sapo_swarm.node.governor.sensors.machine import Machine
-from sapo_swarm.node.governor.sensors.macos import NAMES
+from sapo_swarm.node.governor import rules
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS
 
 
 def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
@@ -36,15 +35,15 @@ def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[F
 
 def data(path: Path, limits: Limits) -> Finding:
     """What of today's data is used. path: of the count."""
-    day = data_cap.DataCap(path, lambda: limits).today
-    if (hold := data_cap.hold(day, limits)) is not None:
+    day = rules.DataCap(path, lambda: limits).today
+    if (hold := rules.hold(day, limits)) is not None:
         return Finding(
             "note", "data", f"{hold.reason}: no exchange with a swarm until {hold.lifts}; training goes on alone"
         )
     cap = limits.max_network_mb_a_day
     of = f" of {cap:g}" if cap else ""
     return Finding(
-        "ok", "data", f"{day.used / data_cap.MB:.1f}{of} MB exchanged with swarms today{'' if cap else ', no cap'}"
+        "ok", "data", f"{day.used / rules.MB:.1f}{of} MB exchanged with swarms today{'' if cap else ', no cap'}"
     )
 
 

@@ -18,7 +18,7 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.round.turns import prompt_ids
+from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import is_own, new_tokens

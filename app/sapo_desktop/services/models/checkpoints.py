@@ -12,7 +12,7 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.shelf import base_folder, history, store
 from sapo_desktop.services.models.shelf.store import Model, rounds_of
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage.checkpoints import read_state
+from sapo_swarm.node.checkpoints import read_state
 
 
 @dataclass(frozen=True)

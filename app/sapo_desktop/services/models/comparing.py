@@ -58,7 +58,7 @@ def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[T
 
 def maybe_trained_on(both: Sequence[Chosen], refs: Sequence[TaskRef]) -> int:
     """How many of the questions training of either may have asked, the larger number: see beyond_exclusion()."""
-    from sapo_swarm.node.evaluation.held_out_exclusion import beyond_exclusion
+    from sapo_swarm.node.evaluation import beyond_exclusion
 
     trained = [chosen.config for chosen in both if chosen.checkpoint]
     return max((beyond_exclusion(refs, config.tasks, config.preset) for config in trained), default=0)
@@ -105,7 +105,7 @@ async def _answers(
     judge: Judge | None,
 ) -> list[list[ItemResult]]:
     from sapo_swarm.node.engine_thread import EngineHost
-    from sapo_swarm.node.evaluation.evaluate import answer
+    from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
 
     host = EngineHost()

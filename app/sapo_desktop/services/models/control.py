@@ -11,7 +11,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.node.control.api import ControlClient, NodeError, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeError, NodeStatus
 
 
 async def in_training(home: Home) -> Model | None:

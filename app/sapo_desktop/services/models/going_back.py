@@ -13,7 +13,8 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_swarm.events import CheckpointSaved
 from sapo_swarm.node.clock import age
-from sapo_swarm.node.control.api import ControlClient
+from sapo_swarm.node.control_api import ControlClient
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.storage.going_back import (
     BEFORE,
     REASON,
@@ -23,7 +24,6 @@ from sapo_swarm.node.storage.going_back import (
     items_of,
     kept_states,
 )
-from sapo_swarm.node.storage.journal import read_only
 from sapo_swarm.sapo import tripwire
 
 BEST = {"best": "best", "best-greedy": "best_greedy"}

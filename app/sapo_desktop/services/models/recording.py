@@ -12,7 +12,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.events import Event, decode
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 from sapo_swarm.types import UNREADABLE
 
 TOUR = "tour"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_desktop.paths import Home, own_command
-from sapo_swarm.node.governor.sensors.device_files import PROC, word
+from sapo_swarm.node.governor.sensors import PROC, word
 
 _children: list[subprocess.Popen[bytes]] = []
 """Started from here: asked for their exit codes when they are gone, never waited for."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from sapo_desktop.paths import Home
-from sapo_swarm.node.control.api import ControlClient, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeStatus
 
 SETTLE_S = 20.0
 """A node that is not where it was sent after so long is reported as it is; what is pending says the rest."""

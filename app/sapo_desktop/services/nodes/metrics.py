@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sapo_desktop.errors import UsageError
 
 if TYPE_CHECKING:
-    from sapo_swarm.node.control.server import Controlled
+    from sapo_swarm.node.control_server import Controlled
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[
     if typed is None and not port:
         yield None
         return
-    from sapo_swarm.node.control.metrics import listen
+    from sapo_swarm.node.control_server import listen
 
     wanted = port if typed is None else typed
     try:
@@ -49,7 +49,7 @@ async def serving(node: Controlled, bound: socket | None) -> AsyncIterator[None]
     if bound is None:
         yield
         return
-    from sapo_swarm.node.control.metrics import MetricsServer
+    from sapo_swarm.node.control_server import MetricsServer
 
     async with MetricsServer(node, bound):
         yield

@@ -25,7 +25,7 @@ from sapo_swarm.events import (
     TrialMeasured,
 )
 from sapo_swarm.node.clock import duration
-from sapo_swarm.node.round.cut_off import CUT_OFF
+from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.protocol.safe_text import safe_text
 
 _EDGE = 20

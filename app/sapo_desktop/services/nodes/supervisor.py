@@ -12,7 +12,7 @@ from pathlib import Path
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import background
-from sapo_swarm.node.control.api import ControlClient, NodeError, NodeNotAnswering, NodeNotRunning, NodeStatus
+from sapo_swarm.node.control_api import ControlClient, NodeError, NodeNotAnswering, NodeNotRunning, NodeStatus
 
 START_LIMIT_S = 180.0
 """A busy machine takes its time to start a process; one that ends instead is told of at once."""

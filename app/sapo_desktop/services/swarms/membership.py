@@ -18,8 +18,8 @@ from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import steady
-from sapo_swarm.node.swarm.swarm_exchange import SwarmExchange
-from sapo_swarm.node.swarm.swarm_stats import Held
+from sapo_swarm.node.swarm_exchange import SwarmExchange
+from sapo_swarm.node.swarm_stats import Held
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite

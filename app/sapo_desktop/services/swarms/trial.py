@@ -21,7 +21,7 @@ from sapo_swarm.whole_file import write_whole
 
 if TYPE_CHECKING:
     from sapo_swarm.config import RunConfig
-    from sapo_swarm.node.storage.journal import Journal
+    from sapo_swarm.node.journal import Journal
     from sapo_swarm.protocol.receive import AcceptanceRules
 
 ROUNDS = 50

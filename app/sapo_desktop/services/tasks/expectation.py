@@ -22,9 +22,9 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation.evaluate import sampled
-from sapo_swarm.node.round.cut_off import CUT_OFF
-from sapo_swarm.node.round.turns import model_turns, prompt_ids, verdicts
+from sapo_swarm.node.evaluation import sampled
+from sapo_swarm.node.rollouts import model_turns, prompt_ids, verdicts
+from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask

@@ -1,24 +1,206 @@
-"""Once a second: what the machine says, the limits that follow from it, and how fast the node is."""
+"""Once a second: what the machine says, the limits that follow from it, and what the node does to the machine for it: step
+back, keep it awake, stop at the memory wall.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
 
 from sapo_swarm.events import Event, RoundFinished, Vitals
 from sapo_swarm.node.clock import steady
-from sapo_swarm.node.event_bus import Bus
-from sapo_swarm.node.governor.awake import Awake, wanted
-from sapo_swarm.node.governor.holds import State, advance
-from sapo_swarm.node.governor.limits import Limits
+from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.rules import Limits, State, advance
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.sensors.machine import Machine
+from sapo_swarm.node.governor.sensors import PROC, Readings, word
+from sapo_swarm.node.journal import Bus
+from sapo_swarm.types import UNREADABLE
+
+# Keeps the machine from going to sleep by itself while the node works: a program of the platform that holds the wish for
+# as long as it runs, and ends with the node. What the person does (closing the lid, the power key) is never held back.
 
 LOG = logging.getLogger(__name__)
+_CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
+
+
+def holder(platform: str = sys.platform) -> Sequence[str]:
+    """The program that holds the wish; () where the platform has none."""
+    if platform == "darwin":
+        return "/usr/bin/caffeinate", "-i", "-w", str(os.getpid())
+    if platform.startswith("linux"):
+        why = ("--what=idle", "--who=sapo-desktop", "--why=trains a model", "--mode=block")
+        return "systemd-inhibit", *why, "tail", f"--pid={os.getpid()}", "-f", "/dev/null"
+    return ()
+
+
+def wanted(limits: Limits, now: Readings, working: bool) -> bool:
+    """Only where the person asked for it, while the node works, and never on battery."""
+    return limits.keep_awake and working and not now.on_battery
+
+
+class Awake:
+    """Call from one thread."""
+
+    def __init__(self, command: Sequence[str] | None = None) -> None:
+        self._command = holder() if command is None else command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+
+    def want(self, wanted: bool) -> None:
+        """Keep it awake from now on, or no more. Where that cannot be had, it is logged once and nothing else happens."""
+        if wanted == self._wanted:
+            if self._child is not None and self._child.poll() is not None:
+                self._give_up(f"{self._command[0]} ended by itself")
+            return
+        self._wanted = wanted
+        if sys.platform == "win32":
+            import ctypes
+
+            ctypes.windll.kernel32.SetThreadExecutionState(_CONTINUOUS | (_SYSTEM_REQUIRED if wanted else 0))
+        elif wanted:
+            self._hold()
+        else:
+            self._let_go()
+
+    def _hold(self) -> None:
+        if not self._command:
+            return
+        try:
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        LOG.warning("This machine may go to sleep while the node works: %s", why)
+        self._child, self._command = None, ()
+
+    def _let_go(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+            child.wait()
+
+
+# How far a node steps back for other programs of the processor.
+
+
+def step_back(nice: int, proc: Path = PROC) -> None:
+    """By that niceness from now on; more than it has, never less. Nothing where the system has no such thing.
+
+    Desktops' Linux shares the processor among sessions first, each with a niceness of its own, and only within a session among
+    processes: a node that leads its session (in the background, at login) sets the session's too. In a terminal the session is
+    the person's. Windows has classes instead.
+    """
+    if sys.platform == "win32":
+        if nice:
+            with contextlib.suppress(psutil.Error, OSError):
+                psutil.Process().nice(windows_class(nice))
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(nice)
+    with contextlib.suppress(OSError, AttributeError):
+        if os.getsid(0) == os.getpid():
+            with (proc / "self" / "autogroup").open("r+") as group:
+                group.write(str(nice))
+
+
+def windows_class(nice: int) -> int:
+    """The priority class that comes nearest: BELOW_NORMAL, from 15 on IDLE. Children of the process inherit it."""
+    return 0x40 if nice >= 15 else 0x4000
+
+
+# Memory that runs out: the wall that a person may set, how it shows, and what the last session's end says of it.
+#
+# An engine that is refused memory says so and the node goes on with half (RunControl.failed). A process that the system ends
+# for
+# want of memory says nothing; but Linux counts these ends, so a session that neither ended by itself nor outlived the count is
+# known by the next one.
+
+FILE = "session.json"
+LEAST_GB = 0.5
+
+
+def wall(gb: float) -> bool:
+    """From now on this process gets no more memory of its own than that, in GB, or LEAST_GB, which it needs to say anything at
+    all; what it asks for beyond is refused. 0 = no wall.
+
+    False where the system has none that holds (only Linux counts what a process really asked for).
+    """
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    most, hard = (
+        int(max(gb, LEAST_GB) * 1e9) if gb else resource.RLIM_INFINITY,
+        resource.getrlimit(resource.RLIMIT_DATA)[1],
+    )
+    if hard != resource.RLIM_INFINITY:
+        most = hard if most == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    return True
+
+
+class LastSession(msgspec.Struct, frozen=True):
+    """What a session leaves behind while it runs. boot: of the system; kills: processes that it ended for want of memory by
+    then; deaths: sessions before that ended so, one after the other, without a new round."""
+
+    boot: str
+    kills: int
+    deaths: int = 0
+    rounds: int = 0
+
+
+@contextlib.contextmanager
+def session(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[int]:
+    """Around a session of the model in that folder: how many before it, in a row, the system ended for want of memory.
+
+    rounds: done by now. Where the system counts no such ends, or the disk refuses the note, it is 0.
+    """
+    path = folder / FILE
+    boot, kills = word(proc / "sys" / "kernel" / "random" / "boot_id"), _kills(proc)
+    deaths = 0
+    if (last := _read(path)) is not None and kills is not None and last.boot == boot and kills > last.kills:
+        deaths = 1 if rounds > last.rounds else last.deaths + 1
+    if kills is not None:
+        with contextlib.suppress(OSError):
+            path.write_bytes(msgspec.json.encode(LastSession(boot, kills, deaths, rounds)))
+    try:
+        yield deaths
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _kills(proc: Path) -> int | None:
+    found = re.search(r"^oom_kill (\d{1,18})$", word(proc / "vmstat"), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _read(path: Path) -> LastSession | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LastSession)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+# Once a second: what the machine says, the limits that follow from it, and how fast the node is.
+
 TICK_S = 1.0
 _SMOOTH = 0.2
 """Weight of the newest round in the seconds of a round."""

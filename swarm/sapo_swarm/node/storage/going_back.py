@@ -22,19 +22,19 @@ from sapo_backends.base import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine
-from sapo_swarm.node.storage import unfinished
-from sapo_swarm.node.storage.checkpoints import (
+from sapo_swarm.node import resume_log
+from sapo_swarm.node.checkpoints import (
     Checkpoints,
     CheckpointState,
     Moment,
     Saved,
+    folder_bytes,
     has_optimizer,
     read_state,
     rounds_of,
 )
-from sapo_swarm.node.storage.files import folder_bytes
-from sapo_swarm.node.storage.journal import Journal
-from sapo_swarm.node.storage.unfinished import Header, UpdateLog
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.resume_log import Header, UpdateLog
 from sapo_swarm.sapo import tripwire
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
@@ -231,7 +231,7 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
         else:
             checkpoints.pinned = tripwire.pinned_rounds(tripwire.watch_of(events, items, 0.0), state.rollbacks)
         saved = copy_state(checkpoints, target, path, state, state.solved)
-        unfinished.forget(model)  # rollouts of a round that does not come
+        resume_log.forget(model)  # rollouts of a round that does not come
         log.start(Header(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
         now = time.time()
         told = told_afterwards(saved, events, items)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from sapo_desktop.dashboard.history.groups.query import GroupFilter, flags_of, indexed_text
 from sapo_desktop.dashboard.history.groups.sources import GroupSource, Numbered
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.storage.journal import JournalError
+from sapo_swarm.node.journal import JournalError
 
 STEP = 256
 """Groups that one step takes in: about 40 ms, and a question asked meanwhile waits no longer."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sapo_desktop.dashboard.history.groups.index import NEWEST, Direction, GroupIndex
 from sapo_desktop.dashboard.history.groups.query import GroupFilter
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.storage.journal import JournalError
+from sapo_swarm.node.journal import JournalError
 
 PAGE = 60
 """Groups on a page."""

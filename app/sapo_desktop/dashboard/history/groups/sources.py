@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.storage.journal import JournalError, readable
+from sapo_swarm.node.journal import JournalError, readable
 
 Numbered = tuple[int, GroupRecorded | None]
 """A group with its number, which only rises and is never used again; None where it cannot be read."""

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import date, fit, groups, hang, plain, shorten
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.node.storage.aha import UNKNOWN, AhaTrail
+from sapo_swarm.node.aha_trail import UNKNOWN, AhaTrail
 
 NONE = "No task is solved yet, neither here nor in a group of others that came in."
 CAUSE = "What came before what; that the one led to the other is not shown."

@@ -12,7 +12,7 @@ from sapo_desktop.services.models.shelf.history import STORY, undone
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Evaluated, ExternalSwitched, RoundFinished, RunStarted
-from sapo_swarm.node.storage.journal import read_only
+from sapo_swarm.node.journal import read_only
 
 
 def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Record:

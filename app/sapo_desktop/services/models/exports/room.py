@@ -14,7 +14,7 @@ from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.services.machine.load_request import local_folder, request
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportFailed, Format, Plan, Source
-from sapo_swarm.node.storage.files import free_bytes
+from sapo_swarm.node.checkpoints import free_bytes
 
 BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "same": 2.0}
 """Of "same" those of the 16 bits that it is made from: the file is smaller."""

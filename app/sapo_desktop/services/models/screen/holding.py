@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
-from sapo_swarm.node.control.api import ControlClient, NodeError
+from sapo_swarm.node.control_api import ControlClient, NodeError
 
 _AT_WORK = ("running", "starting", "finishing")
 LEASE_S, RENEWED_S = 60.0, 20.0

@@ -12,7 +12,7 @@ from sapo_desktop.services.models.screen import model_settings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
 from sapo_desktop.settings.rows import SettingRow
-from sapo_swarm.node.control.api import ControlClient, NodeError
+from sapo_swarm.node.control_api import ControlClient, NodeError
 
 
 class HomeSettings:

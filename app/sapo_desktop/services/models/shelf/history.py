@@ -18,7 +18,7 @@ from sapo_swarm.events import (
     RunStarted,
     TrialMeasured,
 )
-from sapo_swarm.node.storage.journal import JournalError, leads_here, read_only
+from sapo_swarm.node.journal import JournalError, leads_here, read_only
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 

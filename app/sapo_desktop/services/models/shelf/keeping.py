@@ -17,8 +17,8 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
-from sapo_swarm.node.storage.files import folder_bytes, free_bytes
-from sapo_swarm.node.storage.journal import JournalError, read_only, readable
+from sapo_swarm.node.checkpoints import folder_bytes, free_bytes
+from sapo_swarm.node.journal import JournalError, read_only, readable
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE

@@ -10,7 +10,7 @@ from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.storage.files import folder_bytes
+from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 

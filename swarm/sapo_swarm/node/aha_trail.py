@@ -1,0 +1,206 @@
+"""What a node remembers of the swarm beside its journal: who solved a task first, and the phrases that others brought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
+from sapo_swarm.types import UNREADABLE, Group, Peer
+from sapo_swarm.whole_file import write_whole
+
+# The phrase memory of a model (protocol.drift.phrases) on the disk, so that a restart does not whitewash what others taught it.
+#
+# phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. A file that cannot be read counts
+# as none: then what the model writes first is its own again, which is said. So none is written that is too large to be read.
+
+NAME = "phrases.msgpack"
+LARGEST = 96 * 2**20
+"""Bytes of the file after decompression."""
+
+
+def keep(folder: Path, watch: KeptPhrases) -> None:
+    """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
+    while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
+        watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
+    write_whole(folder / NAME, zstandard.compress(plain, 1), private=True)
+
+
+def kept(folder: Path) -> tuple[PhraseWatch, str]:
+    """What was kept, or a new memory; and a sentence where there was a file that cannot be read, else ""."""
+    path = folder / NAME
+    try:
+        packed = path.read_bytes() if path.stat().st_size <= LARGEST else b""
+        if zstandard.get_frame_parameters(packed).content_size > LARGEST:
+            raise zstandard.ZstdError("too large")
+        plain = zstandard.decompress(packed, max_output_size=LARGEST)
+        return PhraseWatch.unpacked(msgspec.msgpack.decode(plain, type=KeptPhrases)), ""
+    except FileNotFoundError:
+        return PhraseWatch(), ""
+    except (OSError, zstandard.ZstdError, *UNREADABLE):
+        return PhraseWatch(), (
+            f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
+        )
+
+
+# The Aha trail of a task: who solved it first as far as this node saw, when it was trained on, when it was solved here.
+#
+# A pure function of the journal's events. It tells what came before what, never what caused it.
+
+UNKNOWN = -1
+"""Of the round of a success that is known only to have been: the journal is older than this record."""
+
+
+@dataclass(frozen=True, slots=True)
+class AhaTrail:
+    """Rounds are this node's, the first is 0.
+
+    received: the first success of another node that came in. name: of that node, peer text. solved: the first one here.
+    taught: external groups that were trained on for a success before `solved`, in the rounds since to until (none: UNKNOWN).
+    """
+
+    task: str
+    received: FirstSuccess | None = None
+    solved: FirstSuccess | None = None
+    name: str = ""
+    taught: int = 0
+    since: int = UNKNOWN
+    until: int = UNKNOWN
+
+    @property
+    def first_here(self) -> bool:
+        """It was solved here before a success of another node came in (local groups of a round come before it takes others)."""
+        if self.solved is None or self.solved.round == UNKNOWN:
+            return False
+        return self.received is None or self.solved.round <= self.received.round
+
+    def within(self, rounds: int) -> AhaTrail:
+        """As after so many rounds: what came later was taken back. Of a stretch that reaches beyond the groups stay counted."""
+        kept = self if self.since < rounds else replace(self, taught=0, since=UNKNOWN, until=UNKNOWN)
+        if kept.received is not None and kept.received.round >= rounds:
+            kept = replace(kept, received=None, name="")
+        if kept.solved is not None and kept.solved.round >= rounds:
+            kept = replace(kept, solved=None)
+        return kept if kept.until < rounds else replace(kept, until=rounds - 1)
+
+
+Trails = Mapping[str, AhaTrail]
+"""By task, in the order in which something of them became known."""
+
+
+def followed(trails: Trails, event: Event) -> Trails:
+    """With what the event adds; the same object where that is nothing."""
+    changed: list[AhaTrail] = []
+    match event:
+        case FirstSuccess():
+            changed = [_told(trails.get(event.task, AhaTrail(event.task)), event)]
+        case GroupRecorded(first_solved=True):
+            changed = _solved_before(trails, event)
+        case RoundFinished():
+            changed = _trained(trails, event)
+        case SwarmUpdated():
+            changed = _named(trails, event.peers)
+        case RunStarted():
+            return _opened(trails, event)
+    return {**trails, **{trail.task: trail for trail in changed}} if changed else trails
+
+
+def trails_of(events: Iterable[Event]) -> Trails:
+    """The trails after these events, oldest first."""
+    trails: Trails = {}
+    for event in events:
+        trails = followed(trails, event)
+    return trails
+
+
+def _told(trail: AhaTrail, event: FirstSuccess) -> AhaTrail:
+    if event.node:
+        return replace(trail, received=event, name="")
+    return replace(trail, solved=event, taught=event.taught, since=event.since, until=event.until)
+
+
+def _solved_before(trails: Trails, event: GroupRecorded) -> list[AhaTrail]:
+    """All that journals from before FirstSuccess say; in others it is known already."""
+    task = event.group.question.ref.dataset
+    known = trails.get(task, AhaTrail(task))
+    if known.solved is not None and known.solved.round != UNKNOWN:
+        return []
+    return [replace(known, solved=FirstSuccess(time=event.time, round=event.round, task=task))]
+
+
+def _opened(trails: Trails, event: RunStarted) -> Trails:
+    kept = {task: trail.within(event.round) for task, trail in trails.items()}
+    for task in event.solved:
+        trail = kept.get(task, AhaTrail(task))
+        earlier = FirstSuccess(time=event.time, round=UNKNOWN, task=task)
+        kept[task] = trail if trail.solved else replace(trail, solved=earlier)
+    return {task: trail for task, trail in kept.items() if trail != AhaTrail(task)}
+
+
+def _trained(trails: Trails, event: RoundFinished) -> list[AhaTrail]:
+    """Tasks that are not solved here yet, with what the round (or block of rounds) trained on."""
+    changed = []
+    for task, groups in event.taught.items():
+        trail = trails.get(task, AhaTrail(task))
+        if trail.solved is not None:
+            continue
+        begun = event.round - event.covers + 1
+        began = max(begun, trail.received.round if trail.received else begun)
+        since = began if trail.since == UNKNOWN else trail.since
+        changed.append(replace(trail, taught=trail.taught + groups, since=since, until=event.round))
+    return changed
+
+
+def _named(trails: Trails, peers: Sequence[Peer]) -> list[AhaTrail]:
+    nameless = [(trail, trail.received.node) for trail in trails.values() if trail.received and not trail.name]
+    names = {peer.node: peer.name for peer in peers} if nameless else {}
+    return [replace(trail, name=names[node]) for trail, node in nameless if names.get(node)]
+
+
+KINDS = ("run_started", "first_success", "round")
+"""Stored events that the trails follow from (names of nodes, which a node does not need, come with "swarm")."""
+
+
+class FirstSuccesses:
+    """Knows the trails of the journal, so that nothing is told twice, whatever was taken back."""
+
+    def __init__(self) -> None:
+        self._trails: Trails = {}
+
+    def open(self, stored: Iterable[Event]) -> None:
+        """Know what the journal tells now: its events of KINDS."""
+        self._trails = trails_of(stored)
+
+    def told(self, events: Sequence[GroupRecorded | RoundFinished], received: Sequence[Group]) -> list[Event]:
+        """The events of one round (stamped, its RoundFinished among them) behind the first successes in it.
+
+        received: groups of others that the round could train on, oldest first.
+        """
+        (done,) = (event for event in events if isinstance(event, RoundFinished))
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, GroupRecorded) and event.first_solved:
+                task = event.group.question.ref.dataset
+                trail = self._trails.get(task, AhaTrail(task))
+                first = FirstSuccess(time=done.time, round=done.round, task=task)
+                before = {"taught": trail.taught, "since": trail.since, "until": trail.until}
+                found.append(msgspec.structs.replace(first, **before))
+        known = {trail.task for trail in self._trails.values() if trail.received}
+        for group in received:
+            task = group.question.ref.dataset
+            if group.solved and task not in known:
+                known.add(task)
+                found.append(
+                    FirstSuccess(time=done.time, round=done.round, task=task, node=group.node, step=group.step)
+                )
+        return [*found, *events]
+
+    def published(self, events: Sequence[Event]) -> None:
+        """They are in the journal."""
+        for event in events:
+            self._trails = followed(self._trails, event)

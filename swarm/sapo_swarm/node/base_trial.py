@@ -1,0 +1,257 @@
+"""The trial of a base before its first round: a few training questions, answered and scored, and what follows from them.
+
+An untrained model whose answers have not the form that is asked for earns nothing, whatever is practised: groups without a
+difference teach nothing. Where the task knows right answers, imitating them comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sapo_backends.base import Completion, Sampling
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import wilson
+from sapo_swarm.events import Plan, TaskTrial, TrialMeasured
+from sapo_swarm.node.clock import duration
+from sapo_swarm.node.evaluation import Begun, sampled
+from sapo_swarm.node.rollouts import prompt_ids, verdicts
+from sapo_swarm.node.round_context import RoundContext
+from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.round_warnings import MOSTLY_RIGHT, cause_in_words
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.tasks.catalogue import generator_of, new_tokens, preset_of, train_seed
+from sapo_swarm.types import Question, TaskRef
+
+QUESTIONS, QUESTIONS_AT_MOST = 12, 24
+"""That a base is asked, a whole group each; with many tasks one of each, up to the second number."""
+CHUNK = 4
+"""Questions answered together; between them progress is told."""
+TRIED_PER_QUESTION = 8
+"""References tried for each: some regenerate nothing, or are held out."""
+TRIAL_ROUND = -1_000_000
+"""In place of a round's number in the seeds of the trial's questions."""
+LEAST_UNEQUAL = 0.3
+"""Share of questions with both right and wrong answers under which practice has too little to hold on to;"""
+LEAST_RIGHT = 0.5
+"""and with a table of right answers, share of right answers under which it is imitated first: practice alone fell into the few
+most frequent answers where a model began at a third."""
+Show = Callable[[float], None]
+
+
+@dataclass
+class BaseTrial:
+    """Mutable: one trial as far as it is; an interrupted one goes on where it was.
+
+    answers: of each question its group; greedy: of each question the answer at temperature 0.
+    """
+
+    questions: list[Question] | None = None
+    answers: list[list[Completion]] = field(default_factory=list)
+    greedy: list[list[Completion]] = field(default_factory=list)
+    seconds: float = 0.0
+    _begun: Begun = field(default_factory=Begun)
+
+    async def measure(self, context: RoundContext, show: Show) -> TrialMeasured | None:
+        """The counts, without what follows from them. None where no question can be asked. Raises Cancelled, BackendError,
+        ScorerUnavailable."""
+        began = time.perf_counter()
+        try:
+            if self.questions is None:
+                self.questions = await _questions(context)
+            if not self.questions:
+                return None
+            scored = await self._ask(context, show)
+            at_zero = await self._scored(context, self.greedy)
+        finally:
+            self.seconds += time.perf_counter() - began
+        return self._counted(context, scored, at_zero)
+
+    async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[Scored]:
+        questions = (self.questions or [])[: len(table)]
+        verdict = await verdicts(context.host.engine.tokenizer, context.scorer, questions, table)
+        return [scored for scored, *_ in verdict]
+
+    async def _ask(self, context: RoundContext, show: Show) -> list[Scored]:
+        """The verdicts on the groups. Where so far no answer was right, no more questions are asked: the next ones would say
+        the same, and each costs seconds."""
+        config, asked = context.config, self.questions or []
+        scored: list[Scored] = await self._scored(context, self.answers)
+        while len(self.answers) < len(asked):
+            show(0.8 * len(self.answers) / len(asked))
+            part = asked[len(self.answers) : len(self.answers) + CHUNK]
+            self.answers += await self._sampled(context, part, config.temperature, config.group_size)
+            scored = await self._scored(context, self.answers)
+            if not any(any(verdict.rewards) for verdict in scored):
+                asked = self.questions = asked[: len(self.answers)]
+        show(0.8)
+        if len(self.greedy) < len(asked):
+            self.greedy += await self._sampled(context, asked[len(self.greedy) :], 0.0, 1)
+        return scored
+
+    async def _sampled(
+        self, context: RoundContext, questions: Sequence[Question], temperature: float, samples: int
+    ) -> list[list[Completion]]:
+        config, limit = context.config, partial(new_tokens, context.config)
+        seed = round_seed(context.node_key, config.seed, len(self.answers), f"trial-{temperature}")
+        sampling = Sampling(temperature, 1.0, config.max_new_tokens)
+        table = await sampled(
+            context.host, context.scorer, questions, sampling, samples, seed, limit, self._begun, context.portion
+        )
+        self._begun = Begun()
+        return table
+
+    def _counted(self, context: RoundContext, scored: Sequence[Scored], at_zero: Sequence[Scored]) -> TrialMeasured:
+        questions = self.questions or []
+        by_task: dict[str, list[int]] = {}
+        for place, question in enumerate(questions):
+            by_task.setdefault(question.ref.shown, []).append(place)
+        tasks = tuple(
+            TaskTrial(
+                task=task,
+                questions=len(places),
+                answers=sum(len(self.answers[i]) for i in places),
+                right=sum(r == 1.0 for i in places for r in scored[i].rewards),
+                greedy=sum(at_zero[i].rewards[0] == 1.0 for i in places),
+                well_formed=sum(sum(scored[i].well_formed) for i in places),
+                truncated=sum(c.finish == "length" for i in places for c in self.answers[i]),
+                unequal=sum(len(set(scored[i].rewards)) > 1 for i in places),
+            )
+            for task, places in by_task.items()
+        )
+        answers, right = sum(t.answers for t in tasks), sum(t.right for t in tasks)
+        low, high = wilson(right, answers)
+        sample = context.host.engine.tokenizer.decode(self.answers[0][0].tokens)
+        return TrialMeasured(
+            round=0,
+            temperature=context.config.temperature,
+            group_size=context.config.group_size,
+            questions=len(questions),
+            answers=answers,
+            right=right,
+            low=low,
+            high=high,
+            greedy=sum(t.greedy for t in tasks),
+            well_formed=sum(t.well_formed for t in tasks),
+            truncated=sum(t.truncated for t in tasks),
+            unequal=sum(t.unequal for t in tasks),
+            tasks=tasks,
+            seconds=self.seconds,
+            sample=safe_text(sample, 600),
+            examples=0,
+            plan="practice",
+            sentence="",
+        )
+
+
+async def _questions(context: RoundContext) -> list[Question]:
+    """Training questions, as many of each task as of any other. Raises ScorerUnavailable."""
+    config, tokenizer, room = context.config, context.host.engine.tokenizer, context.host.engine.info.context_length
+    wanted = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
+    chosen: list[Question] = []
+    seen: set[str] = set()
+    for start in range(0, TRIED_PER_QUESTION * wanted, wanted):
+        refs = []
+        for slot in range(start, start + wanted):
+            task = config.tasks[slot % len(config.tasks)]
+            preset, generator = preset_of(task, config.preset), generator_of(task, context.swarm)
+            seed = train_seed(context.node_key, context.swarm, TRIAL_ROUND, slot, config.seed)
+            refs.append(TaskRef(task, preset, seed, 0, generator))
+        for question in await context.scorer.questions(refs):
+            if not isinstance(question, Question) or question.prompt_sha256 in context.excluded | seen:
+                continue
+            needed = len(prompt_ids(tokenizer, context.scorer, question)) + new_tokens(config, question.ref.dataset)
+            if needed <= room and len(chosen) < wanted:
+                seen.add(question.prompt_sha256)
+                chosen.append(question)
+        if len(chosen) >= wanted:
+            break
+    return chosen
+
+
+def no_questions(config: RunConfig) -> TrialMeasured:
+    """The trial of a base that no training question could be asked."""
+    return TrialMeasured(
+        round=0,
+        temperature=config.temperature,
+        group_size=config.group_size,
+        questions=0,
+        answers=0,
+        right=0,
+        low=0.0,
+        high=1.0,
+        greedy=0,
+        well_formed=0,
+        truncated=0,
+        unequal=0,
+        tasks=(),
+        seconds=0.0,
+        sample="",
+        examples=0,
+        plan="nothing",
+        sentence="",
+    )
+
+
+def plan_of(config: RunConfig, counts: TrialMeasured, examples: int, why_none: str, bounded: bool) -> Plan:
+    """What follows. examples: verified texts of a pass; why_none: there is no phase, for another reason. bounded: they are rows
+    of a table."""
+    if config.examples == "only":
+        return "only" if examples and not why_none else "nothing"
+    right, unequal = counts.right / max(1, counts.answers), counts.unequal / max(1, counts.questions)
+    lost = right < MOSTLY_RIGHT and (unequal < LEAST_UNEQUAL or (bounded and right < LEAST_RIGHT))
+    if lost and examples and not why_none and config.examples == "auto":
+        return "examples"
+    return "practice" if counts.unequal or right >= MOSTLY_RIGHT else "nothing"
+
+
+SOURCES = {
+    "table": ("row of your tables", "rows of your tables"),
+    "task": ("question with the task's own answer", "questions with the task's own answers"),
+    "person": ("answer you wrote", "answers you wrote"),
+    "own": ("earlier answer of this model", "earlier answers of this model"),
+    "others": ("answer of others", "answers of others"),
+}
+"""Where examples come from, as TrialMeasured.sources names it -> one of them and several in words."""
+
+
+def sources_in_words(sources: Mapping[str, int]) -> str:
+    """Where the texts of a pass come from, as a sentence; "" where there are none."""
+    parts = [f"{sources[name]:,} {words[sources[name] != 1]}" for name, words in SOURCES.items() if sources.get(name)]
+    if not parts:
+        return ""
+    checked = ", all checked here" if sources.get("others") or sources.get("own") or sources.get("person") else ""
+    total = sum(sources.values())
+    return f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
+
+
+def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float) -> str:
+    """What the node does now, for the person."""
+    right = (
+        f"{counts.right} of {counts.answers} answers right"
+        if counts.right
+        else f"Nothing right in {counts.answers} answers"
+    )
+    if plan == "examples":
+        return f"{right} yet: examples first, {duration(most_s)} at most, then practice where it helps."
+    if plan == "only":
+        return f"{right} yet: examples, {duration(most_s)} at most, and no practice (examples = only)."
+    if plan == "nothing":
+        return f"Cannot learn yet: {fault(counts)}, and there are no examples: {why_none}"
+    if not counts.unequal:
+        return f"{right} already: little is left to learn here. Practice at once; harder questions would teach more."
+    return f"Practice at once: {counts.unequal} of {counts.questions} questions can teach something ({right})."
+
+
+def fault(counts: TrialMeasured) -> str:
+    """Why answers earn nothing, in the middle of a sentence."""
+    if not counts.answers:
+        return "no training question could be asked"
+    return cause_in_words(
+        counts.right / max(1, counts.answers),
+        counts.well_formed / max(1, counts.answers),
+        counts.truncated / max(1, counts.answers),
+    )

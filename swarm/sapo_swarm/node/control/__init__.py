@@ -1,1 +1,0 @@
-"""The node's local control API: messages, client and server."""

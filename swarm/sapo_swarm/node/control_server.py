@@ -1,0 +1,408 @@
+"""The server side of the control API on a Unix socket or loopback, and the node's metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import STATES, Evaluated, Event, GreedyScore, RoundFinished, SwarmUpdated, Vitals, encode
+from sapo_swarm.node import control_api
+from sapo_swarm.node.clock import steady
+from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, NodeStatus, Place, Problem, heartbeat
+from sapo_swarm.node.governor.run_control import BadCommand
+from sapo_swarm.node.journal import Bus, JournalError
+from sapo_swarm.servers import CONTENT_TYPE, FewConnections, Page, server_runner
+from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
+
+# The control API on loopback TCP: few connections at once, and an answer only to who shows the token.
+
+
+class Loopback:
+    """Of one node's life: a port and a token, which a file at that path (mode 0600) tells its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._token = path, secrets.token_urlsafe(32)
+        self._connections: FewConnections | None = None
+
+    async def open(self, runner: web.AppRunner) -> None:
+        """Serve a runner that is set up and has guard among its middlewares. Raises OSError."""
+        assert runner.server is not None
+        bound = socket.create_server((LOOPBACK, 0))
+        self._connections = await FewConnections(runner.server, bound).__aenter__()
+        place = msgspec.json.encode(Place(bound.getsockname()[1], self._token))
+        await asyncio.to_thread(write_whole, self._path, place, private=True, synced=False)
+
+    async def close(self) -> None:
+        """Takes no connection any more."""
+        if self._connections is not None:
+            await self._connections.__aexit__()
+
+    @web.middleware
+    async def guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Lets in who shows the token; the connections of others give way first."""
+        shown = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
+            return web.Response(status=401, text="This node's control token is missing or wrong.")
+        assert self._connections is not None
+        with self._connections.answering(request):
+            return await handler(request)
+
+
+# The server side of the control API (see sapo_swarm.node.control_api): aiohttp on a Unix socket that only its owner opens,
+# or on loopback TCP for who has the token (transport).
+
+SOCKET_PATH_LIMIT = 103
+"""Bytes that fit into sockaddr_un.sun_path on every Unix."""
+LARGEST_SEQ = 2**63 - 1
+"""What SQLite counts to."""
+
+
+class Controlled(Protocol):
+    """What the server needs of a node."""
+
+    bus: Bus
+    config: RunConfig
+
+    def status(self) -> NodeStatus:
+        """What it does now."""
+        ...
+
+    def command(self, verb: str, for_s: float, holder: int) -> None:
+        """Take a command (governor.requests). Raises BadCommand."""
+        ...
+
+    def request_evaluation(self, items: int) -> None:
+        """A held-out evaluation after this round. Raises BadCommand."""
+        ...
+
+    async def switch_external(self, taking: bool) -> None:
+        """Take groups of others, or none. Raises BadCommand, JournalError."""
+        ...
+
+    async def go_back(self, rounds: int) -> None:
+        """Put the weights after so many rounds in place of the present ones; returns when that is done. Raises BadCommand."""
+        ...
+
+
+class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of every POST. for_s in seconds, 0 = without end. holder: a number of the client's own, of hold, renew, release.
+    round: of the checkpoint that rollback brings back, -1 where none is named."""
+
+    for_s: float = 0.0
+    items: int = 0
+    holder: int = 0
+    round: int = -1
+
+
+class ControlServer:
+    """Serves one node on one socket. Use `async with`."""
+
+    def __init__(self, node: Controlled, socket: Path) -> None:
+        self._node = node
+        self._socket = socket
+        self._runner: web.AppRunner | None = None
+        self._loopback: Loopback | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ControlServer:
+        self._loopback = Loopback(self._socket) if control_api.kind() == "tcp" else None
+        prepare_folder(self._socket, limited=self._loopback is None)
+        self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
+        beat = heartbeat(self._socket)  # before the first answer: who has one knows which process falls silent
+        beat.write_text(str(os.getpid()), "ascii")
+        middlewares = [self._loopback.guard] if self._loopback else []
+        app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
+        app.add_routes(
+            [
+                web.get("/v1/status", self._status),
+                web.get("/v1/config", self._config),
+                web.get("/v1/events", self._events),
+                web.post("/v1/{verb}", self._command),
+            ]
+        )
+        self._runner = server_runner(app, "sapo.control", shutdown_timeout=1.0)
+        await self._runner.setup()
+        if self._loopback:
+            await self._loopback.open(self._runner)
+        else:
+            await web.UnixSite(self._runner, str(self._socket)).start()
+            await asyncio.to_thread(self._socket.chmod, 0o600)
+        self._beating = asyncio.create_task(_beat(beat))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._node.bus.close()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        heartbeat(self._socket).unlink(missing_ok=True)
+        if self._loopback is not None:
+            await self._loopback.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._socket.unlink(missing_ok=True)
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        return _json(self._node.status())
+
+    async def _config(self, _request: web.Request) -> web.Response:
+        return _json(self._node.config)
+
+    async def _command(self, request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        try:
+            body = msgspec.json.decode(await request.read() or b"{}", type=CommandBody)
+            if verb == "evaluate":
+                self._node.request_evaluation(body.items)
+            elif verb in ("external_on", "external_off"):
+                await self._node.switch_external(verb == "external_on")
+            elif verb == "rollback":
+                await self._node.go_back(body.round)
+            else:
+                self._node.command(verb, body.for_s, body.holder)
+        except UNREADABLE as error:
+            return _problem(400, "bad-body", str(error))
+        except BadCommand as error:
+            return _problem(400, "bad-command", str(error))
+        except JournalError as error:
+            return _problem(500, "journal", str(error))
+        return _json(self._node.status())
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        try:
+            after, tail = (_number(query.get(name, "0")) for name in ("after", "tail"))
+        except ValueError:
+            return _problem(400, "bad-query", f"after and tail are whole numbers from 0 to {LARGEST_SEQ}.")
+        kinds = tuple(k for k in query.get("kinds", "").split(",") if k)
+        follow = query.get("follow", "0") == "1"
+        reply = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await reply.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            async with self._node.bus.subscribe(after, kinds, tail) as (past, queue):
+                for start in range(0, len(past), 256):
+                    await reply.write(b"".join(encode(e) + b"\n" for e in past[start : start + 256]))
+                while follow and (event := await queue.get()) is not None:
+                    if not kinds or event.__struct_config__.tag in kinds:
+                        await reply.write(encode(event) + b"\n")
+        return reply
+
+
+def _number(text: str) -> int:
+    """Raises ValueError where it is none that a journal counts by."""
+    number = int(text)
+    if not 0 <= number <= LARGEST_SEQ:
+        raise ValueError(text)
+    return number
+
+
+async def _beat(path: Path) -> None:
+    """A sign of life, once a second, until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(os.utime, path)
+        await asyncio.sleep(BEAT_S)
+
+
+def prepare_folder(socket: Path, limited: bool = True) -> None:
+    """Make the folder 0700 and ours. limited: a socket's path has to be short. Raises OSError that says what to do."""
+    if limited and len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
+        raise OSError(f"The path {socket} is too long for a socket. Set SAPO_HOME to a shorter folder.")
+    socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = socket.parent.stat()
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        raise OSError(f"{socket.parent} belongs to another user. Remove it or set SAPO_HOME to a folder of your own.")
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        socket.parent.chmod(0o700)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _problem(status: int, code: str, detail: str) -> web.Response:
+    body = msgspec.json.encode(Problem(title=code, detail=detail, code=code, status=status))
+    return web.Response(status=status, body=body, content_type="application/problem+json")
+
+
+# The node's metrics for Prometheus: one page on loopback, counted from its events since the process began.
+
+
+class Counted:
+    """What the events say so far: sums since the process began, and the newest of each kind."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.sums: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.round: RoundFinished | None = None
+        self.held_out: dict[float, Evaluated | GreedyScore] = {}
+        self.swarm: SwarmUpdated | None = None
+        self._told = 0.0
+        """When the swarm was told of, on the steady clock."""
+        self.vitals: Vitals | None = None
+
+    def add(self, event: Event) -> None:
+        """Count the event."""
+        match event:
+            case RoundFinished():
+                self.round = event
+                self.sums["rounds"] += 1
+                for name in _SUMS:
+                    self.sums[name] += getattr(event, name)
+                for phase, seconds in event.seconds.items():
+                    self.seconds[phase] += seconds  # type: ignore[assignment]  # a Counter holds floats too
+            case Evaluated():
+                self.held_out[event.temperature] = event
+                if event.greedy is not None:
+                    self.held_out[0.0] = event.greedy
+            case SwarmUpdated():
+                self.swarm, self._told = event, steady()
+            case Vitals():
+                self.vitals = event
+
+    def text(self, status: NodeStatus) -> str:
+        """The page that Prometheus reads."""
+        page = Page("sapo_node_")
+        about = {"model": status.name, "backend": status.backend, "device": status.device, "version": status.version}
+        page.add_each("info", "gauge", "What is trained, with what.", [(about, 1.0)])
+        states = [({"state": state}, float(state == status.state)) for state in STATES]
+        page.add_each("state", "gauge", "1 for the state that the node is in.", states)
+        page.add("start_time_seconds", "gauge", "Unix time at which the process began.", status.started)
+        page.add("model_rounds", "gauge", "Rounds behind the model.", status.round)
+        page.add("disk_bytes", "gauge", "Size of the model's folder.", status.disk)
+        page.add("rounds_total", "counter", "Rounds finished by this process.", self.sums["rounds"])
+        for field, (name, text) in _SUMS.items():
+            page.add(f"{name}_total", "counter", text, self.sums[field])
+        phases = [({"phase": phase}, float(seconds)) for phase, seconds in self.seconds.items()]
+        page.add_each("phase_seconds_total", "counter", "Seconds worked, by phase of a round.", phases)
+        for field, (name, text) in _LAST.items():
+            page.add(name, "gauge", text, getattr(self.round, field, None))
+        for field, text in _HELD_OUT.items():
+            found = [({"temperature": f"{t:g}"}, getattr(one, field)) for t, one in self.held_out.items()]
+            page.add_each(f"held_out_{field}", "gauge", text, found)
+        stands = self.swarm is not None and status.state in _AT_WORK and steady() - self._told < self.swarm.window
+        for source, fields in ((self.swarm if stands else None, _SWARM), (self.vitals, _VITALS)):
+            for field, (name, text) in fields.items():
+                page.add(name, "gauge", text, getattr(source, field, None))
+        return page.text()
+
+
+_SUMS = {
+    "local_groups": ("groups_local", "Groups generated here and trained on."),
+    "external_groups": ("groups_external", "Groups of other nodes trained on."),
+    "nonzero_groups": ("groups_nonzero_advantage", "Groups generated here and trained on, with unequal rewards."),
+    "completions": ("completions", "Completions generated."),
+    "truncated": ("completions_truncated", "Completions cut at the token limit."),
+    "tokens_generated": ("tokens_generated", "Tokens generated."),
+    "tokens_trained": ("tokens_trained", "Tokens trained on."),
+    "bytes_sent": ("sent_bytes", "Bytes sent to the swarm."),
+    "bytes_received": ("received_bytes", "Bytes received from the swarm."),
+}
+"""Field of a round -> name and help of the counter."""
+_LAST = {
+    "time": ("last_round_timestamp_seconds", "Unix time at which the newest round ended."),
+    "reward_local": ("reward_local", "Mean reward of local groups in the newest round, before the update."),
+    "reward_external": ("reward_external", "Mean reward of external groups in the newest round."),
+    "reward_batch": ("reward_batch", "Mean reward of the whole training batch in the newest round."),
+    "loss": ("loss", "Loss of the newest update."),
+    "grad_norm": ("grad_norm", "Gradient norm of the newest update."),
+    "entropy": ("entropy", "Entropy of the policy in the newest round."),
+    "clip_fraction": ("clip_fraction", "Share of tokens whose ratio was clipped in the newest update."),
+}
+_HELD_OUT = {
+    "pass_at_1": "Held-out pass@1 of the newest evaluation.",
+    "low": "Lower end of its 95 % interval.",
+    "high": "Upper end of its 95 % interval.",
+    "delta": "Difference to the base on the same questions.",
+}
+_AT_WORK = ("running", "pausing", "finishing")
+"""States in which a node exchanges with its swarm: in others nothing is known of it now."""
+_SWARM = {
+    "connected": ("coordinator_connected", "1 while the coordinator answers."),
+    "share": ("share", "Own accepted groups of all accepted groups in the window."),
+    "external_share": ("external_share", "External groups of all groups in the last batches."),
+    "uptake": ("uptake", "Times that other nodes sampled own groups in the window."),
+    "nodes": ("swarm_nodes", "Nodes of the swarm seen lately."),
+}
+_VITALS = {
+    "tokens_per_s": ("tokens_per_second", "Tokens generated per second, lately."),
+    "memory": ("memory_bytes", "Memory of the node's processes."),
+    "cpu_percent": ("cpu_percent", "Processor time of the node's processes, 100 is a core."),
+    "celsius": ("temperature_celsius", "Temperature of the machine, where it can be read."),
+}
+
+
+class MetricsServer:
+    """GET /metrics on a bound loopback socket, for programs of this machine. Use `async with`."""
+
+    def __init__(self, node: Controlled, bound: socket.socket) -> None:
+        """bound: see listen."""
+        self._node, self._bound = node, bound
+        self._counted = Counted()
+        self._runner: web.AppRunner | None = None
+        self._connections: FewConnections | None = None
+        self._counting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> MetricsServer:
+        ready = asyncio.Event()
+        self._counting = asyncio.create_task(self._count(ready))
+        await ready.wait()
+        app = web.Application(client_max_size=1024)
+        app.add_routes([web.get("/metrics", self._page)])
+        self._runner = server_runner(app, "sapo.metrics", shutdown_timeout=1.0)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._connections = await FewConnections(self._runner.server, self._bound).__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+        if self._connections is not None:
+            await self._connections.__aexit__(*exc)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _count(self, ready: asyncio.Event) -> None:
+        """The newest held-out result of before, then everything that happens."""
+        try:
+            async with self._node.bus.subscribe(0, ("evaluation",), tail=1) as (past, queue):
+                for stored in past:
+                    self._counted.add(stored)
+                ready.set()
+                while (event := await queue.get()) is not None:
+                    self._counted.add(event)
+        finally:
+            ready.set()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        """The name check keeps out pages whose own name was made to point here."""
+        if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
+            return web.Response(status=403, text="Metrics are for programs of this machine.\n")
+        assert self._connections is not None
+        with self._connections.answering(request):
+            text = self._counted.text(self._node.status())
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def listen(port: int) -> socket.socket:
+    """A loopback socket for MetricsServer; port 0: any that is free. Raises OSError."""
+    return socket.create_server((LOOPBACK, port))

@@ -1,0 +1,450 @@
+"""Asking an engine the held-out questions. What the verdicts mean is in sapo_swarm.evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from sapo_backends.base import Cancelled, EngineInfo, OutOfMemory, RowSeed, Sampling
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import (
+    ItemResult,
+    eval_items,
+    evaluated,
+    greedy_score,
+    held_out_items,
+    item_result,
+    permutation_partners,
+)
+from sapo_swarm.events import Evaluated
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.rollouts import (
+    NOTHING,
+    Place,
+    Table,
+    answer_turns,
+    next_call,
+    prompt_ids,
+    sample,
+    turn_length,
+    turns_before,
+    verdicts,
+)
+from sapo_swarm.node.round_context import Portion
+from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import held_out_count, is_own, new_tokens, preset_of
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import UNREADABLE, Question, TaskRef
+from sapo_swarm.whole_file import write_whole
+
+# Held-out questions that training must not ask, though none of its seeds reaches them: a task with few questions draws the
+# same one from different seeds (of 800 drawn with training seeds 324 of jugs were held out, 281 of prime_factorization, 80 of
+# n_queens).
+
+EXCLUDED_PER_TASK = 400
+"""Held-out questions a task, from the first on, that are never trained on;"""
+IN_ALL = 4000
+"""but no more than these over all tasks."""
+FEW = {"string_splitting/default": 125, "string_synthesis/default": 125, "tower_of_hanoi/default": 60}
+"""Tasks that have 216, 216 and 90 questions in all: so many held-out ones hold half of them, and the rest can be trained on."""
+SLOW = frozenset(
+    {
+        "bf/hard",
+        "figlet_font/default",
+        "quantum_lock/default",
+        "quantum_lock/library",
+        "rearc/default",
+        "sudoku/default",
+        "zebra_puzzles/default",
+    }
+)
+"""Tasks whose questions take 30 to 200 ms each to draw. Of 300 drawn with training seeds none was held out (quantum_lock: 3)."""
+
+
+async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str, start: int = 0) -> frozenset[str]:
+    """SHA-256 of the prompts that training leaves out, from held-out question `start` on: about a second for nine tasks.
+
+    Raises ScorerUnavailable, UnknownTask.
+    """
+    found = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
+    return frozenset(question.prompt_sha256 for question in found if isinstance(question, Question))
+
+
+def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str) -> int:
+    """How many of these held-out questions training on `tasks` may have asked, because it does not leave them out. None of tasks
+    that draw too many questions for that (SLOW), and none of the person's own: their held-out rows are in no training file.
+
+    Raises UnknownTask.
+    """
+    left_out = {*_excluded(tasks, preset)}
+    drawn = [ref for ref in refs if ref.dataset in tasks and not is_own(ref.dataset)]
+    return sum(ref not in left_out and f"{ref.dataset}/{ref.preset}" not in SLOW for ref in drawn)
+
+
+def _excluded(tasks: Sequence[str], preset: str, start: int = 0) -> list[TaskRef]:
+    named = [(task, f"{task}/{preset_of(task, preset)}") for task in tasks]
+    quick = [(task, name) for task, name in named if name not in SLOW]
+    most = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
+    counts = [(task, min(most, FEW.get(name, most))) for task, name in quick]
+    return [ref for task, count in counts for ref in held_out_items([task], preset, count, start)]
+
+
+# What the untrained model answered to the held-out questions, sampled (temperature 1) and greedily (0): base.json in the
+# model's folder, to be paired with later answers.
+#
+# Other tasks, another preset or more items bring questions that it was never asked; and answers that were given under other
+# conditions count as none. What is missing is asked of the base when the model is opened, between the loading of the base and
+# the
+# restoring of the trained weights: no other moment has the base in memory.
+
+
+class _Account(msgspec.Struct, frozen=True):
+    """base.json. results: answers at temperature 1; greedy: at 0, none in files of versions that did not ask for them.
+    max_new_tokens: that an answer could have, by_task: to the questions of a task; answers under another limit are not
+    comparable. conditions: see conditions(); none in files of versions that did not note them."""
+
+    max_new_tokens: int
+    results: list[ItemResult]
+    by_task: dict[str, int] = {}
+    conditions: dict[str, str] = {}
+    greedy: list[ItemResult] = []
+
+
+def conditions(config: RunConfig, engine: EngineInfo) -> dict[str, str]:
+    """What decides an answer and its verdict beside the weights, the question and the token limit. A difference between answers
+    under different conditions is not what was learned."""
+    return {
+        "thinking": "on" if config.thinking == "on" else "off",
+        "answer_format": config.answer_format,
+        "judge": config.judge_model,
+        "engine": engine.backend,
+        "precision": engine.precision,
+    }
+
+
+class BaseAnswers:
+    """path: of base.json; limit: task -> the most tokens that an answer may have now; conditions: of now."""
+
+    def __init__(self, path: Path, limit: Callable[[str], int], conditions: Mapping[str, str]) -> None:
+        self._path, self._limit, self._conditions = path, limit, dict(conditions)
+
+    def known(self, temperature: float = 1.0) -> dict[TaskRef, ItemResult]:
+        """By question, at temperature 1 or 0; without those that were asked under another token limit. None under other or
+        unknown conditions, and where the file is missing or was cut off by a full disk."""
+        try:
+            account = msgspec.json.decode(self._path.read_bytes(), type=_Account)
+        except (OSError, *UNREADABLE):  # a list: by versions that did not even note the limit
+            return {}
+        if account.conditions != self._conditions:
+            return {}
+        results = account.results if temperature else account.greedy
+        was = {task: account.by_task.get(task, account.max_new_tokens) for task in {r.ref.dataset for r in results}}
+        return {r.ref: r for r in results if was[r.ref.dataset] == self._limit(r.ref.dataset)}
+
+    def add(self, results: Iterable[ItemResult], greedy: Iterable[ItemResult] = ()) -> None:
+        """Keep more of them, answered at temperature 1 and at 0; what is known of other questions stays. Raises OSError."""
+        sampled = self.known(1.0) | {result.ref: result for result in results}
+        at_0 = self.known(0.0) | {result.ref: result for result in greedy}
+        by_task = {task: self._limit(task) for task in {ref.dataset for ref in (*sampled, *at_0)}}
+        longest = max(by_task.values(), default=0)
+        account = _Account(longest, list(sampled.values()), by_task, self._conditions, list(at_0.values()))
+        write_whole(self._path, msgspec.json.encode(account))
+
+
+BATCH = 64
+"""Items answered together; between batches progress is told."""
+TEMPERATURES = (1.0, 0.0)
+"""Of a regular evaluation, in this order: as in training, and greedily, which is what a chat gives."""
+Ask = Callable[[float], None]
+Limit = Callable[[str], int]
+"""Of a task: the most tokens of an answer."""
+
+
+class Unanswered(Exception):
+    """Held-out questions got no answers, and would get none if they were asked again at once."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """Mutable: an evaluation as far as it is; with the same weights it goes on there.
+
+    results: of the batches before item `start`. questions, table: of the batch in work; over: see answer_turns.
+    """
+
+    results: list[ItemResult] = field(default_factory=list)
+    start: int = 0
+    seconds: float = 0.0
+    questions: list[Question] | None = None
+    table: Table = field(default_factory=list)
+    over: set[Place] = field(default_factory=set)
+
+    def add(self, results: Sequence[ItemResult]) -> None:
+        """A batch is done."""
+        self.results += results
+        self.start, self.questions, self.table, self.over = self.start + BATCH, None, [], set()
+
+
+async def answer(
+    host: EngineHost,
+    scorer: Scorer,
+    refs: Sequence[TaskRef],
+    sampling: Sampling,
+    samples: int = 1,
+    on_progress: Ask | None = None,
+    limit: Limit | None = None,
+    begun: Begun | None = None,
+    portion: Portion | None = None,
+) -> list[ItemResult]:
+    """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
+    was answered to another item of its task and batch.
+
+    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch
+    only: two models answer with the same random numbers. begun: what an interrupted call with the same arguments left.
+    Raises Cancelled, BackendError.
+    """
+    begun, portion = begun or Begun(), portion or Portion()
+    while begun.start < len(refs):
+        start = begun.start
+        if begun.questions is None:
+            found = await scorer.questions(refs[start : start + BATCH])
+            begun.questions = [q for q in found if isinstance(q, Question)]
+        questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
+        completions = await sampled(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
+        said = await verdicts(host.engine.tokenizer, scorer, questions, completions)
+        refs_asked = [q.ref for q in questions]
+        other = {
+            place: to
+            for place, to in permutation_partners(refs_asked).items()
+            if not library.turns(refs_asked[to]) and not library.rubric(refs_asked[to])  # a judge costs
+        }
+        permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
+        on_others = dict(zip(other.values(), permuted, strict=True))
+        begun.add(
+            [
+                item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place))
+                for place, (question, group, (verdict, *_)) in enumerate(zip(questions, completions, said, strict=True))
+            ]
+        )
+        if on_progress is not None:
+            on_progress(min(1.0, begun.start / len(refs)))
+    return begun.results
+
+
+async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) -> list[bool]:
+    """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
+    verdicts: list[bool] = []
+    for start in range(0, len(refs), BATCH):
+        found = await scorer.questions(refs[start : start + BATCH])
+        batch = [(q.ref, (completion,)) for q in found if isinstance(q, Question)]
+        verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
+    return verdicts
+
+
+async def sampled(
+    host: EngineHost,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    limit: Limit | None = None,
+    begun: Begun | None = None,
+    portion: Portion | None = None,
+) -> Table:
+    """Completions of every question, episodes played to their end; empty, cut-off ones where the prompt leaves no room in the
+    model's context. limit: where tasks have limits of their own. begun: takes what is there of them when it is interrupted.
+    Where memory runs out, fewer rows go at once. Raises Cancelled, BackendError."""
+    begun, portion, engine = begun or Begun(), portion or Portion(), host.engine
+    prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
+    asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
+    room = engine.info.context_length
+    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, asked, strict=True)]
+    if not begun.table:
+        begun.table = [[NOTHING] * samples for _ in questions]
+        begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
+    table = begun.table
+    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
+    stream = {
+        i: (seed + number * len(questions) * samples, place * samples)
+        for number, chosen in enumerate(alike)
+        for place, i in enumerate(chosen)
+    }
+
+    def row_seed(i: int, j: int) -> RowSeed:
+        of_batch, row = stream[i]
+        return RowSeed(of_batch + turns_before(table[i][j]), (row + j) * most[i] + turn_length(table[i][j]))
+
+    while True:
+        while call := next_call(table, most, portion):
+            i, j = call[0]
+            missing = replace(sampling, max_new_tokens=most[i] - turn_length(table[i][j]))
+            seeds = [row_seed(*place) for place in call]
+            try:
+                await sample(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
+            except OutOfMemory:
+                if len(call) <= samples:
+                    raise
+        if not await answer_turns(engine, scorer, questions, prompts, table, begun.over, most):
+            return table
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What the base answered to the items of an evaluation. results: None where it has not answered `missing` of them, or is
+    itself what is evaluated."""
+
+    results: list[ItemResult] | None = None
+    missing: int = 0
+
+
+def paired(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> Paired:
+    """The base's answers to the items of results. base: all that it has answered."""
+    known = [base[result.ref] for result in results if result.ref in base]
+    missing = len(results) - len(known)
+    return Paired(None if missing else known, missing)
+
+
+class Examiner:
+    """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
+    later ones."""
+
+    def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
+        self._config, self._host, self._scorer = config, host, scorer
+        now = conditions(config, host.engine.info)
+        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
+        self._portion = Portion()
+        self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], Begun] = {}
+
+    @property
+    def regular(self) -> bool:
+        """Evaluations are made every so many rounds."""
+        return self._config.eval_every > 0
+
+    @property
+    def _questions(self) -> list[TaskRef]:
+        return held_out_items(self._config.tasks, self._config.preset, eval_items(self._config))
+
+    async def base_missing(self) -> list[TaskRef]:
+        """Questions of a regular evaluation that the base has not answered at both temperatures, in order, without those that
+        do not regenerate here. Raises UnknownTask, ScorerUnavailable."""
+        known = [await asyncio.to_thread(self._base.known, temperature) for temperature in TEMPERATURES]
+        refs = [ref for ref in self._questions if not all(ref in answers for answers in known)]
+        regenerated = await self._scorer.questions(refs) if refs else []
+        return [question.ref for question in regenerated if isinstance(question, Question)]
+
+    async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask) -> None:
+        """Call while the engine is as it was loaded: what it answers is the base's answer from now on. At each temperature it
+        is asked those of the questions that it has not answered.
+
+        Raises Cancelled, Unanswered, OSError; then nothing of it is kept.
+        """
+        try:
+            known = {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
+            missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
+            begun = await self._answer_both(missing, "base", on_progress)
+            await asyncio.to_thread(self._base.add, begun[1.0].results, begun[0.0].results)
+        finally:
+            self.forget()
+
+    async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
+        """Held-out pass@1, one sample an item at temperature 1 and then the greedy answer to each; the differences to the base
+        where it answered them all.
+
+        What was answered when it is interrupted is kept for the next call. Raises Cancelled, Unanswered, OSError.
+        """
+        config = self._config
+        refs = held_out_items(config.tasks, config.preset, per_task)
+        begun = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
+        results, greedy = begun[1.0].results, begun[0.0].results
+        if not results:
+            self.forget()
+            raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
+        if not rounds_done:
+            await asyncio.to_thread(self._base.add, results, greedy)
+            base, base_greedy = Paired(), Paired()
+        else:
+            base = paired(results, await asyncio.to_thread(self._base.known, 1.0))
+            base_greedy = paired(greedy, await asyncio.to_thread(self._base.known, 0.0))
+        self.forget()
+        seconds = sum(part.seconds for part in begun.values())
+        event = evaluated(results, rounds_done, seconds, base.results, base.missing, len(refs))
+        at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
+        return msgspec.structs.replace(event, greedy=at_0)
+
+    async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
+        """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().
+
+        Raises Cancelled, Unanswered.
+        """
+        return (await self._answer(self.fresh_questions(factor, asked), weights, 1.0, on_progress)).results
+
+    def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
+        """What fresh() would give without asking; None where something is still to be asked."""
+        refs = self.fresh_questions(factor, asked)
+        begun = self._begun.get((weights, 1.0, tuple(refs)))
+        return begun.results if begun and begun.start >= len(refs) else None
+
+    def forget(self) -> None:
+        """What was begun is over, or not to be gone on with."""
+        self._begun.clear()
+
+    def fresh_questions(self, factor: int, asked: int) -> list[TaskRef]:
+        """`factor` times as many held-out items of every task as a regular evaluation asks, none of which it asks, nor was among
+        the `asked` ones of earlier calls; fewer where a task of the person's own has no more. Raises UnknownTask, BadTask."""
+        tasks, preset, each = self._config.tasks, self._config.preset, eval_items(self._config)
+        fresh = [held_out_count(task, each + asked) - each for task in tasks]
+        of_each = bisect_left(range(asked), asked, key=lambda n: sum(min(n, max(0, count)) for count in fresh))
+        return held_out_items(tasks, preset, factor * each, each + of_each)
+
+    async def _answer_both(
+        self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask
+    ) -> dict[float, Begun]:
+        """All answers of these weights at both temperatures, sampled before greedy; the progress is of both."""
+        count = sum(map(len, refs.values())) or 1
+        begun: dict[float, Begun] = {}
+        behind = 0
+        for temperature in TEMPERATURES:
+            asked = refs[temperature]
+            start, share = behind / count, len(asked) / count
+
+            def show(part: float, start: float = start, share: float = share) -> None:
+                on_progress(start + share * part)
+
+            begun[temperature] = await self._answer(asked, weights, temperature, show)
+            behind += len(asked)
+        return begun
+
+    async def _answer(self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask) -> Begun:
+        """All answers of these weights; what an interrupted call left is gone on with."""
+        key = (weights, temperature, tuple(refs))
+        begun, began = self._begun.setdefault(key, Begun()), time.perf_counter()
+        sampling = Sampling(temperature, 1.0, self._config.max_new_tokens)
+        limit = partial(new_tokens, self._config)
+        try:
+            await answer(self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion)
+        except Cancelled:
+            raise
+        except Exception as error:
+            self.forget()
+            raise Unanswered(f"{error}" or type(error).__name__) from error
+        finally:
+            begun.seconds += time.perf_counter() - began
+        return begun
+
+
+def write_results(path: Path, results: Sequence[ItemResult]) -> None:
+    """Atomic, and on the disk before it has its name. Raises OSError."""
+    write_whole(path, msgspec.json.encode(list(results)))
+
+
+def read_results(path: Path) -> list[ItemResult]:
+    """Raises OSError, msgspec.MsgspecError."""
+    return msgspec.json.decode(path.read_bytes(), type=list[ItemResult])

@@ -1,0 +1,786 @@
+"""Examples first, then practice: verified texts, the rounds that imitate them, a reading after every pass, and when it is
+over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from sapo_backends.base import Cancelled, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
+from sapo_swarm.node.base_trial import BaseTrial, Show, no_questions, plan_of, sentence_of, sources_in_words
+from sapo_swarm.node.clock import duration
+from sapo_swarm.node.evaluation import SLOW, Begun, sampled
+from sapo_swarm.node.examples import successes
+from sapo_swarm.node.examples.successes import Success, Writer, train_place
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.rollouts import Table, prompt_ids, verdicts
+from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
+from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import generator_of, is_own, new_tokens, preset_of, task_tokens, train_seed
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.row_roles import key
+from sapo_swarm.types import Question, TaskRef, finite
+
+if TYPE_CHECKING:
+    from sapo_swarm.tasks.own.folder import OwnTask
+
+# Verified texts to imitate: the answers that a run's tasks give themselves, as completions that pass their own verifiers, and
+# where a question has none, known successes (see successes).
+#
+# Never a held-out question, and never one of the rows set aside, which tell whether the phase still helps. What a pass holds is
+# a
+# pure function of who, when and the tasks: a node that was killed goes on with the same batches.
+
+BATCH = 16
+"""Texts of one optimizer step, about: a pass is cut into equal parts."""
+ROWS_OF_A_PASS = 2048
+"""Rows of a table in one pass at most; of more, every pass takes others."""
+FRESH, FRESH_SLOW = 256, 64
+"""Fresh questions of a pass where a task makes as many as are wanted: of all such tasks together, and where they are slow to
+make."""
+SHARE_APART, LEAST_APART, MOST_APART = 8, 16, 48
+"""One in so many questions of a table is set aside, but so many at least (never more than a quarter) and at most."""
+APART_ROUND = -1
+"""In place of a round's number: the questions set aside of a task that makes fresh ones. Pass 0 is -2, and so on."""
+AT_ONCE = 256
+"""References in one call of the scorer, so that others get a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question, and a completion that its own verifier gives everything."""
+
+    question: Question
+    text: str
+    writer: Writer | Literal["task"] = "task"
+
+
+@dataclass
+class ExampleSource:
+    """Call open() first. excluded: hashes of held-out prompts. fits: whether the model's context has room for an example.
+    successes: for questions to which their task gives no answer that passes.
+
+    apart: the questions set aside, with their right answers. tables: own task -> places of its rows that may be examples.
+    endless: tasks that make fresh questions. rejected: references whose own answer did not pass, that do not fit, or that are
+    held out.
+    """
+
+    config: RunConfig
+    node_key: str
+    swarm: str
+    scorer: Scorer
+    excluded: frozenset[str]
+    fits: Callable[[Example], bool]
+    successes: Sequence[Success] = ()
+    apart: list[Example] = field(default_factory=list)
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    endless: list[str] = field(default_factory=list)
+    rejected: int = 0
+    _known: list[Example] = field(default_factory=list)
+    _pass: tuple[int, list[Example]] | None = None
+
+    async def open(self) -> None:
+        """Decide which rows are set aside. Raises ScorerUnavailable, BadTask."""
+        apart: list[TaskRef] = []
+        places_apart: dict[str, list[int]] = {}
+        most = max(8, MOST_APART // len(self.config.tasks))
+        for task in self.config.tasks:
+            if not is_own(task):
+                self.endless.append(task)
+                apart += self._fresh(task, APART_ROUND, most)
+                continue
+            own = library.find(task)
+            if own.spec.turns or own.spec.rubric:
+                continue  # an episode, or a judge: there is no text that is right
+            training, aside = rows_apart(own, most)
+            self.tables[task], places_apart[task] = training, aside
+            apart += [self._row(task, place) for place in aside]
+        self.apart = await self._verified(apart, frozenset())
+        self._part_successes(places_apart, most)
+
+    def _part_successes(self, places_apart: Mapping[str, Sequence[int]], most: int) -> None:
+        """Successes to rows set aside are set aside, and one that asks what a held-out row asks is none. Where nothing would be
+        set aside so, some of all successes are."""
+        hidden = self.excluded | {example.question.prompt_sha256 for example in self.apart}
+        known: list[Example] = []
+        for success in self.successes:
+            example, ref = Example(success.question, success.text, success.writer), success.question.ref
+            if success.question.prompt_sha256 in hidden or not self.fits(example):
+                continue
+            if not is_own(ref.dataset):
+                known.append(example)
+            elif (place := train_place(ref)) in places_apart.get(ref.dataset, ()):
+                self.apart.append(example)
+            elif place in self.tables.get(ref.dataset, ()):
+                known.append(example)
+        known.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
+        count = 0 if self.apart else min(max(LEAST_APART, len(known) // SHARE_APART), most, len(known) // 4)
+        self.apart += known[:count]
+        self._known = known[count:]
+
+    @property
+    def bounded(self) -> bool:
+        """All examples are rows of tables: there are no more than these."""
+        return not self.endless
+
+    async def of_pass(self, number: int) -> list[Example]:
+        """The verified texts of a pass in its order; of the last one asked for they are kept. Raises ScorerUnavailable."""
+        if self._pass is None or self._pass[0] != number:
+            refs = self._references(number)
+            hidden = frozenset(example.question.prompt_sha256 for example in self.apart)
+            found = await self._verified(refs, hidden)
+            self.rejected = len(refs) - len(found)
+            if self._known:
+                prompts = {example.question.prompt_sha256 for example in found}
+                found += [example for example in self._known if example.question.prompt_sha256 not in prompts]
+                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(found)
+            self._pass = number, found
+        return self._pass[1]
+
+    def _references(self, number: int) -> list[TaskRef]:
+        seed = round_seed(self.node_key, self.config.seed, number, "examples")
+        rng = random.Random(seed)
+        refs = []
+        for task, places in self.tables.items():
+            chosen = places if len(places) <= ROWS_OF_A_PASS else rng.sample(places, ROWS_OF_A_PASS)
+            refs += [self._row(task, place) for place in chosen]
+        for task in self.endless:
+            slow = f"{task}/{preset_of(task, self.config.preset)}" in SLOW
+            each = max(8, (FRESH_SLOW if slow else FRESH) // len(self.config.tasks))
+            refs += self._fresh(task, APART_ROUND - 1 - number, each)
+        rng.shuffle(refs)
+        return refs
+
+    def _row(self, task: str, place: int) -> TaskRef:
+        return TaskRef(task, library.PRESET, place, 0, generator_of(task, self.swarm))
+
+    def _fresh(self, task: str, number: int, count: int) -> list[TaskRef]:
+        preset, generator = preset_of(task, self.config.preset), generator_of(task, self.swarm)
+        seeds = [train_seed(self.node_key, self.swarm, number, slot, self.config.seed) for slot in range(count)]
+        return [TaskRef(task, preset, seed, 0, generator) for seed in seeds]
+
+    async def _verified(self, refs: Sequence[TaskRef], hidden: frozenset[str]) -> list[Example]:
+        """Those whose own answer passes. hidden: prompts that are not to be shown, beside the held-out ones."""
+        found: list[Example] = []
+        for start in range(0, len(refs), AT_ONCE):
+            for pair in await self.scorer.examples(refs[start : start + AT_ONCE]):
+                if pair is None or pair[0].prompt_sha256 in self.excluded or pair[0].prompt_sha256 in hidden:
+                    continue
+                if self.fits(example := Example(*pair)):
+                    found.append(example)
+        return found
+
+
+def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[int]]:
+    """(places of rows that may be examples, places of rows set aside): training rows by what they ask, so that what asks the same
+    is on one side; of the set-aside ones each question once. A training row that asks what a held-out row asks is in neither.
+
+    The same rows part the same way everywhere.
+    """
+    held_out = {key(task.spec.cells(row)) for row in task.held_out}
+    places: dict[str, list[int]] = {}
+    for place, row in enumerate(task.train):
+        if (asked := key(task.spec.cells(row))) not in held_out:
+            places.setdefault(asked, []).append(place)
+    ranked = sorted(places, key=lambda asked: hashlib.sha256(f"sapo-apart-v1|{asked}".encode()).digest())
+    count = min(max(LEAST_APART, len(ranked) // SHARE_APART), most, len(ranked) // 4)
+    training = sorted(place for asked in ranked[count:] for place in places[asked])
+    return training, [places[asked][0] for asked in ranked[:count]]
+
+
+def cut_into_batches(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """A pass as batches of about BATCH, none of them a small rest."""
+    count = max(1, round(len(examples) / BATCH))
+    bounds = [len(examples) * i // count for i in range(count + 1)]
+    return [examples[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+# The examples phase: rounds that imitate verified texts, a reading after every pass, and when it is over.
+#
+# Everything that it knows is in the journal (the trial, its readings, its rounds) and in the checkpoint (rounds behind the
+# weights): a node that was killed goes on with the next batch. Rounds of examples are rounds like others for the update log,
+# the
+# checkpoints and the charts; they do not count for the rounds that were planned.
+
+TAUGHT = ("starter", "starter-1m", "fake")
+"""Bases that were taught the form of an answer before they were bundled: they need no trial."""
+MOST_SECONDS, MOST_PASSES = 600.0, 12
+"""The phase is over after so much work, whatever it brings."""
+READ_MOST, READ_LEAST = 16, 12
+"""Steps between two readings at most (of large tables not every pass) and at least: of 112 rows a pass has seven steps, too few
+to move the 16 rows set aside by more than chance, and the phase ended at 70 % of what it reaches at 81."""
+ENOUGH_RIGHT = 0.98
+ENOUGH_UNEQUAL = 0.5
+"""Share of questions with both right and wrong answers with which practice takes over, where examples never run out."""
+PATIENCE, PATIENCE_HIGH, HIGH = 3, 2, 0.9
+"""Readings in a row without a gain after which the phase is over; from the share HIGH of right answers on the second number."""
+SMALLER = 0.5
+"""What is left of the step after each reading in a row without a gain: with the whole step a table of 224 rewritten notes went
+from 22 to 17 of 28 right between two passes."""
+LIKELIER = 0.02
+"""A mean log-probability of the right answers that is nearer to 0 by this share is a gain, too: before the first answer is right,
+nothing else shows that something is learned."""
+GROUPS_READ = 8
+"""Questions set aside that are answered in groups, to see from how many practice could learn."""
+ROWS_AT_ONCE = 32
+"""Completions in one call of a reading; between calls progress is told."""
+LOOK_EVERY = 32
+"""Rounds of practice after which it is asked whether successes are to be imitated, and that this is judged by."""
+RARE = 0.1
+"""Share of questions with both right and wrong answers under which practice has hardly anything to learn from."""
+ENOUGH_KNOWN = 16
+"""Questions with a known success that a phase without answers of the tasks' own needs; a later one as many new ones."""
+SUFFICES = 0.8
+"""Share of the rows set aside that are right after the phase from which on practice is not begun unasked: on two tables it added
+nothing that as many seconds of examples had not (docs/benchmarks/practice-worth.md)."""
+LEAST_LIMIT, SPARE = 24, 1.5
+"""Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
+
+
+@dataclass
+class _Reading:
+    """Mutable: one reading as far as it is; an interrupted one goes on where it was.
+
+    greedy: of each row set aside the answer at temperature 0; groups: of the first GROUPS_READ of them a group at the training
+    temperature.
+    """
+
+    greedy: Table = field(default_factory=list)
+    groups: Table = field(default_factory=list)
+    logprob: float | None = None
+    seconds: float = 0.0
+    _begun: Begun = field(default_factory=Begun)
+
+    async def answer(self, context: RoundContext, apart: Sequence[Example], practice_follows: bool, show: Show) -> None:
+        """Everything that the model has to do for it. Raises Cancelled, BackendError."""
+        config, engine = context.config, context.host.engine
+        if not apart:
+            return
+        if self.logprob is None:
+            samples = [sample for example in apart if (sample := as_sample(context, example)) is not None]
+            samples = with_common_prompt(samples)
+            sequences = [TokenSequence(sample.prompt, sample.completion) for sample in samples]
+            rows = await context.host.call(engine.logprobs, sequences, 1.0)
+            values = [value for sample, row in zip(samples, rows, strict=True) for value in sample.masked(row)]
+            self.logprob = finite(sum(values) / len(values)) if values else None
+        questions = [example.question for example in apart]
+        plans = [(self.greedy, questions, 0.0, 1)]
+        if practice_follows:
+            plans.append((self.groups, questions[:GROUPS_READ], config.temperature, config.group_size))
+        answers = sum(len(asked) * size for _, asked, _, size in plans)
+        for table, asked, temperature, size in plans:
+            while len(table) < len(asked):
+                show((len(self.greedy) + len(self.groups) * config.group_size) / answers)
+                part = asked[len(table) : len(table) + max(1, ROWS_AT_ONCE // size)]
+                seed = round_seed(context.node_key, config.seed, len(table), f"examples-read-{temperature}")
+                table += await sampled(
+                    context.host,
+                    context.scorer,
+                    part,
+                    Sampling(temperature, 1.0, config.max_new_tokens),
+                    size,
+                    seed,
+                    partial(new_tokens, config),
+                    self._begun,
+                    context.portion,
+                )
+                self._begun = Begun()
+
+    async def scored(self, context: RoundContext, apart: Sequence[Example]) -> tuple[int, int]:
+        """(rows right at temperature 0, questions with both right and wrong answers). Raises ScorerUnavailable."""
+        tokenizer, questions = context.host.engine.tokenizer, [example.question for example in apart]
+        at_zero = await verdicts(tokenizer, context.scorer, questions, self.greedy) if questions else []
+        sampled_questions = questions[: len(self.groups)]
+        grouped = await verdicts(tokenizer, context.scorer, sampled_questions, self.groups) if self.groups else []
+        right = sum(scored.rewards[0] == 1.0 for scored, *_ in at_zero)
+        return right, sum(len(set(scored.rewards)) > 1 for scored, *_ in grouped)
+
+
+@dataclass
+class ExamplesPhase:
+    """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. ending:
+    what is said where it ended in this session and practice need not follow. Call open() before anything else."""
+
+    journal: Journal
+    bus: Bus
+    folder: Path
+    written: Path | None = None
+    trial: TrialMeasured | None = None
+    readings: list[ExamplesRead] = field(default_factory=list)
+    steps: int = 0
+    before: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    source: ExampleSource | None = None
+    ending: str = ""
+    _steps_of_a_pass: int = 0
+    _measuring: BaseTrial = field(default_factory=BaseTrial)
+    _reading: _Reading | None = None
+    _again: bool = False
+    _known: Sequence[successes.Success] | None = None
+
+    async def open(self, rounds_done: int) -> None:
+        """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
+        Raises JournalError."""
+        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
+        self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
+        told = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        earlier = [e for e in told if self.trial is not None and e.seq < self.trial.seq]
+        self.readings = told[len(earlier) :]
+        if self.trial is None and not self.readings:
+            return
+        last = self.readings[-1] if self.readings else None
+        self.before = earlier[-1].step if earlier else 0
+        self.steps, self.tokens, self.seconds = (
+            (last.step, last.tokens, last.seconds) if last else (self.before, 0, 0.0)
+        )
+        if last is not None and last.over:
+            return
+        since = last.round if last else earlier[-1].round if earlier else 0
+        stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
+        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # one that was taken back is there twice
+        for number, event in newest.items():
+            if event.examples and since <= number < rounds_done:
+                self._count(event)
+
+    def _count(self, event: RoundFinished) -> None:
+        self.steps += event.covers
+        self.tokens += event.tokens_trained
+        self.seconds += sum(event.seconds.values())
+
+    @property
+    def over(self) -> bool:
+        """It was, and has ended."""
+        return bool(self.readings) and self.readings[-1].over
+
+    def running(self, config: RunConfig) -> bool:
+        """Its rounds come next."""
+        if config.examples == "off" or self.over or self.trial is None:
+            return False
+        return self.trial.plan in ("examples", "only") or (config.examples == "only" and self.trial.examples > 0)
+
+    def doing(self, config: RunConfig) -> str:
+        """What the status says while its rounds come next; "" where it is not on its way."""
+        if not self.running(config):
+            return ""
+        last = self.readings[-1] if self.readings else None
+        return (
+            f"Working on examples · {last.right} of {last.items} right"
+            if last and last.items
+            else "Working on examples"
+        )
+
+    # -- the trial -------------------------------------------------------------------------------------------------
+
+    def trial_due(self, context: RoundContext, rounds_done: int) -> bool:
+        """The base is to be tried: before the first round, unless it was taught what an answer looks like."""
+        config, info = context.config, context.host.engine.info
+        if self._again:
+            return True
+        if self.trial is not None or self.readings or not info.trainable:
+            return False
+        taught = config.model.partition(":")[0] in TAUGHT
+        return config.examples == "only" or (not rounds_done and not taught)
+
+    async def try_base(self, context: RoundContext, rounds_done: int) -> TrialMeasured:
+        """The trial, published; with what follows from it. Raises Cancelled, BackendError, ScorerUnavailable, JournalError."""
+        detail = f"Trying the {'model' if self._again else 'base'} on a few training questions"
+        context.stream(context.activity.begin("trial", rounds_done, detail))
+
+        def show(part: float) -> None:
+            context.stream(context.activity.progress(part, detail))
+
+        counts = await self._measuring.measure(context, show)
+        source = await self._opened(context)
+        why_none = reason_without_examples(context)
+        examples = [] if why_none or context.config.examples == "off" else await source.of_pass(0)
+        sources = Counter(source_of(example) for example in examples)
+        if (
+            context.config.examples == "auto"
+            and not sources["table"] + sources["task"]
+            and len(examples) < ENOUGH_KNOWN
+        ):
+            examples, sources = [], Counter()
+        if not why_none and context.config.examples == "off":
+            why_none = "examples are switched off (examples = off)."
+        elif not examples and not why_none:
+            why_none = "its tasks give no answers that pass their own verifiers."
+        if counts is None:
+            counts = no_questions(context.config)
+        plan = plan_of(context.config, counts, len(examples), why_none, source.bounded)
+        imitates = plan in ("examples", "only")
+        limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
+        limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase count on
+        sentence = sentence_of(counts, plan, why_none, MOST_SECONDS)
+        if imitates:
+            sentence = f"{sentence} {sources_in_words(sources)}"
+        changes = {
+            "round": rounds_done,
+            "examples": len(examples),
+            "sources": dict(sources),
+            "plan": plan,
+            "limits": limits,
+            "sentence": sentence,
+        }
+        event = msgspec.structs.replace(counts, **changes)
+        await self.bus.publish(event)
+        self._begin(event)
+        if imitates:
+            await self._keep_known(event)
+        if source.rejected and examples:
+            text = (
+                f"{source.rejected} of {source.rejected + len(examples)} training questions are no examples: their answer does "
+                "not pass its own verifier, they are too long, or they are held out."
+            )
+            await self.bus.publish(LogLine(level="info", text=text))
+        context.stream(context.activity.end(sentence))
+        self._measuring = BaseTrial()
+        return event
+
+    def _begin(self, trial: TrialMeasured) -> None:
+        """What follows is told of this trial on."""
+        self.trial, self._again = trial, False
+        self.before, self.readings, self.tokens, self.seconds, self._steps_of_a_pass = self.steps, [], 0, 0.0, 0
+
+    async def reconsider(self, context: RoundContext, rounds_done: int, others: bool) -> None:
+        """After each round of practice: whether the model is to be tried again, because questions taught hardly anything and
+        there are enough new successes to imitate. others: theirs count. A function of the journal, and of what the person
+        wrote. Raises ScorerUnavailable, JournalError."""
+        trial, practised = self.trial, rounds_done - self.steps
+        if self._again or context.config.examples != "auto" or trial is None or self.running(context.config):
+            return
+        if trial.round >= rounds_done or not practised or practised % LOOK_EVERY or reason_without_examples(context):
+            return
+        told = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
+        newest = [e for e in told if isinstance(e, RoundFinished) and not e.examples]
+        if sum(e.nonzero_groups for e in newest) >= RARE * sum(e.local_groups for e in newest):
+            return
+        known = await self._collect(context, others)
+        imitated = await asyncio.to_thread(successes.read_kept, self.folder)
+        old = {success.question.prompt_sha256 for success in imitated.successes} if imitated else set()
+        if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
+            self._again, self._known, self.source = True, known, None
+
+    async def _collect(self, context: RoundContext, others: bool) -> list[successes.Success]:
+        """Successes of now, verified."""
+        if reason_without_examples(context):
+            return []
+        events = await asyncio.to_thread(self.journal.read, 0, ("group",), successes.GROUPS_READ)
+        written = await asyncio.to_thread(successes.read_written, self.written)
+        texts = successes.candidates(events, written, context.config.tasks, others=others)
+        return await successes.verified(context.scorer, texts, context.excluded)
+
+    async def _keep_known(self, trial: TrialMeasured) -> None:
+        """Killed before it, or where the disk refuses, the next start finds the same in the journal."""
+        kept = successes.Kept(trial.round, tuple(self._known or ()))
+        try:
+            await asyncio.to_thread(successes.write_kept, self.folder, kept)
+        except OSError as error:
+            await self.bus.publish(LogLine(level="warning", text=f"The examples are not kept on the disk: {error}"))
+
+    async def _opened(self, context: RoundContext) -> ExampleSource:
+        if self._known is None:
+            kept = await asyncio.to_thread(successes.read_kept, self.folder) if self.trial else None
+            if kept is not None and self.trial is not None and kept.round == self.trial.round:
+                self._known = kept.successes
+            else:
+                self._known = await self._collect(context, others=context.config.external_groups > 0)
+        if self.source is None:
+            source = ExampleSource(
+                context.config,
+                context.node_key,
+                context.swarm,
+                context.scorer,
+                context.excluded,
+                lambda example: as_sample(context, example) is not None,
+                self._known,
+            )
+            await source.open()
+            self.source = source
+        return self.source
+
+    # -- its rounds ------------------------------------------------------------------------------------------------
+
+    async def train(self, context: RoundContext, work: RoundWork) -> None:
+        """One step on the next batch of verified texts. Raises Cancelled before it, BackendError."""
+        if work.stats is not None:
+            return
+        source, engine = await self._opened(context), context.host.engine
+        detail = self._progress_words()
+        context.begin(work, "examples", detail)
+        with work.timed("examples"):
+            batch = await self._batch(source)
+            samples = with_common_prompt(
+                [sample for example in batch if (sample := as_sample(context, example)) is not None]
+            )
+            work.examples = max(1, len(samples))
+            rate = examples_rate(engine.info.method, engine.info.parameters)
+            policy = PolicyUpdate(rate * SMALLER ** without_gain(self.readings))
+            seed = round_seed(context.node_key, context.config.seed, work.round, "examples-update")
+            work.call = call = UpdateCall(samples, policy, seed)
+            tell = context.from_thread(lambda fraction: (fraction, detail))
+            try:
+                work.stats = await context.host.call(
+                    engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
+                )
+            except Cancelled:
+                work.call = None
+                raise
+        context.end()
+
+    async def _batch(self, source: ExampleSource) -> Sequence[Example]:
+        """The batch of the next step. Each pass has as many steps as the first."""
+        number, place = divmod(self.steps - self.before, self._steps_of_a_pass)
+        batches = cut_into_batches(await source.of_pass(number))
+        return batches[place % len(batches)]
+
+    def finished(self, work: RoundWork) -> RoundFinished:
+        """The figures of a round of examples that is in the weights."""
+        assert work.stats is not None
+        stats = work.stats
+        return RoundFinished(
+            time=time.time(),
+            round=work.round,
+            reward_local=None,
+            reward_external=None,
+            reward_batch=None,
+            local_groups=0,
+            external_groups=0,
+            external_wanted=0,
+            nonzero_groups=0,
+            truncated=0,
+            well_formed=0,
+            completions=0,
+            tokens_generated=0,
+            tokens_trained=stats.tokens_local + stats.tokens_external,
+            bytes_sent=0,
+            bytes_received=0,
+            loss=finite(-stats.logprob_local),
+            grad_norm=finite(stats.grad_norm),
+            entropy=finite(stats.entropy),
+            clip_fraction=finite(stats.clip_fraction),
+            logprob_local=finite(stats.logprob_local),
+            logprob_external=None,
+            ratio_max=finite(stats.ratio_max),
+            task_rewards={},
+            seconds=dict(work.seconds),
+            examples=work.examples,
+        )
+
+    def trained(self, event: RoundFinished) -> None:
+        """The round is in the weights and in the update log."""
+        self._count(event)
+
+    def weights_replaced(self) -> None:
+        """Earlier weights are back: what the others have answered of a trial or a reading is left out."""
+        self._measuring, self._reading = BaseTrial(), None
+
+    # -- its readings ----------------------------------------------------------------------------------------------
+
+    def reading_due(self, config: RunConfig) -> bool:
+        """The rows set aside are to be read now."""
+        steps = self.steps - self.before
+        if not self.running(config) or not steps or not self._steps_of_a_pass:
+            return False
+        if self.readings and self.readings[-1].step == self.steps:
+            return False
+        return steps % steps_between_readings(self._steps_of_a_pass) == 0 or self.seconds >= MOST_SECONDS
+
+    async def prepare(self, context: RoundContext) -> None:
+        """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
+        if self.running(context.config) and not self._steps_of_a_pass:
+            source = await self._opened(context)
+            self._steps_of_a_pass = len(cut_into_batches(await source.of_pass(0)))
+
+    async def read(self, context: RoundContext, rounds_done: int) -> ExamplesRead:
+        """Answer the rows set aside, and decide whether the phase is over; published. Raises Cancelled, BackendError."""
+        source, detail = await self._opened(context), self._progress_words("Reading the rows set aside")
+        context.stream(context.activity.begin("examples", rounds_done, detail))
+        reading = self._reading = self._reading or _Reading()
+        began = time.perf_counter()
+
+        def show(part: float) -> None:
+            context.stream(context.activity.progress(part, detail))
+
+        try:
+            await reading.answer(context, source.apart, context.config.examples == "auto", show)
+            right, unequal = await reading.scored(context, source.apart)
+        finally:
+            reading.seconds += time.perf_counter() - began
+        self.seconds += reading.seconds
+        event = ExamplesRead(
+            round=rounds_done,
+            step=self.steps,
+            passes=(self.steps - self.before) / max(1, self._steps_of_a_pass),
+            right=right,
+            items=len(source.apart),
+            unequal=unequal,
+            groups=len(reading.groups),
+            logprob=reading.logprob,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            over=False,
+            sentence="",
+        )
+        why = why_over(context.config, [*self.readings, event], source.bounded)
+        event = msgspec.structs.replace(event, over=bool(why), sentence=reading_sentence(event, why))
+        await self.bus.publish(event)
+        self.readings.append(event)
+        if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
+            learned = f"{event.right} of {event.items} rows set aside are right after the examples"
+            self.ending = f"Finished: {learned} · space practises on"
+        self._reading = None
+        context.stream(context.activity.end(event.sentence))
+        return event
+
+    def _progress_words(self, doing: str = "Examples") -> str:
+        passes = (self.steps - self.before) // max(1, self._steps_of_a_pass) + 1
+        text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
+        last = self.readings[-1] if self.readings else None
+        return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
+
+
+def steps_between_readings(steps_of_a_pass: int) -> int:
+    """A pass, or of short ones as many as make READ_LEAST steps; READ_MOST where a pass has more."""
+    if steps_of_a_pass >= READ_MOST:
+        return READ_MOST
+    return steps_of_a_pass * math.ceil(READ_LEAST / steps_of_a_pass)
+
+
+def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:
+    """Why the phase ends with the last of these readings; "" where it goes on."""
+    last = readings[-1]
+    share = last.right / last.items if last.items else 0.0
+    if last.items and share >= ENOUGH_RIGHT:
+        return "nearly all rows set aside are right"
+    if config.examples == "auto" and not bounded and last.groups and last.unequal >= ENOUGH_UNEQUAL * last.groups:
+        return f"practice can learn from {last.unequal} of {last.groups} questions now"
+    if last.seconds >= MOST_SECONDS:
+        return f"it had its {duration(MOST_SECONDS)}"
+    if last.passes >= MOST_PASSES:
+        return f"it had its {MOST_PASSES} passes"
+    if len(readings) > 1 and without_gain(readings) >= (PATIENCE_HIGH if share >= HIGH else PATIENCE):
+        return "more passes bring nothing more"
+    return ""
+
+
+def without_gain(readings: Sequence[ExamplesRead]) -> int:
+    """How many of the last readings were no better than one before them."""
+    best, likely, count = -1, -math.inf, 0
+    for reading in readings:
+        likelier = reading.logprob is not None and reading.logprob > likely + LIKELIER * abs(likely)
+        counts = likelier and reading.right < HIGH * reading.items
+        count = 0 if reading.right > best or counts else count + 1
+        best = max(best, reading.right)
+        likely = likely if reading.logprob is None else max(likely, reading.logprob)
+    return count
+
+
+def reading_sentence(event: ExamplesRead, why: str) -> str:
+    """A reading in words."""
+    passes = (
+        f"{event.passes:.0f} pass{'' if round(event.passes) == 1 else 'es'}"
+        if event.passes >= 1
+        else f"{event.step} steps"
+    )
+    right = f"{event.right} of {event.items} right on rows set aside" if event.items else "no rows set aside to read"
+    groups = f", {event.unequal} of {event.groups} questions with both right and wrong answers" if event.groups else ""
+    text = f"Examples, {passes}: {right}{groups}"
+    return f"{text}. The phase is over after {duration(event.seconds)}: {why}." if why else text
+
+
+def source_of(example: Example) -> str:
+    """Where it comes from, as TrialMeasured.sources counts it."""
+    if example.writer != "task":
+        return example.writer
+    return "table" if is_own(example.question.ref.dataset) else "task"
+
+
+def as_sample(context: RoundContext, example: Example) -> TrainSample | None:
+    """The example as the update gets it, with the advantage 1: at ratio 1 its gradient is that of the likelihood. None where it
+    does not fit into the model's context."""
+    engine = context.host.engine
+    prompt = prompt_ids(engine.tokenizer, context.scorer, example.question)
+    completion = (*engine.tokenizer.encode_text(example.text), engine.tokenizer.eot_id)
+    if len(prompt) + len(completion) > engine.info.context_length:
+        return None
+    return TrainSample(tuple(prompt), completion, 1.0)
+
+
+SHARED_PROMPT = 16
+"""Tokens that prompts must have in common before they are computed once for all."""
+
+
+def with_common_prompt(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """The same samples with what all prompts begin with as the one prompt, and the rest of each before its completion, masked.
+
+    An engine computes a prompt once for all completions that continue it. The rows of a table have their instruction in
+    common, 49 of 68 tokens with the usual wording, so that a step takes 19 instead of 52 processor seconds (96 rows,
+    SmolLM2-135M); loss and gradient are the same.
+    """
+    prompts = [sample.prompt for sample in samples]
+    if len(samples) < 2:
+        return list(samples)
+    first, last = min(prompts), max(prompts)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    if common < SHARED_PROMPT:
+        return list(samples)
+    return [
+        replace(
+            sample,
+            prompt=sample.prompt[:common],
+            completion=(*sample.prompt[common:], *sample.completion),
+            loss_mask=(
+                *(False,) * (len(sample.prompt) - common),
+                *(sample.loss_mask or (True,) * len(sample.completion)),
+            ),
+        )
+        for sample in samples
+    ]
+
+
+def reason_without_examples(context: RoundContext) -> str:
+    """Why there can be no examples at all, as the end of a sentence; "" where there can."""
+    config = context.config
+    if context.scorer.in_reasoning or config.thinking == "on":
+        return "this model reasons before it answers, and no task knows the reasoning."
+    without = [is_own(task) and bool((s := library.find(task).spec).turns or s.rubric) for task in config.tasks]
+    return "an environment or a judge decides here, and no text is known to be right." if all(without) else ""
+
+
+def answer_limits(context: RoundContext, examples: Sequence[Example]) -> dict[str, int]:
+    """Task -> tokens of an answer from now on, by the longest verified one. {} where the person chose a limit; a task's own limit
+    stays."""
+    config, engine = context.config, context.host.engine
+    if config.max_new_tokens != RunConfig().max_new_tokens:
+        return {}
+    limits: dict[str, int] = {}
+    for task in config.tasks:
+        if task in task_tokens(config):
+            continue
+        if is_own(task) and (wanted := library.find(task).spec.max_new_tokens):
+            limits[task] = wanted
+            continue
+        texts = [example.text for example in examples if example.question.ref.dataset == task]
+        longest = max((len(engine.tokenizer.encode_text(text)) + 1 for text in texts), default=0)
+        if longest:
+            limits[task] = min(max(LEAST_LIMIT, math.ceil(SPARE * longest)), engine.info.context_length // 2)
+    return limits

@@ -1,0 +1,127 @@
+"""Where a round meets the swarm. In silo nothing is exchanged; a node in a swarm plugs its exchange in here."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from sapo_backends.base import TokenSequence
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.types import AnswerFormat, Group, Question
+
+
+class Received(msgspec.Struct, frozen=True):
+    """Verified, locally scored groups of other nodes; bytes on the wire since the last round."""
+
+    groups: tuple[Group, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Exchange(Protocol):
+    """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
+
+    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
+        """Called once the engine is loaded: what is received is judged with these."""
+        ...
+
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """Prompts to sample for the next batch of I = local and J = external groups, given what the pool holds."""
+        ...
+
+    def take(self, taking: bool) -> None:
+        """Whether external groups are wanted at all; the pool is emptied when not. Local ones are shared all the same."""
+        ...
+
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+        """Hand over this round's local groups; what the pool holds for the batch."""
+        ...
+
+    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+        """Which external groups went into a batch of so many; the news of the swarm, if there is one."""
+        ...
+
+    async def close(self) -> None:
+        """End the exchange."""
+        ...
+
+
+class Silo:
+    """No swarm: shares nothing, receives nothing."""
+
+    def attach(self, _host: EngineHost, _scorer: Scorer, _excluded: frozenset[str]) -> None:
+        """See Exchange."""
+        return None
+
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """See Exchange."""
+        return local + external
+
+    def take(self, _taking: bool) -> None:
+        """See Exchange."""
+        return None
+
+    async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> Received:
+        """Hand over this round's local groups; what the pool holds for the batch."""
+        return Received()
+
+    def used(self, _groups: Sequence[Group], _batch: int) -> SwarmUpdated | None:
+        """See Exchange."""
+        return None
+
+    async def close(self) -> None:
+        """End the exchange."""
+        return None
+
+
+# How likely foreign text is under a node's own policy.
+
+STRETCH = 16
+"""Tokens in a row that are judged together: garbage is not diluted by the honest work around it."""
+PROBED = 4
+"""Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
+
+
+async def least_likely(
+    host: EngineHost, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+) -> tuple[float, float]:
+    """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
+    node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
+    probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
+
+    def measure() -> tuple[float, float]:
+        began = time.perf_counter()
+        rows = token_logprobs(host, question, probed, answer_format)
+        return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
+
+    return await host.call(measure)
+
+
+def worst_stretch(values: Sequence[float], width: int) -> float:
+    """The lowest mean of `width` values in a row; of all where there are fewer. values: at least one."""
+    sums = [0.0, *itertools.accumulate(values)]
+    width = min(width, len(values))
+    return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
+
+
+def token_logprobs(
+    host: EngineHost, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+) -> list[list[float]]:
+    """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
+    fit into the model's context, which are not trained on either.
+
+    Call in the engine's thread.
+    """
+    engine = host.engine
+    prompt = tuple(engine.tokenizer.encode_chat(conversation(question, answer_format)))
+    room = engine.info.context_length - len(prompt)
+    completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
+    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []

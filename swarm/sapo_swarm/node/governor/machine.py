@@ -1,0 +1,110 @@
+"""Readings of the machine: psutil where it serves, Linux' own files where a test or psutil needs them. None: not available."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from sapo_swarm.node.clock import week_minute
+from sapo_swarm.node.governor import sensors as device_files
+from sapo_swarm.node.governor.sensors import PROC, SYSFS, IdleClock, Metered, Readings, ThermalPressure
+
+LINUX = sys.platform.startswith("linux")
+
+
+class Power:
+    """Mains and batteries. sysfs: Linux' device tree."""
+
+    def __init__(self, sysfs: Path = SYSFS) -> None:
+        self._sysfs = sysfs
+
+    def read(self) -> tuple[bool | None, float | None]:
+        """(on battery, charge in percent); None for what this machine does not have or tell."""
+        if LINUX:
+            return device_files.supplies(self._sysfs)
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        if battery is None:
+            return None, None
+        plugged = battery.power_plugged
+        return None if plugged is None else not plugged, float(battery.percent)
+
+
+class OtherLoad:
+    """CPU that other programs use. Whoever steps back (nice) takes nothing from the person and is not counted on Linux."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process, self._cores = process, psutil.cpu_count() or 1
+        self._last = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds: clock, busy of all cores, of these what is ours."""
+        times, own = psutil.cpu_times(), self._process.cpu_times()
+        busy = times.user + times.system
+        niced = LINUX and self._process.nice() > 0
+        return time.monotonic(), busy, own.system + (0.0 if niced else own.user)
+
+    def percent(self) -> float:
+        """Since the last call, of all cores."""
+        (then, busy_then, own_then), self._last = self._last, self._now()
+        now, busy, own = self._last
+        room = (now - then) * self._cores
+        return min(100.0, max(0.0, 100.0 * (busy - busy_then - own + own_then) / room)) if room > 0 else 0.0
+
+
+class Machine:
+    """Reads the machine and this process tree. folder: whose disk is watched. sysfs, proc: Linux' trees."""
+
+    def __init__(self, folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> None:
+        self._folder, self._sysfs, self._proc = folder, sysfs, proc
+        self._power = Power(sysfs)
+        self._process = psutil.Process()
+        self._process.cpu_percent()
+        self._idle, self._metered, self._pressure = IdleClock(), Metered(), ThermalPressure()
+        self._load = OtherLoad(self._process)
+
+    def readings(self, idle: bool = False, metered: bool = False) -> Readings:
+        """idle: ask when keyboard or mouse were last touched, too. metered: ask of the network, too."""
+        on_battery, charge = self._power.read()
+        return Readings(
+            on_battery=on_battery,
+            charge=charge,
+            other_load=self._load.percent(),
+            celsius=self.celsius(),
+            thermal_pressure=self._pressure.read(),
+            fan_rpm=device_files.fan(self._sysfs),
+            memory_wait=device_files.memory_wait(self._proc),
+            lid_closed=device_files.lid_closed(self._proc),
+            metered=self._metered.read() if metered else None,
+            free_memory=psutil.virtual_memory().available,
+            free_disk=self._free_disk(),
+            idle_s=self._idle.seconds() if idle else None,
+            week_minute=week_minute(),
+        )
+
+    def _free_disk(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._folder).free
+        except OSError:  # a disk that was taken out is told of by whoever writes to it
+            return None
+
+    def celsius(self) -> float | None:
+        """The hottest processor sensor; None where there is none to read."""
+        if LINUX:
+            return device_files.celsius(self._sysfs)
+        sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+        found = [reading.current for readings in sensors.values() for reading in readings]
+        return float(max(found)) if found else None
+
+    def usage(self) -> tuple[int, float]:
+        """Resident bytes and CPU percent (100 = one core) of this process and its children."""
+        memory, cpu = self._process.memory_info().rss, self._process.cpu_percent()
+        for child in self._process.children(recursive=True):
+            try:
+                memory += child.memory_info().rss
+            except psutil.Error:
+                continue
+        return memory, cpu

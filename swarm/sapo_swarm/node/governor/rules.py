@@ -1,0 +1,562 @@
+"""Whether a node works now: what the person allows, readings of the machine, and the pure rules that follow from both."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sapo_backends.errors import size_text
+from sapo_swarm.node.clock import local
+from sapo_swarm.node.governor.sensors import NAMES, Readings
+from sapo_swarm.types import UNREADABLE
+from sapo_swarm.whole_file import write_whole
+
+# Hours by weekday, written as people write them:
+#
+# always            the empty text
+# 22:00-07:00       every night
+# mon-fri 18:00-08:00, sat-sun
+#                   nights of working days (the one after Friday too), whole weekends
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY_MINUTES = 24 * 60
+WEEK_MINUTES = 7 * DAY_MINUTES
+Window = tuple[int, int]
+"""First minute of the week (Monday 00:00 is 0), and how many minutes from there."""
+
+_RULE = re.compile(
+    r"(?:(?P<day>[a-z]{3})(?:-(?P<last>[a-z]{3}))?)?\s*(?:(?P<begin>\d{1,2}:\d\d)-(?P<end>\d{1,2}:\d\d))?"
+)
+_HOW = "Write hours by weekday, such as: mon-fri 18:00-08:00, sat-sun"
+
+
+@lru_cache(16)
+def parse_schedule(text: str) -> tuple[Window, ...]:
+    """The windows in which work is allowed; () for always. Raises ValueError with a sentence that says how to write it."""
+    rules = [rule.strip() for rule in text.lower().split(",")]
+    return tuple(window for rule in rules if rule for window in _windows(rule))
+
+
+def _windows(rule: str) -> list[Window]:
+    found = _RULE.fullmatch(rule)
+    if found is None or not rule:
+        raise ValueError(f"{rule!r} is no schedule. {_HOW}")
+    first = _day(found["day"] or DAYS[0], rule)
+    last = _day(found["last"] or found["day"] or DAYS[-1], rule)
+    days = range(first, first + 1 + (last - first) % 7)
+    begin, end = (_minute(found["begin"], rule), _minute(found["end"], rule)) if found["begin"] else (0, DAY_MINUTES)
+    length = (end - begin) % DAY_MINUTES or DAY_MINUTES
+    return [(day % 7 * DAY_MINUTES + begin, length) for day in days]
+
+
+def _day(word: str, rule: str) -> int:
+    if word not in DAYS:
+        raise ValueError(f"{word!r} in {rule!r} is no weekday. {_HOW}")
+    return DAYS.index(word)
+
+
+def _minute(clock: str, rule: str) -> int:
+    hours, minutes = map(int, clock.split(":"))
+    if minutes > 59 or hours * 60 + minutes > DAY_MINUTES:
+        raise ValueError(f"{clock} in {rule!r} is no time of day. {_HOW}")
+    return hours * 60 + minutes
+
+
+def opens(windows: tuple[Window, ...], minute: int) -> int:
+    """Minutes of the week until work is allowed: 0 when it is now. minute: since Monday 00:00, local time."""
+    if not windows or any((minute - start) % WEEK_MINUTES < length for start, length in windows):
+        return 0
+    return min((start - minute) % WEEK_MINUTES for start, _ in windows)
+
+
+def spoken(minute: int) -> str:
+    """A minute of the week as people say it: Mon 18:00."""
+    day, rest = divmod(minute % WEEK_MINUTES, DAY_MINUTES)
+    return f"{DAYS[day].capitalize()} {rest // 60:02d}:{rest % 60:02d}"
+
+
+# What the person allows a node: visible switches, and presets that do nothing but set them. No coordinator can change one.
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the person allows. Temperatures in degrees Celsius, sizes in GB, shares in percent."""
+
+    pause_on_battery: Annotated[bool, Meta(description="Pause while the laptop runs on battery")] = True
+    slow_on_battery: Annotated[bool, Meta(description="On battery work slower, where it does not pause")] = True
+    min_charge: Annotated[
+        float, Meta(description="Pause below this charge of the battery, in percent; 0 = never", ge=0, le=100)
+    ] = 30.0
+    slow_celsius: Annotated[float, Meta(description="Slower above this CPU temperature; 0 = never", ge=0, le=120)] = (
+        82.0
+    )
+    max_celsius: Annotated[float, Meta(description="Pause above this CPU temperature; 0 = never", ge=0, le=120)] = 90.0
+    slow_thermal_pressure: Annotated[
+        int,
+        Meta(
+            description="Slower from this thermal pressure on, pause from the next: 1 moderate, 2 heavy, 3 trapping, 4 sleeping; "
+            "0 = never (macOS)",
+            ge=0,
+            le=4,
+        ),
+    ] = 2
+    slow_fan_rpm: Annotated[
+        float, Meta(description="Slower above this fan speed, in turns a minute; 0 = never (Linux)", ge=0, le=30000)
+    ] = 0.0
+    slow_memory_wait: Annotated[
+        float,
+        Meta(
+            description="Slower while programs wait for memory more than this percent of the time (Linux), pause above four "
+            "times that, at most 50; 0 = never",
+            ge=0,
+            le=100,
+        ),
+    ] = 10.0
+    pause_lid_closed: Annotated[bool, Meta(description="Pause while a laptop's lid is closed (Linux)")] = False
+    pause_on_metered: Annotated[
+        bool, Meta(description="In a swarm pause on a network that is paid by volume (NetworkManager)")
+    ] = False
+    max_network_mb_a_day: Annotated[
+        float,
+        Meta(
+            description="Exchange with a swarm no more than this a day, in MB sent and received; training goes on alone "
+            "then; 0 = no cap",
+            ge=0,
+            le=1e6,
+        ),
+    ] = 0.0
+    slow_other_load: Annotated[
+        float,
+        Meta(description="Slower while other programs use more than this percent of the CPU; 0 = never", ge=0, le=100),
+    ] = 0.0
+    min_free_memory: Annotated[
+        float,
+        Meta(description="Pause below this much free memory, in GB; smaller batches below twice that", ge=0, le=1e6),
+    ] = 0.5
+    max_memory: Annotated[
+        float,
+        Meta(
+            description="A node gets no more memory than this, in GB; 0 = no wall. From its next start on",
+            ge=0,
+            le=1e6,
+        ),
+    ] = 0.0
+    min_free_disk: Annotated[float, Meta(description="Pause below this much free disk, in GB", ge=0, le=1e6)] = 0.5
+    schedule: Annotated[
+        str, Meta(description="Work only in these hours, such as mon-fri 18:00-08:00, sat-sun; empty = always")
+    ] = ""
+    pause_when_active: Annotated[bool, Meta(description="Pause while somebody uses keyboard or mouse")] = False
+    slow_when_active: Annotated[
+        bool, Meta(description="Half the threads while somebody uses keyboard or mouse, where it does not pause")
+    ] = False
+    away_minutes: Annotated[
+        float, Meta(description="Minutes without a touch until the person counts as away", ge=1, le=1440)
+    ] = 5.0
+    keep_awake: Annotated[
+        bool, Meta(description="Keep the computer from going to sleep by itself while it works and is plugged in")
+    ] = False
+    nice: Annotated[
+        int, Meta(description="How far the node steps back for other programs (Unix niceness)", ge=0, le=19)
+    ] = 10
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with a sentence when the schedule is none."""
+        parse_schedule(self.schedule)
+
+
+_ECO: Mapping[str, bool | float | int] = {
+    "pause_on_battery": True,
+    "slow_on_battery": True,
+    "min_charge": 50.0,
+    "slow_celsius": 70.0,
+    "max_celsius": 80.0,
+    "slow_thermal_pressure": 1,
+    "slow_fan_rpm": 3000.0,
+    "slow_memory_wait": 5.0,
+    "pause_lid_closed": True,
+    "pause_on_metered": True,
+    "slow_other_load": 40.0,
+    "min_free_memory": 1.0,
+    "pause_when_active": True,
+    "slow_when_active": True,
+    "away_minutes": 10.0,
+    "nice": 19,
+}
+_BALANCED: Mapping[str, bool | float | int] = {name: getattr(Limits(), name) for name in _ECO}
+PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
+    "eco": _ECO,
+    "balanced": _BALANCED,
+    "full": {
+        **_BALANCED,
+        "pause_on_battery": False,
+        "slow_celsius": 0.0,
+        "max_celsius": 95.0,
+        "slow_thermal_pressure": 3,
+        "slow_memory_wait": 20.0,
+        "nice": 0,
+    },
+}
+"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are the person's alone; balanced is the default."""
+
+
+# When a node holds back, and how far: pure rules over the limits, readings of the machine and the clock.
+#
+# Every rule has two thresholds (where it begins, and a margin before it ends) and a dwell, so that a value near a line does
+# not make training flap. Steps: EASE is half the threads and half the micro-batch, SLOW rests as long as it works besides,
+# PAUSE stops and keeps what is finished. A rule may rise from step to step at once; it falls no sooner than a dwell after its
+# last change, and having fallen rises no sooner than a dwell after that. Only a pause for memory (free,
+# or waited for), disk or heat waits for nothing. A change of the limits counts at once.
+
+
+class Level(IntEnum):
+    """How far a rule holds the node back."""
+
+    RUN = 0
+    EASE = 1
+    SLOW = 2
+    PAUSE = 3
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """share: of threads and micro-batch. duty: of the time that is worked."""
+
+    share: float = 1.0
+    duty: float = 1.0
+
+
+FULL = Effort()
+EFFORTS = {Level.RUN: FULL, Level.EASE: Effort(0.5), Level.SLOW: Effort(0.5, 0.5), Level.PAUSE: Effort(0.5, 0.5)}
+OVERRIDE = "r runs anyway for 1 h"
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """One rule that holds. reason: what is so. lifts: when it lets go ("once plugged in"). since: seconds of the steady clock.
+
+    floor: nothing overrides it.
+    """
+
+    code: str
+    reason: str
+    lifts: str
+    since: float
+    level: Level = Level.PAUSE
+    floor: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """Of a pause: why, and every way out."""
+        return f"Paused: {self.reason} · goes on {self.lifts}{'' if self.floor else f' · {OVERRIDE}'}"
+
+    @property
+    def aside(self) -> str:
+        """Of a lesser step: the end of another sentence."""
+        return f" · slower: {self.reason}, full speed {self.lifts}"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a rule wants now."""
+
+    level: Level
+    reason: str = ""
+    lifts: str = ""
+
+
+FREE = Wish(Level.RUN)
+Ask = Callable[[Limits, Readings, Level], Wish]
+"""(limits, readings, the rule's level now) -> what it wants. The level decides which of the two thresholds counts."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """dwell: seconds. floor: see Hold. urgent: a pause waits for no dwell. escalates: EASE becomes SLOW after a dwell."""
+
+    code: str
+    ask: Ask
+    dwell: float = 20.0
+    floor: bool = False
+    urgent: bool = False
+    escalates: bool = False
+
+
+class RuleState(msgspec.Struct, frozen=True):
+    """A rule at one moment. since: of its last change. fell: that change was downwards."""
+
+    wish: Wish = FREE
+    since: float = float("-inf")
+    fell: bool = False
+
+
+class State(msgspec.Struct, frozen=True):
+    """All rules at one moment, in the order of RULES; with the limits under which they were asked."""
+
+    limits: Limits | None = None
+    rules: tuple[RuleState, ...] = ()
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """The rules that hold, the strongest first."""
+        found = [
+            Hold(rule.code, state.wish.reason, state.wish.lifts, state.since, state.wish.level, rule.floor)
+            for rule, state in zip(RULES, self.rules, strict=False)
+            if state.wish.level
+        ]
+        return tuple(sorted(found, key=lambda hold: -hold.level))
+
+
+def advance(state: State, limits: Limits, now: Readings, clock: float) -> State:
+    """The rules a moment later. clock: seconds of the steady clock, never less than before."""
+    known = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
+    moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, known, strict=True))
+    return State(limits, tuple(moved))
+
+
+def _move(rule: Rule, old: RuleState, limits: Limits, now: Readings, clock: float) -> RuleState:
+    level, waited = old.wish.level, clock - old.since >= rule.dwell
+    wish = rule.ask(limits, now, level)
+    if rule.escalates and wish.level == Level.EASE and (level == Level.SLOW or (level == Level.EASE and waited)):
+        wish = msgspec.structs.replace(wish, level=Level.SLOW)
+    if wish.level == level:
+        return msgspec.structs.replace(old, wish=wish)
+    if wish.level > level:
+        urgent = rule.urgent and wish.level == Level.PAUSE
+        return RuleState(wish, clock) if waited or not old.fell or urgent else old
+    return RuleState(wish, clock, fell=True) if waited else old
+
+
+_GB = 1e9
+COOLER = 8.0
+"""Degrees below a line that end a hold for heat."""
+SLACK = 1.25
+"""Times the free memory or disk that ends a hold for it."""
+CHARGED = 5.0
+QUIETER = 10.0
+CALMER, QUIET_FAN = 0.5, 0.8
+"""Times the line: where a hold for waiting, and one for a fan, end."""
+TOUCH_S = 30.0
+"""Keyboard or mouse touched within so many seconds: somebody is there."""
+
+
+def _memory(limits: Limits, now: Readings, level: Level) -> Wish:
+    if now.free_memory is None or not limits.min_free_memory:
+        return FREE
+    free, least = now.free_memory, limits.min_free_memory * _GB
+    reason = f"only {size_text(free)} of memory free"
+    if free < least * (SLACK if level == Level.PAUSE else 1.0):
+        return Wish(Level.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
+    if free < 2 * least * (SLACK if level else 1.0):
+        return Wish(Level.EASE, reason, f"at {size_text(2 * least * SLACK)}")
+    return FREE
+
+
+def _disk(limits: Limits, now: Readings, level: Level) -> Wish:
+    least = limits.min_free_disk * _GB
+    if now.free_disk is None or now.free_disk >= least * (SLACK if level else 1.0):
+        return FREE
+    return Wish(
+        Level.PAUSE, f"only {size_text(now.free_disk)} of disk free", f"at {size_text(least * SLACK)}: make room"
+    )
+
+
+def _battery(limits: Limits, now: Readings, _level: Level) -> Wish:
+    if not now.on_battery or not (limits.pause_on_battery or limits.slow_on_battery):
+        return FREE
+    return Wish(Level.PAUSE if limits.pause_on_battery else Level.SLOW, "on battery", "once plugged in")
+
+
+def _charge(limits: Limits, now: Readings, level: Level) -> Wish:
+    if not now.on_battery or now.charge is None or not limits.min_charge:
+        return FREE
+    line = limits.min_charge + (CHARGED if level else 0.0)
+    if now.charge >= line:
+        return FREE
+    return Wish(Level.PAUSE, f"the battery is at {now.charge:.0f} %", "once plugged in")
+
+
+def _heat(limits: Limits, now: Readings, level: Level) -> Wish:
+    if now.celsius is None:
+        return FREE
+    reason, hard, soft = f"{now.celsius:.0f} °C", limits.max_celsius, limits.slow_celsius
+    if hard and now.celsius > (_below(hard, COOLER) if level == Level.PAUSE else hard):
+        return Wish(Level.PAUSE, reason, f"below {_below(hard, COOLER):.0f} °C")
+    if soft and now.celsius > (_below(soft, COOLER) if level else soft):
+        return Wish(Level.EASE, reason, f"below {_below(soft, COOLER):.0f} °C")
+    return FREE
+
+
+def _pressure(limits: Limits, now: Readings, level: Level) -> Wish:
+    """Slower from the line on, a pause from the level above it; each lets go two levels below where it begins, or at nominal."""
+    line, found = limits.slow_thermal_pressure, now.thermal_pressure
+    if found is None or not line:
+        return FREE
+    reason = f"macOS tells of {NAMES[found]} thermal pressure"
+    if found >= (max(line, 1) if level == Level.PAUSE else line + 1):
+        return Wish(Level.PAUSE, reason, f"once it is {NAMES[line - 1]}")
+    if found >= (max(line - 1, 1) if level else line):
+        return Wish(Level.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
+    return FREE
+
+
+def _below(line: float, margin: float) -> float:
+    """Where a hold that began above the line ends: a value that can be reached."""
+    return max(line - margin, line / 2)
+
+
+def _schedule(limits: Limits, now: Readings, _level: Level) -> Wish:
+    if now.week_minute is None or not (wait := opens(parse_schedule(limits.schedule), now.week_minute)):
+        return FREE
+    opening = spoken(now.week_minute + wait)
+    return Wish(Level.PAUSE, f"out of hours until {opening}", f"at {opening}")
+
+
+def _person(limits: Limits, now: Readings, level: Level) -> Wish:
+    """Holds at a touch, lets go when nothing was touched for away_minutes."""
+    if now.idle_s is None or not (limits.pause_when_active or limits.slow_when_active):
+        return FREE
+    if now.idle_s >= (60 * limits.away_minutes if level else TOUCH_S):
+        return FREE
+    step = Level.PAUSE if limits.pause_when_active else Level.EASE
+    return Wish(step, "you are using the computer", f"{limits.away_minutes:g} min after your last touch")
+
+
+def _wait(limits: Limits, now: Readings, level: Level) -> Wish:
+    """Where programs wait for memory, the machine is about to stand still, however much of it looks free."""
+    line = limits.slow_memory_wait
+    if now.memory_wait is None or not line or now.memory_wait <= line * (CALMER if level else 1.0):
+        return FREE
+    hard = min(4 * line, 50.0)
+    reason = f"programs wait for memory {now.memory_wait:.0f} % of the time"
+    if now.memory_wait > hard * (CALMER if level == Level.PAUSE else 1.0):
+        return Wish(Level.PAUSE, reason, f"below {max(hard, line) * CALMER:.2g} %: close something")
+    return Wish(Level.SLOW, reason, f"below {line * CALMER:.2g} %")
+
+
+def _fan(limits: Limits, now: Readings, level: Level) -> Wish:
+    line = limits.slow_fan_rpm
+    quiet = line * QUIET_FAN
+    if now.fan_rpm is None or not line or now.fan_rpm <= (quiet if level else line):
+        return FREE
+    return Wish(Level.SLOW, f"the fan turns at {now.fan_rpm:.0f} rpm", f"below {quiet:.0f} rpm")
+
+
+def _lid(limits: Limits, now: Readings, _level: Level) -> Wish:
+    held = limits.pause_lid_closed and now.lid_closed
+    return Wish(Level.PAUSE, "the lid is closed", "once it is open") if held else FREE
+
+
+def _metered(limits: Limits, now: Readings, _level: Level) -> Wish:
+    held = limits.pause_on_metered and now.metered
+    return Wish(Level.PAUSE, "the network is metered", "once it is another network") if held else FREE
+
+
+def _load(limits: Limits, now: Readings, level: Level) -> Wish:
+    line = limits.slow_other_load
+    quiet = _below(line, QUIETER)
+    if now.other_load is None or not line or now.other_load <= (quiet if level else line):
+        return FREE
+    return Wish(Level.SLOW, f"other programs use {now.other_load:.0f} % of the CPU", f"below {quiet:.0f} %")
+
+
+RULES = (
+    Rule("memory", _memory, 30.0, floor=True, urgent=True),
+    Rule("disk", _disk, 30.0, floor=True, urgent=True),
+    Rule("memory_wait", _wait, 30.0, urgent=True),
+    Rule("charge", _charge),
+    Rule("battery", _battery),
+    Rule("heat", _heat, 30.0, urgent=True, escalates=True),
+    Rule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
+    Rule("fan", _fan, 60.0),
+    Rule("lid", _lid),
+    Rule("metered", _metered),
+    Rule("schedule", _schedule),
+    Rule("person_active", _person),
+    Rule("other_load", _load),
+)
+"""Of rules that hold alike the first is told of: those that nothing overrides come first."""
+
+
+# How many bytes of a day the exchange with a swarm may take. It holds the exchange alone: training goes on without it.
+#
+# The count outlives the node: it is a day's, whichever model trains. A day is the local date; one that lies a day back (a
+# time zone, a clock that was set) is still the same day, so that no trip begins the count anew.
+
+FILE = "network.json"
+CODE = "data_cap"
+MB = 10**6
+
+
+class DataDay(msgspec.Struct, frozen=True):
+    """date: local, ISO. used: bytes sent and received on it. most: of the largest exchange on it."""
+
+    date: str = ""
+    used: int = 0
+    most: int = 0
+
+
+def on(day: DataDay, date: str) -> DataDay:
+    """The count as it is on that date: the same where it is that day's or that of the day after it, else a new one."""
+    if day.date == date:
+        return day
+    with contextlib.suppress(ValueError):
+        if datetime.date.fromisoformat(day.date) - datetime.date.fromisoformat(date) == datetime.timedelta(days=1):
+            return day
+    return DataDay(date)
+
+
+def counted(day: DataDay, size: int) -> DataDay:
+    """After an exchange of so many bytes."""
+    return DataDay(day.date, day.used + size, max(day.most, size))
+
+
+def hold(day: DataDay, limits: Limits) -> Hold | None:
+    """Of the exchange, from where another one as large as the day's largest would go beyond the cap. Only another day or
+    another limit lifts it: what is used stays used."""
+    cap = limits.max_network_mb_a_day
+    if not cap or day.used + day.most <= cap * MB:
+        return None
+    reason = f"{day.used / MB:.1f} of {cap:g} MB of today's data are used"
+    return Hold(CODE, reason, "after midnight, or with a larger limits.max_network_mb_a_day", 0.0, floor=True)
+
+
+def read(path: Path) -> DataDay:
+    """As it was kept; a new one where nothing can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DataDay)
+    except (OSError, *UNREADABLE):
+        return DataDay()
+
+
+@dataclass
+class DataCap:
+    """path: where the count is kept. limits: of now. wall: Unix time."""
+
+    path: Path
+    limits: Callable[[], Limits]
+    wall: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._day = read(self.path)
+        self._seen = 0
+
+    @property
+    def today(self) -> DataDay:
+        """The count of now."""
+        return on(self._day, time.strftime("%Y-%m-%d", local(self.wall())))
+
+    def count(self, ever: int) -> Hold | None:
+        """ever: bytes that the connection sent and received since it was made. What is new is counted and kept; what holds
+        the next exchange. A disk that refuses it loses only what the next session would have known."""
+        new, self._seen = ever - self._seen, ever
+        self._day = counted(self.today, new) if new else self.today
+        if new:
+            with contextlib.suppress(OSError):
+                write_whole(self.path, msgspec.json.encode(self._day), synced=False)
+        return hold(self._day, self.limits())

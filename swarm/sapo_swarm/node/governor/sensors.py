@@ -1,0 +1,332 @@
+"""What the machine tells: power, heat, fans, memory, network, and when somebody last touched it."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+# What the governor is told of the machine.
+
+
+class Readings(msgspec.Struct, frozen=True):
+    """The machine at one moment; None where it cannot be read. memory and disk in bytes.
+
+    idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time.
+    charge: of the battery, in percent. other_load: percent of all cores that other programs use. fan_rpm: of the fastest fan.
+    memory_wait: percent of the time in which a program waits for memory. metered: the network is paid by volume.
+    thermal_pressure: of macOS, 0 (nominal) to 4; see macos.NAMES.
+    """
+
+    on_battery: bool | None = None
+    celsius: float | None = None
+    free_memory: int | None = None
+    free_disk: int | None = None
+    idle_s: float | None = None
+    week_minute: int | None = None
+    charge: float | None = None
+    other_load: float | None = None
+    fan_rpm: float | None = None
+    memory_wait: float | None = None
+    lid_closed: bool | None = None
+    metered: bool | None = None
+    thermal_pressure: int | None = None
+
+
+# What Linux tells in files: power supplies, temperatures, fans, the lid, and how long programs wait for memory.
+#
+# Of a file that is not there, or that holds nonsense, nothing is known: None. proc, sysfs: Linux' trees, which a test may make.
+
+SYSFS, PROC = Path("/sys"), Path("/proc")
+_PROCESSOR = re.compile(
+    r"coretemp|k10temp|zenpower|x86_pkg_temp|TCPU|cpu.*|soc.*|.*cpu[-_]?thermal", re.IGNORECASE | re.ASCII
+)
+_BOARD = "acpitz"
+"""A sensor near the processor, where there is no better one."""
+_ONLINE = frozenset("12")
+"""Of a supply: at a fixed voltage, at one that was agreed on."""
+HOTTEST, FASTEST = 150.0, 30_000.0
+"""Degrees and revolutions a minute above which a sensor is broken."""
+
+
+def word(path: Path) -> str:
+    """The text of a small file; "" where there is none."""
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _numbers(paths: Iterable[Path], least: float, most: float) -> Iterator[float]:
+    """Whole numbers within bounds, one a file; what is none is left out."""
+    for path in paths:
+        text = word(path)
+        if re.fullmatch(r"-?\d{1,9}", text) and least <= float(text) <= most:
+            yield float(text)
+
+
+def supplies(sysfs: Path) -> tuple[bool | None, float | None]:
+    """(on battery, charge in percent). A mouse or a headset has a battery too: its scope is Device, and it does not count."""
+    online, states, charges = list[str](), list[str](), list[float]()
+    for supply in sorted((sysfs / "class" / "power_supply").glob("*")):
+        kind = word(supply / "type")
+        if kind in ("Mains", "USB"):
+            online.append(word(supply / "online"))
+        elif kind == "Battery" and word(supply / "scope") != "Device":
+            states.append(word(supply / "status"))
+            charges += [min(charge, 100.0) for charge in _numbers([supply / "capacity"], 0, 1000)]
+    if not states:
+        return None, None
+    charge = sum(charges) / len(charges) if charges else None
+    return not _ONLINE & set(online) and "Discharging" in states, charge
+
+
+def celsius(sysfs: Path) -> float | None:
+    """The hottest sensor of the processor; else that of the board."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for chip in (sysfs / "class" / "hwmon").glob("hwmon*"):
+        if (name := word(chip / "name")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
+            found[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
+    for zone in (sysfs / "class" / "thermal").glob("thermal_zone*"):
+        if (name := word(zone / "type")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
+            found[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
+    degrees = found[True] or found[False]
+    return max(degrees) / 1000 if degrees else None
+
+
+def fan(sysfs: Path) -> float | None:
+    """The fastest fan, in revolutions a minute."""
+    return max(_numbers((sysfs / "class" / "hwmon").glob("hwmon*/fan*_input"), 0, FASTEST), default=None)
+
+
+def lid_closed(proc: Path) -> bool | None:
+    """Of a laptop."""
+    states = [word(lid) for lid in (proc / "acpi" / "button" / "lid").glob("*/state")]
+    return any(state.endswith("closed") for state in states) if any(states) else None
+
+
+def memory_wait(proc: Path) -> float | None:
+    """Percent of the last ten seconds in which some program waited for memory (pressure stall information)."""
+    found = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", word(proc / "pressure" / "memory"))
+    return min(float(found[1]), 100.0) if found else None
+
+
+# What Linux' services tell over D-Bus, asked with the program gdbus: is the session idle, is the network metered.
+
+LIMIT_S = 2.0
+MESSAGE_BUS_LOOK_EVERY_S = 30.0
+_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1/session/auto")
+_NETWORK = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager")
+
+
+def said(command: Sequence[str]) -> str:
+    """What a program printed; "" when it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # the registry of a Mac holds names in any encoding
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def call(bus: str, name: str, path: str, method: str, *arguments: str) -> str:
+    """The reply of a method as gdbus prints it, such as "(<uint32 1>,)"; "" where nobody answers. bus: session or system."""
+    return said(["gdbus", "call", f"--{bus}", "-d", name, "-o", path, "-m", method, *arguments])
+
+
+def _property(name: str, path: str, interface: str, prop: str) -> str:
+    return call("system", name, path, "org.freedesktop.DBus.Properties.Get", interface, prop)
+
+
+class SessionIdle:
+    """logind's hint, which desktops set after their own time without a touch.
+
+    Desktops that never set it leave it "not idle" for ever: only once it was seen to be set does "not idle" mean a person.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._used = clock, False
+
+    def __call__(self) -> float | None:
+        """Seconds without a touch; inf: not known now; None: there is no logind."""
+        hint = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleHint")
+        if "<true>" not in hint:
+            return None if not hint else 0.0 if self._used else math.inf
+        self._used = True
+        since = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleSinceHintMonotonic")
+        found = re.search(r"uint64 (\d{1,18})", since)
+        return max(0.0, self._clock() - int(found[1]) / 1e6) if found else math.inf
+
+
+class Metered:
+    """Whether the network is paid by volume, by NetworkManager's word; asked at most every LOOK_EVERY_S seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._looked = clock, -math.inf
+        self._known: bool | None = None
+
+    def read(self) -> bool | None:
+        """None where nobody says. NetworkManager's guesses count as answers."""
+        if sys.platform.startswith("linux") and self._clock() - self._looked >= MESSAGE_BUS_LOOK_EVERY_S:
+            self._looked = self._clock()
+            answer = re.search(r"uint32 (\d+)", _property(*_NETWORK, _NETWORK[0], "Metered"))
+            self._known = {"1": True, "3": True, "2": False, "4": False}.get(answer[1]) if answer else None
+        return self._known
+
+
+# How long ago somebody last touched keyboard or mouse. None where the platform does not say; never what was typed.
+#
+# Linux: the terminals' own clocks (any terminal, a remote one too), on GNOME and KDE the desktop's, and logind's hint. macOS:
+# the input system's registry entry. Windows: GetLastInputInfo.
+
+IDLE_LOOK_EVERY_S = 5.0
+AGAIN_S = 60.0
+"""A way that did not answer is asked again after so long: a desktop starts after the node at login, a busy machine is slow."""
+_DESKTOPS = (
+    ("org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core", "org.gnome.Mutter.IdleMonitor.GetIdletime"),
+    ("org.freedesktop.ScreenSaver", "/ScreenSaver", "org.freedesktop.ScreenSaver.GetSessionIdleTime"),
+)
+"""Name on the session bus, object, method; each answers in milliseconds."""
+IdleAsk = Callable[[], float | None]
+"""Seconds; inf: not known now; None: no answer."""
+
+
+class IdleClock:
+    """Asks at most every LOOK_EVERY_S seconds; a way that does not answer only every AGAIN_S."""
+
+    def __init__(self, ways: Sequence[IdleAsk] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ways = dict.fromkeys(platform_ways() if ways is None else ways, -math.inf)
+        self._clock = clock
+        self._looked = -IDLE_LOOK_EVERY_S
+        self._seconds: float | None = None
+
+    def seconds(self) -> float | None:
+        """Seconds without a touch, by the way that saw the latest one."""
+        now = self._clock()
+        if now - self._looked >= IDLE_LOOK_EVERY_S:
+            self._looked = now
+            answers = {way: way() for way, due in self._ways.items() if now >= due}
+            self._ways |= {way: now + AGAIN_S for way, answer in answers.items() if answer is None}
+            self._seconds = min((a for a in answers.values() if a is not None and math.isfinite(a)), default=None)
+            return self._seconds
+        return None if self._seconds is None else self._seconds + now - self._looked
+
+
+def platform_ways() -> list[IdleAsk]:
+    """The ways of asking that this platform may have; each answers None where it has not."""
+    if sys.platform == "darwin":
+        return [_registry]
+    if sys.platform == "win32":
+        return [_last_input]
+    return [_terminals, *(_on_bus(*names) for names in _DESKTOPS), SessionIdle()]
+
+
+def _terminals() -> float | None:
+    """Terminal devices keep when they were last read, to about eight seconds."""
+    devices = [*Path("/dev/pts").glob("[0-9]*"), *Path("/dev").glob("tty[1-9]*")]
+    return _since(devices, time.time())
+
+
+def _since(devices: Iterable[Path], now: float) -> float | None:
+    ago = []
+    for device in devices:
+        try:
+            ago.append(now - device.stat().st_atime)
+        except OSError:  # closed meanwhile
+            continue
+    return min((seconds for seconds in ago if seconds >= 0), default=None)  # less: the clock was set back since
+
+
+def _on_bus(name: str, path: str, method: str) -> IdleAsk:
+    return lambda: milliseconds(call("session", name, path, method))
+
+
+def milliseconds(reply: str) -> float | None:
+    """Seconds from a D-Bus reply such as "(uint64 61234,)"."""
+    found = re.search(r"\(uint\d+ (\d+),?\)", reply)
+    return int(found[1]) / 1e3 if found else None
+
+
+def _registry() -> float | None:
+    return nanoseconds(said(["/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"]))
+
+
+def nanoseconds(reply: str) -> float | None:
+    """Seconds from ioreg's line `"HIDIdleTime" = 61234000000`."""
+    found = re.search(r'"HIDIdleTime" = (\d+)', reply)
+    return int(found[1]) / 1e9 if found else None
+
+
+def _last_input() -> float | None:
+    if sys.platform != "win32":
+        return None
+    import ctypes
+
+    class LastInput(ctypes.Structure):
+        _fields_ = (("size", ctypes.c_uint), ("tick", ctypes.c_uint))
+
+    answer = LastInput(ctypes.sizeof(LastInput), 0)
+    if not ctypes.windll.user32.GetLastInputInfo(ctypes.byref(answer)):
+        return None
+    return ((ctypes.windll.kernel32.GetTickCount() - answer.tick) & 0xFFFFFFFF) / 1e3
+
+
+# How hard macOS holds itself back because it is warm. It tells no temperature without root; this it tells everybody.
+
+MACOS_LOOK_EVERY_S = 5.0
+NAMES = ("nominal", "moderate", "heavy", "trapping", "sleeping")
+"""Of the levels 0 to 4, as Apple's powermetrics spells them. From "heavy" on the processor is slowed down."""
+NOTIFIED = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+LIMITS = ("/usr/bin/pmset", "-g", "therm")
+_SLOWED = ((100, 0), (80, 1), (50, 2), (1, 3))
+"""Percent of its speed that the processor is left at least -> level, for macOS versions that tell no level."""
+MacosAsk = Callable[[Sequence[str]], str]
+
+
+class ThermalPressure:
+    """Asks at most every LOOK_EVERY_S seconds. platform: as sys.platform has it. ask: what a program prints."""
+
+    def __init__(
+        self, platform: str = sys.platform, ask: MacosAsk = said, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask, self._clock = ask, clock
+        self._here, self._looked = platform == "darwin", float("-inf")
+        self._known: int | None = None
+
+    def read(self) -> int | None:
+        """The level, 0 to 4; None where it cannot be read."""
+        if self._here and self._clock() - self._looked >= MACOS_LOOK_EVERY_S:
+            self._looked = self._clock()
+            self._known = notified(self._ask(NOTIFIED))
+            if self._known is None:
+                self._known = limited(self._ask(LIMITS))
+        return self._known
+
+
+def notified(reply: str) -> int | None:
+    """The level from notifyutil's line `com.apple.system.thermalpressurelevel 0`."""
+    found = re.fullmatch(r"\S+ (\d)", reply.strip())
+    return int(found[1]) if found and int(found[1]) < len(NAMES) else None
+
+
+def limited(reply: str) -> int | None:
+    """The level by what pmset says: the limits `CPU_Speed_Limit = 72` and `CPU_Scheduler_Limit = 100` of Intel's, or notes that
+    nothing was recorded."""
+    limits = [int(percent) for percent in re.findall(r"CPU_S(?:peed|cheduler)_Limit\s*=\s*(\d{1,3})\b", reply)]
+    if not limits:
+        return 0 if re.search(r"No thermal warning level has been recorded", reply) else None
+    left = min(limits)
+    return next((level for least, level in _SLOWED if left >= least), 4)

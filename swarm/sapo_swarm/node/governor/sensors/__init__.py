@@ -1,1 +1,0 @@
-"""What the machine tells: power, heat, fans, memory, network, and when somebody last touched it."""

@@ -1,0 +1,254 @@
+"""A node's guard against harmful text of others: keeps the best checkpoint, looks closer when held-out results fall,
+rolls back and stops taking external groups when the wire trips (the rules: sapo_swarm.sapo.tripwire).
+
+Everything that it knows is in the journal, and the number of rollbacks that weights contain in their checkpoint: a node
+killed at any point comes back, finds what is left to do, and does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sapo_backends.base import CheckpointCorrupt
+from sapo_swarm.config import RunConfig
+from sapo_swarm.evaluation import ItemResult, regular_items
+from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
+from sapo_swarm.node.checkpoints import Checkpoints, rounds_of
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.evaluation import Ask, Examiner, Unanswered
+from sapo_swarm.node.exchange import Exchange
+from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo.tripwire import Watch
+
+T = TypeVar("T")
+AGAIN = "sapo-desktop external on"
+Save = Callable[[int, int], Path]
+"""Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
+
+
+@dataclass
+class Guard:
+    """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoints all the same: at the
+    training temperature and at 0."""
+
+    config: RunConfig
+    host: EngineHost
+    checkpoints: Checkpoints
+    examiner: Examiner
+    exchange: Exchange
+    journal: Journal
+    bus: Bus
+    save: Save
+    in_swarm: bool
+    rollbacks: int = 0
+    """That the engine's weights contain."""
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def tolerance(self) -> float:
+        """Part of the best held-out result that may be lost; 0 outside a swarm."""
+        return self.config.tripwire if self.in_swarm and self.config.external_groups else 0.0
+
+    @property
+    def taking(self) -> bool:
+        """External groups are taken."""
+        return self.watch.taking
+
+    @property
+    def regular_items(self) -> int:
+        """See sapo_swarm.evaluation.regular_items."""
+        return regular_items(self.config)
+
+    async def open(self, rollbacks: int) -> None:
+        """Learn from the journal where things stand; the checkpoint that is needed stays from now on. rollbacks: in the
+        checkpoint that is restored."""
+        self.rollbacks = rollbacks
+        events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
+        self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
+
+    async def due(self, rounds_done: int, practised: int) -> bool:
+        """These weights lack their regular evaluation, because a stop or a kill came first. practised: of the rounds done those
+        of practice; -1: a phase of examples is on its way. Raises JournalError."""
+        if not self.examiner.regular or (rounds_done and practised % self.config.eval_every):
+            return False
+        if not rounds_done:
+            return bool(await self.examiner.base_missing())
+        told = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
+        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in told)
+
+    async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
+        """Tell of an evaluation; the weights of a new best one are kept. Raises OSError where they cannot be, once it is told."""
+        try:
+            after = self._after(event)
+            is_best = after.best != self.watch.best or after.best_greedy != self.watch.best_greedy
+            if is_best and self.host.engine.info.trainable:
+                await self.host.call(self._saved, rounds_done)
+        finally:
+            await self._publish(event)
+
+    async def attempt(self, what: str, work: Awaitable[T]) -> T | None:
+        """What the work gives; None where its questions got no answers, and a line of the log says why: training goes on."""
+        try:
+            return await work
+        except Unanswered as error:
+            text = f"The {what} was given up and training goes on, because its questions got no answers: {error}"
+            await self.bus.publish(LogLine(level="error", text=text))
+            return None
+
+    async def switch(self, taking: bool, rounds_done: int) -> None:
+        """The person's word: take external groups, or take none."""
+        if taking == self.taking:
+            return
+        said = (
+            "Groups of others are taken again." if taking else f"You switched groups of others off. On again: {AGAIN}"
+        )
+        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=said))
+
+    @property
+    def busy(self) -> bool:
+        """There is something to do before the next round: attend() does it."""
+        suspects = self.watch.suspect is not None and self.host.engine.info.trainable > 0
+        return suspects or self.rollbacks < self.watch.trips
+
+    async def attend(self, rounds_done: int, on_progress: Ask) -> None:
+        """Look closer, or roll back. A look that is given up is taken again after another evaluation that speaks for a fall.
+
+        Raises Cancelled, BackendError, CheckpointCorrupt.
+        """
+        if self.rollbacks < self.watch.trips:
+            await self._roll_back(rounds_done)
+        elif self.busy:
+            suspect = self.watch.suspect
+            await self.attempt("closer look", self._look_closer(rounds_done, on_progress))
+            if self.watch.suspect is suspect:
+                self._become(msgspec.structs.replace(self.watch, suspect=None))
+
+    async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
+        best = self.watch.best
+        assert best is not None
+        found = await self.host.call(self.checkpoints.intact, best.round)
+        if found is None or rounds_of(found[0]) == rounds_done:
+            await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
+            return
+        path, _ = found
+        before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
+        was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
+        figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
+        if verdict != "harm":
+            await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
+            return
+        said = (
+            f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
+            f"held-out pass@1 fell ({figures}). Take them again: {AGAIN}"
+        )
+        await self._publish(
+            ExternalSwitched(
+                round=rounds_done,
+                taking=False,
+                by="tripwire",
+                sentence=said,
+                restored=rounds_of(path),
+                best=was,
+                now=now,
+                items=count,
+            )
+        )
+        await self._roll_back(rounds_done)
+
+    @staticmethod
+    def _cleared(
+        rounds_done: int, verdict: tripwire.Verdict, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
+    ) -> ExternalSwitched:
+        found = (
+            "no fall of a third or more was found"
+            if verdict == "chance"
+            else "a fall can neither be seen nor ruled out"
+        )
+        said = f"Low held-out results were looked at closer: {found} ({figures})."
+        return ExternalSwitched(
+            round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
+        )
+
+    async def _compared(
+        self, path: Path, rounds_done: int, used: int, on_progress: Ask
+    ) -> tuple[list[ItemResult], list[ItemResult], tripwire.Verdict]:
+        """The answers of the checkpoint's weights and of the present ones to fresh questions, and what they say: more are asked
+        until that is clear, or there are no more. used: fresh questions of earlier looks."""
+        before: list[ItemResult] = []
+        after: list[ItemResult] = []
+        verdict: tripwire.Verdict = "open"
+        for number, factor in enumerate(tripwire.STEPS):
+            asked = used + len(self.examiner.fresh_questions(factor, used))
+            if asked == used:
+                break
+            after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
+            before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
+            before, after = tripwire.in_common(before, after)
+            last = not self.examiner.fresh_questions(1, asked)
+            verdict = tripwire.closer_look(before, after, self.tolerance, last)
+            if verdict != "open":
+                break
+            used = asked
+        self.examiner.forget()
+        return before, after, verdict
+
+    async def _of_another(
+        self, path: Path, rounds_done: int, factor: int, used: int, on_progress: Ask
+    ) -> list[ItemResult]:
+        """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
+        if (known := self.examiner.answered(factor, used, path)) is not None:
+            return known
+        present = await self.host.call(self._saved, rounds_done)
+        engine = self.host.engine
+        try:
+            await self.host.call(engine.restore, path / "engine")
+            return await self.examiner.fresh(factor, used, path, on_progress)
+        finally:
+            await self.host.call(engine.restore, present / "engine")
+
+    async def _roll_back(self, rounds_done: int) -> None:
+        found = await self.host.call(self.checkpoints.intact, self.watch.restored)
+        if found is None:
+            raise CheckpointCorrupt(
+                "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
+            )
+        await self.host.call(self.host.engine.restore, found[0] / "engine")
+        await self.host.call(self.save, rounds_done, self.watch.trips)
+        self.rollbacks = self.watch.trips
+        self._pin()
+
+    def _saved(self, rounds_done: int) -> Path:
+        """The checkpoint of the weights as they are now."""
+        found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
+        return found[0] if found else self.save(rounds_done, self.rollbacks)
+
+    async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
+        await self.bus.publish(event)
+        self._become(self._after(event))  # not before: other events come while this one is stored
+
+    def _after(self, event: Event) -> Watch:
+        return tripwire.observe(self.watch, event, self.regular_items, self.tolerance)
+
+    def _become(self, watch: Watch) -> None:
+        self.watch = watch
+        self._pin()
+        self.exchange.take(watch.taking)
+
+    def _pin(self) -> None:
+        self.checkpoints.pinned = tripwire.pinned_rounds(self.watch, self.rollbacks)
+
+
+def _half(show: Ask, place: int) -> Ask:
+    """Progress of half a step of a closer look (the present weights answer, then the best checkpoint's) as progress of all."""
+    return lambda part: show((place + part) / (2 * len(tripwire.STEPS)))
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"

@@ -1,0 +1,203 @@
+"""A journal that stays small: old groups leave, old rounds stand in blocks, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from itertools import groupby
+
+from sapo_swarm.events import Evaluated, RoundFinished, encode
+from sapo_swarm.node.downsampling import SPARSE_ROOM, mergeable, merged, sparse
+from sapo_swarm.node.journal import Journal, JournalError, readable
+from sapo_swarm.sapo.tripwire import KINDS, Watch, observe
+
+# A journal that stays small: old groups leave, old rounds stand in blocks, other kinds of events grow sparse with age.
+#
+# Each call does a small step in one transaction, so that a writer waits for milliseconds at most. The file does not shrink;
+# what comes later takes the room. The rules: thinning.
+
+PRUNED_ROWS = 512
+"""Groups that one step drops."""
+MERGED_BLOCKS = 64
+"""Blocks of rounds that one step makes."""
+GROUP_STRIDE = 10
+"""Of old rounds, the groups of every tenth stay, of fewer in a long run:"""
+OLD_GROUPS = 6400
+"""so many groups of old rounds stay."""
+LEVELS = 32
+_FIRST = '%"first_solved":true%'
+_STAYING = "SELECT count(*) FROM events INDEXED BY groups_by_round WHERE kind = 'group' AND round < ? AND round % ? = 0"
+_OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
+
+
+class Thinning:
+    """Thins one journal. What is done already is noted in it, so that the next process goes on there."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._checked: dict[str, int] = {}
+        self._stride = GROUP_STRIDE
+        self._pruned = 0
+
+    def groups(self, before: int) -> int:
+        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
+
+        First successes stay, and the groups of every GROUP_STRIDE-th round, or of as many as OLD_GROUPS allows.
+        Raises JournalError.
+        """
+        with self._journal.writing() as db:
+            while self._stride < before and db.execute(_STAYING, (before, self._stride)).fetchone()[0] > OLD_GROUPS:
+                self._stride, self._pruned = 2 * self._stride, 0
+            values = (self._pruned, before, self._stride, _FIRST, PRUNED_ROWS)
+            rows = db.execute(f"SELECT seq FROM events WHERE {_OLD} ORDER BY seq LIMIT ?", values).fetchall()
+            if rows:
+                db.executemany("DELETE FROM events WHERE seq = ?", rows)
+                self._pruned = rows[-1][0]
+        return len(rows)
+
+    def rounds(self, newest: int) -> int:
+        """Make blocks of old rounds, MERGED_BLOCKS at most; how many were made. Raises JournalError."""
+        with self._journal.writing() as db:
+            done = 0
+            for level in range(1, LEVELS):
+                before = mergeable(level, newest)
+                if before <= 0:
+                    break
+                done += _merge_level(db, level, before, MERGED_BLOCKS - done)
+                if done >= MERGED_BLOCKS:
+                    break
+        return done
+
+    def others(self) -> int:
+        """Thin the kinds of events that are no rounds and no groups, where they have grown; how many went.
+
+        Raises JournalError.
+        """
+        gone = 0
+        for kind, room in SPARSE_ROOM.items():
+            with self._journal.writing() as db:
+                gone += self._sparse_kind(db, kind, room)
+        return gone
+
+    def _sparse_kind(self, db: sqlite3.Connection, kind: str, room: int) -> int:
+        count = db.execute("SELECT count(*) FROM events WHERE kind = ?", (kind,)).fetchone()[0]
+        if count <= max(2 * room, self._checked.get(kind, 0)):
+            return 0
+        seqs = [row[0] for row in db.execute("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (kind,))]
+        gone = sparse(seqs, self._journal.last_seq, room)
+        if kind == "evaluation":
+            gone -= _best_so_far(db)
+        db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in gone])
+        self._checked[kind] = count - len(gone) + room
+        return len(gone)
+
+
+def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> int:
+    """Blocks of 2**level rounds that end before `before`, from where the last call stopped. Round 0 stays by itself."""
+    name, width, done = f"rounds/{level}", 1 << level, 0
+    noted = db.execute("SELECT upto FROM thinned WHERE what = ?", (name,)).fetchone()
+    start = noted[0] if noted else 0
+    end = min(before, start + most * width) // width * width
+    if end <= start:
+        return 0
+    query = "SELECT seq, round, body FROM events WHERE kind = 'round' AND round >= ? AND round < ? ORDER BY round, seq"
+    rows = db.execute(query, (max(start, 1), end)).fetchall()
+    for _, block in groupby(rows, key=lambda row: row[1] // width):
+        done += _merge_block(db, list(block))
+    db.execute("INSERT OR REPLACE INTO thinned VALUES (?, ?)", (name, end))
+    return done
+
+
+def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
+    """The rows as one, in the place of the last; rows that cannot be read stay as they are."""
+    found = [(seq, event) for seq, _, body in rows if isinstance(event := readable(body), RoundFinished)]
+    if len(found) < 2:
+        return 0
+    event = merged([event for _, event in found])
+    *others, last = [seq for seq, _ in found]
+    db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
+    db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode(event), last))
+    return 1
+
+
+def _best_so_far(db: sqlite3.Connection) -> set[int]:
+    """Evaluations that were better than all before, and the base model's: the chart is built on them. Those that changed the
+    tripwire's mark or the best at temperature 0, whatever number of questions is the regular one: the guard is."""
+    kept: set[int] = set()
+    best, unmarked, marks = -1.0, Watch(), dict[int, Watch]()
+    for seq, body in db.execute("SELECT seq, body FROM events WHERE kind IN (?, ?, ?) ORDER BY seq", KINDS):
+        event = readable(body)
+        if not isinstance(event, Evaluated):
+            unmarked = observe(unmarked, event, 0, 0.0)
+            marks = {items: observe(watch, event, items, 0.0) for items, watch in marks.items()}
+            continue
+        items = event.asked or event.items
+        before = marks.get(items, unmarked)
+        marks[items] = after = observe(before, event, items, 0.0)
+        marked = (after.best, after.best_greedy) != (before.best, before.best_greedy)
+        if marked or event.pass_at_1 > best or event.round == 0:
+            kept.add(seq)
+        best = max(best, event.pass_at_1)
+    return kept
+
+
+# Old records leave the journal in the background, so that a run of any length does not fill a disk.
+
+EVERY = 64
+"""Rounds between two looks: what goes together leaves whole pages free, which writes less than dropping it one by one."""
+
+
+class Retention:
+    """keep: newest rounds whose groups all stay; 0 = groups are never dropped. Rounds never wait: it works in small steps."""
+
+    def __init__(self, journal: Journal, keep: int) -> None:
+        self._thinning, self._keep = Thinning(journal), keep
+        self._rounds = 0
+        self._due = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def round_done(self, rounds_done: int) -> None:
+        """So many rounds are behind the model. Returns at once."""
+        self._rounds = rounds_done
+        self._due -= 1
+        if self._due <= 0 and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._work())
+
+    @property
+    def _before(self) -> int:
+        return self._rounds - self._keep if self._keep else 0
+
+    async def settled(self) -> None:
+        """Returns when nothing is left to drop."""
+        if self._task is not None:
+            await self._task
+
+    async def close(self) -> None:
+        """Finish the step in hand, and do a last one."""
+        self._closed = True
+        await self.settled()
+        await self._step()
+
+    async def _work(self) -> None:
+        """As long as there is something to drop; half of the time at most."""
+        while not self._closed:
+            began = time.monotonic()
+            if not await self._step():
+                return
+            await asyncio.sleep(time.monotonic() - began)
+
+    async def _step(self) -> int:
+        with contextlib.suppress(JournalError):  # a full disk is told where something is lost by it
+            return await asyncio.to_thread(self._drop)
+        return 0
+
+    def _drop(self) -> int:
+        gone = self._thinning.groups(self._before) if self._before > 0 else 0
+        gone += self._thinning.rounds(self._rounds - 1)
+        if not gone:
+            self._due = EVERY
+            gone = self._thinning.others()
+        return gone

@@ -1,0 +1,297 @@
+"""Completions of prompts: sampled call by call, as single answers or as episodes of several turns."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from sapo_backends.base import Cancelled, Completion, Engine, OutOfMemory, RowSeed, Sampling, TokenIds, Tokenizer
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.round_context import Portion
+from sapo_swarm.scoring.environments import Step
+from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskRef, Turn
+
+# Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a mask.
+#
+# Everything about an episode follows from its tokens, so an interrupted one is continued from what is kept.
+
+Episode = tuple[TaskRef, Sequence[int], Completion]
+"""Where it comes from, its prompt, and its tokens so far."""
+Place = tuple[int, int]
+"""(prompt, completion) of a table of completions."""
+
+
+def prompt_ids(tokenizer: Tokenizer, scorer: Scorer, question: Question) -> list[int]:
+    """A question as the model reads it, with the tools of its environment. Raises BadTask."""
+    return tokenizer.encode_chat(conversation(question, scorer.answer_format), scorer.tools(question.ref))
+
+
+def turn_length(completion: Completion) -> int:
+    """Tokens that the model wrote since the environment last answered."""
+    if completion.loss_mask is None:
+        return len(completion.tokens)
+    mask = completion.loss_mask
+    return next((i for i, sampled in enumerate(reversed(mask)) if not sampled), len(mask))
+
+
+def turns_before(completion: Completion) -> int:
+    """How many answers of the environment it holds."""
+    return sum(not sampled for sampled, _ in groupby(completion.loss_mask or ()))
+
+
+def model_turns(tokenizer: Tokenizer, completion: Completion) -> tuple[str, ...]:
+    """What the model wrote, turn by turn; the last turn may be empty."""
+    mask = completion.loss_mask or (True,) * len(completion.tokens)
+    runs = [(sampled, list(run)) for sampled, run in groupby(zip(mask, completion.tokens, strict=True), lambda x: x[0])]
+    turns = [tokenizer.decode([token for _, token in run]) for sampled, run in runs if sampled]
+    return tuple(turns if mask and mask[-1] else [*turns, ""])
+
+
+async def answered(
+    engine: Engine, scorer: Scorer, episodes: Sequence[Episode], limits: Sequence[int]
+) -> list[tuple[Completion, bool]]:
+    """Each episode with the environment's answer to its last turn, and whether it is over. limits: tokens of a turn of each.
+
+    An episode is over, too, where prompt, turns and another one as long exceed the model's context.
+    """
+    tokenizer = engine.tokenizer
+    steps = await scorer.play([(ref, model_turns(tokenizer, c)) for ref, _, c in episodes]) if episodes else []
+    found = []
+    for (_, prompt, completion), step, most in zip(episodes, steps, limits, strict=True):
+        longer = None if step.over else _extended(tokenizer, completion, step)
+        room = engine.info.context_length - len(prompt) - most
+        fits = longer is not None and len(longer.tokens) <= room
+        found.append((longer, False) if longer is not None and fits else (completion, True))
+    return found
+
+
+def _extended(tokenizer: Tokenizer, completion: Completion, step: Step) -> Completion:
+    """The turn up to the end of its tool call, and the answer behind it: context that carries no loss."""
+    start = len(completion.tokens) - turn_length(completion)
+    kept = _cut(tokenizer, completion.tokens, start, step.cut)
+    said = tokenizer.encode_reply(step.replies[-1])
+    if kept and completion.tokens[kept - 1] in tokenizer.eos_ids and said and said[0] in tokenizer.eos_ids:
+        said = said[1:]  # the model ended its turn itself
+    mask = completion.loss_mask or (True,) * len(completion.tokens)
+    return Completion(
+        (*completion.tokens[:kept], *said),
+        (*completion.logprobs[:kept], *(0.0 for _ in said)),
+        "length",
+        (*mask[:kept], *(False for _ in said)),
+    )
+
+
+def _cut(tokenizer: Tokenizer, tokens: TokenIds, start: int, characters: int) -> int:
+    """How many tokens there are up to the one that brings the last turn to so many characters; all, where only the end of
+    the turn is behind it."""
+    whole = tokenizer.decode(tokens[start:])
+    if characters >= len(whole):
+        return len(tokens)
+    low, high = start, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokenizer.decode(tokens[start:middle])) < characters:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+async def finished(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    groups: Sequence[tuple[TaskRef, Sequence[Completion]]],
+    rule: RewardRule = STRICT,
+) -> list[tuple[Scored, list[tuple[Turn, ...]]]]:
+    """Rewards of episodes that are over, and their turns as text; by group. Raises ScorerUnavailable."""
+    written = [[model_turns(tokenizer, c) for c in completions] for _, completions in groups]
+    flat = [(ref, turns) for (ref, _), group in zip(groups, written, strict=True) for turns in group]
+    steps = iter(await scorer.play(flat, final=True, rule=rule))
+    found = []
+    for group in written:
+        ends = [next(steps) for _ in group]
+        scored = Scored(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
+        found.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
+    return found
+
+
+def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    for place, text in enumerate(written):
+        turns.append(Turn(text))
+        if place < min(len(replies), len(written) - 1):
+            turns.append(Turn(replies[place], environment=True))
+    return tuple(turns)
+
+
+def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
+    """Tokens and loss mask of a rollout that is known by its text: of a replayed one, or another node's."""
+    end = (tokenizer.eot_id,) if rollout.finish == "stop" else ()
+    if not rollout.turns:
+        return (*tokenizer.encode_text(rollout.text), *end), None
+    ids: list[int] = []
+    mask: list[bool] = []
+    for turn in rollout.turns:
+        part = tokenizer.encode_reply(turn.text) if turn.environment else tokenizer.encode_text(turn.text)
+        ids += part
+        mask += [not turn.environment] * len(part)
+    return (*ids, *end), (*mask, *(True for _ in end))
+
+
+async def verdicts(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[Completion]],
+    rule: RewardRule = STRICT,
+) -> list[tuple[Scored, list[str], list[tuple[Turn, ...]]]]:
+    """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
+    are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
+    both = list(zip(questions, completions, strict=True))
+    episodes = [(q.ref, group) for q, group in both if library.turns(q.ref)]
+    single = [(q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.turns(q.ref)]
+    played = iter(await finished(tokenizer, scorer, episodes, rule))
+    read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
+    found: list[tuple[Scored, list[str], list[tuple[Turn, ...]]]] = []
+    for question in questions:
+        if library.turns(question.ref):
+            scored, turns = next(played)
+            texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
+        else:
+            (_, texts), scored = next(read)
+            turns = [()] * len(texts)
+        found.append((scored, texts, turns))
+    return found
+
+
+async def judged(
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[Completion]],
+    rule: RewardRule,
+    label: str,
+) -> list[tuple[Group, int]]:
+    """Each question as a group of this node, with how many of its rollouts hold an answer. label: of the model. Raises
+    ScorerUnavailable."""
+    found = []
+    said = await verdicts(tokenizer, scorer, questions, completions, rule)
+    for question, group, (scored, texts, turns) in zip(questions, completions, said, strict=True):
+        rollouts = tuple(
+            Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
+            for place, (text, c, reward, episode) in enumerate(zip(texts, group, scored.rewards, turns, strict=True))
+        )
+        found.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
+    return found
+
+
+async def answer_turns(
+    engine: Engine,
+    scorer: Scorer,
+    questions: Sequence[Question],
+    prompts: Sequence[Sequence[int]],
+    table: list[list[Completion]],
+    over: set[Place],
+    limits: Sequence[int],
+) -> bool:
+    """What the environments say to the turns that ended goes into the table; False when no turn is to follow. over: episodes to
+    which nothing is to be said. limits: tokens of a turn of each question."""
+    places = [
+        (i, j)
+        for i, question in enumerate(questions)
+        if library.turns(question.ref)
+        for j in range(len(table[i]))
+        if (i, j) not in over
+    ]
+    episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
+    found = await answered(engine, scorer, episodes, [limits[i] for i, _ in places])
+    for (i, j), (completion, last) in zip(places, found, strict=True):
+        table[i][j] = completion
+        if last:
+            over.add((i, j))
+    return not all(last for _, last in found)
+
+
+# Completions of prompts, sampled call by call: a table that an interruption loses nothing of.
+#
+# Ended completions stay, begun ones are continued. Every completion has random numbers of its own (RowSeed), so that it does
+# not matter when it is sampled, beside which others, or in how many pieces.
+
+NOTHING = Completion((), (), "length")
+Table = list[list[Completion]]
+"""table[i][j]: completion j of prompt i, as far as it is sampled."""
+
+
+def ended(completion: Completion, most: int) -> bool:
+    """Nothing is to be added to its turn."""
+    return completion.finish == "stop" or turn_length(completion) >= most
+
+
+def next_call(table: Table, most: Sequence[int], portion: Portion) -> list[Place]:
+    """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
+    are there. most: tokens of a turn of each prompt."""
+    open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not ended(c, most[i])]
+    if not open_rows:
+        return []
+
+    def far(place: Place) -> tuple[int, bool, int]:
+        row = table[place[0]][place[1]]
+        return turn_length(row), bool(row.tokens), most[place[0]]
+
+    furthest = max(map(far, open_rows))
+    alike = [place for place in open_rows if far(place) == furthest]
+    if any(furthest[:2]):
+        return alike[: portion.of(len(alike))]
+    prompts = list(dict.fromkeys(i for i, _ in alike))
+    rows = list(itertools.accumulate(len(table[i]) for i in prompts))
+    whole = max(1, bisect.bisect_right(rows, portion.of(rows[-1])))
+    return [place for place in alike if place[0] in set(prompts[:whole])]
+
+
+async def sample(
+    host: EngineHost,
+    portion: Portion,
+    prompts: Sequence[Sequence[int]],
+    table: Table,
+    call: Sequence[Place],
+    sampling: Sampling,
+    seeds: Sequence[RowSeed],
+    on_tokens: Callable[[int, int], None],
+) -> None:
+    """Add to these completions; what is there when it is interrupted is added too. sampling: of what is still missing.
+
+    Raises Cancelled, BackendError.
+    """
+    size = len(table[call[0][0]])
+    alike = all(len(table[i]) == size for i, _ in call)
+    fresh = not table[call[0][0]][call[0][1]].tokens
+    grouped = fresh and alike and all((i, j) in call for i, _ in call for j in range(size))
+    if grouped:
+        asked = [prompts[i] for i in dict.fromkeys(i for i, _ in call)]
+    else:
+        asked = [[*prompts[i], *table[i][j].tokens] for i, j in call]
+    try:
+        found = await host.call(
+            host.engine.generate, asked, size if grouped else 1, sampling, seeds, host.cancel, on_tokens
+        )
+    except Cancelled as stopped:
+        _add(table, call, [c for group in stopped.partial for c in group])
+        portion.interrupted(len(call))
+        raise
+    except OutOfMemory:
+        portion.refused(len(call))
+        raise
+    _add(table, call, [c for group in found for c in group])
+    portion.completed(len(call))
+
+
+def _add(table: Table, call: Sequence[Place], more: Sequence[Completion]) -> None:
+    for (i, j), new in zip(call, more, strict=False):
+        old = table[i][j]
+        mask = None if old.loss_mask is None else old.loss_mask + (True,) * len(new.tokens)
+        table[i][j] = Completion(old.tokens + new.tokens, old.logprobs + new.logprobs, new.finish, mask)

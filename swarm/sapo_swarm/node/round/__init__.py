@@ -1,1 +1,0 @@
-"""One round: plan, generate, score, exchange, update, record."""

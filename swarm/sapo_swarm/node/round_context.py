@@ -1,0 +1,296 @@
+"""What a round works with, and one round's work in progress, phase by phase. What is done stays done, whatever interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
+from sapo_swarm.algorithms.base import Algorithm
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.exchange import Exchange
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.sapo import adaptive_sampling, training_batch
+from sapo_swarm.sapo.adaptive_sampling import Posterior, group_sizes
+from sapo_swarm.sapo.stages import Answered, StagePrompt
+from sapo_swarm.sapo.training_batch import Past
+from sapo_swarm.scoring.rubric import Judge
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.types import Group, Question, TaskRef
+
+_SMOOTH = 0.3
+"""Weight of the newest round in the typical duration of a phase."""
+
+
+@dataclass
+class Activity:
+    """Mutable picture of the present. Written on the event loop only."""
+
+    clock: Callable[[], float] = time.monotonic
+    state: State = "starting"
+    sentence: str = "Starting"
+    reason: str = ""
+    since: float = field(default_factory=time.time)
+    round: int = 0
+    phase: PhaseName | None = None
+    fraction: float = 0.0
+    eta_s: float = -1.0
+    _phase_began: float = 0.0
+    _typical: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, phase: PhaseName, round_number: int, detail: str) -> Phase:
+        """The event with which a phase begins."""
+        self.phase, self.round, self._phase_began = phase, round_number, self.clock()
+        return self.progress(0.0, detail)
+
+    def progress(self, fraction: float, detail: str) -> Phase:
+        """The event for a fraction of the current phase; eta from the fraction or from earlier rounds."""
+        assert self.phase is not None
+        elapsed = self.clock() - self._phase_began
+        typical = self._typical.get(self.phase)
+        if fraction > 0.05:
+            self.eta_s = elapsed * (1 - fraction) / fraction
+        else:
+            self.eta_s = -1.0 if typical is None else max(0.0, typical - elapsed)
+        self.fraction, self.sentence = fraction, detail or self.sentence
+        return Phase(round=self.round, phase=self.phase, fraction=fraction, eta_s=self.eta_s, detail=detail)
+
+    def end(self, detail: str) -> Phase:
+        """The event with which the phase is done; how long it took goes into later estimates."""
+        assert self.phase is not None
+        took = self.clock() - self._phase_began
+        before = self._typical.get(self.phase, took)
+        self._typical[self.phase] = before + _SMOOTH * (took - before)
+        event = self.progress(1.0, detail)
+        self.eta_s = 0.0
+        return event
+
+
+def sizes_adapt(config: RunConfig) -> bool:
+    """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
+    return config.group_sizes == "adaptive" and not config.external_groups
+
+
+class Memory(msgspec.Struct):
+    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
+    asked: questions of others that a stage attempted, the newest last.
+
+    Each is filled only where a setting uses it.
+    """
+
+    replay: list[Past] = []
+    difficulty: dict[str, Posterior] = {}
+    asked: list[TaskRef] = []
+
+    def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
+        """Take in the local groups of a round, once."""
+        if remembers(config):
+            self.replay = training_batch.remember(self.replay, round_number, groups, config.replay_half_life)
+        if config.curriculum != "uniform" or sizes_adapt(config):
+            adaptive_sampling.observe(self.difficulty, groups)
+
+
+def remembers(config: RunConfig) -> bool:
+    """Own successes are needed again: for replay, or for a stage that has no others to take from."""
+    return bool(config.replay_groups) or (
+        config.stage in ("relay", "relay_start", "retry") and not config.external_groups
+    )
+
+
+def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
+    """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
+    that the run has no more may be gone. Raises JournalError."""
+    memory = Memory()
+    if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
+        return memory
+    by_round: dict[int, dict[str, Group]] = {}
+    for event in journal.read(kinds=("group",)):
+        if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
+            continue
+        group, ref = event.group, event.group.question.ref
+        if not group.external and not group.stage and ref.dataset in config.tasks:
+            by_round.setdefault(event.round, {})[ref.label] = group
+    for round_number, groups in sorted(by_round.items()):
+        memory.observe(config, round_number, tuple(groups.values()))
+    return memory
+
+
+SHRINK = 4
+
+
+class Portion:
+    """Rows in one call of the engine; 0 = all. A call that is interrupted makes the next ones smaller, one that comes to its
+    end makes them larger again: an undisturbed node never works in small batches. most: rows for which there is memory."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.rows, self.most = 0, most
+
+    def interrupted(self, rows: int) -> None:
+        """A call with so many rows was cancelled. What it had is kept, but to continue a completion its text has to be read
+        again, which takes time before the first new token: with fewer rows less."""
+        self.rows = max(1, rows // SHRINK)
+
+    def refused(self, rows: int) -> None:
+        """There was no memory for so many rows: half of them from now on."""
+        self.most = max(1, rows // 2)
+
+    def completed(self, rows: int) -> None:
+        """A call with so many rows came to its end."""
+        self.rows = 0 if not self.rows or rows < self.rows else 2 * self.rows
+
+    def of(self, rows: int) -> int:
+        """Rows of the next call when so many are left."""
+        return min(rows, self.rows or rows, self.most or rows)
+
+
+_PROGRESS_S = 0.2
+"""Seconds between two progress events of one phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCall:
+    """What the engine's update of a round gets: enough to take the same step again."""
+
+    batch: Sequence[TrainSample]
+    policy: PolicyUpdate
+    seed: int
+
+
+@dataclass
+class StageStep:
+    """Mutable: prompts of a stage and the work on them; once they are rewarded, the groups with their completions, which
+    begin as their prompts ask."""
+
+    prompts: tuple[StagePrompt, ...]
+    work: RoundWork
+    answered: tuple[Answered, ...] | None = None
+    completions: list[list[Completion]] = field(default_factory=list)
+
+
+@dataclass
+class RoundWork:
+    """Mutable on purpose: one object lives for one round.
+
+    questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions as far as they are sampled,
+    while completions is None; over: places (question, completion) of episodes that no further turn follows. taken: when
+    the external groups were, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of
+    earlier rounds that the update used besides `trained`. steps, staged: of the run's stage, whether it is over;
+    stage_samples: what it adds to the update; stage_groups: its groups, with advantages; figures: its counts. untold:
+    events of the finished round that are not in the journal yet. examples: verified texts of the update, in a round of them.
+    """
+
+    round: int
+    questions: list[Question] | None = None
+    prompts: list[list[int]] = field(default_factory=list)
+    partial: list[list[Completion]] = field(default_factory=list)
+    over: set[tuple[int, int]] = field(default_factory=set)
+    completions: list[list[Completion]] | None = None
+    local: list[Group] | None = None
+    well_formed: int = 0
+    judge_tokens: int = 0
+    external: tuple[Group, ...] | None = None
+    taken: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    call: UpdateCall | None = None
+    stats: UpdateStats | None = None
+    trained: list[Group] = field(default_factory=list)
+    replayed: int = 0
+    steps: list[StageStep] = field(default_factory=list)
+    stage_samples: list[TrainSample] = field(default_factory=list)
+    stage_groups: list[Group] = field(default_factory=list)
+    staged: bool = False
+    figures: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    untold: tuple[Event, ...] = ()
+    examples: int = 0
+
+    @contextmanager
+    def timed(self, phase: PhaseName) -> Iterator[None]:
+        """Adds the time spent inside to the phase's seconds."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def judging(self, judge: Judge | None) -> Iterator[None]:
+        """Adds what the judge reads and writes inside to judge_tokens."""
+        before = judge.tokens if judge else 0
+        try:
+            yield
+        finally:
+            self.judge_tokens += judge.tokens - before if judge else 0
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What a round works with; stays the same over a run. stream takes ephemeral events on the event loop.
+
+    per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
+    memory: local groups of earlier rounds, for replay and the curriculum.
+    excluded: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
+    sampled at once. examples_rounds: rounds before the first one of practice.
+    """
+
+    config: RunConfig
+    node_key: str
+    swarm: str
+    host: EngineHost
+    scorer: Scorer
+    exchange: Exchange
+    algorithm: Algorithm
+    policy: PolicyUpdate
+    activity: Activity
+    stream: Callable[[Phase], None]
+    model_label: str
+    per_source: int | None = 1
+    seen: Counter[str] = field(default_factory=Counter)
+    memory: Memory = field(default_factory=Memory)
+    excluded: frozenset[str] = frozenset()
+    portion: Portion = field(default_factory=Portion)
+    examples_rounds: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training rollouts are sampled."""
+        return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
+
+    def group_sizes(self, work: RoundWork) -> list[int]:
+        """How many completions of each prompt of the round."""
+        usual, known = self.config.group_size, self.memory.difficulty
+        if work.questions is None or not sizes_adapt(self.config):
+            return [usual] * len(work.prompts)
+        names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
+        return group_sizes([known.get(name, Posterior()) for name in names], usual)
+
+    def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
+        """Tell that a phase begins."""
+        self.stream(self.activity.begin(phase, work.round, detail))
+
+    def end(self) -> None:
+        """Tell that the phase is done."""
+        self.stream(self.activity.end(self.activity.sentence))
+
+    def from_thread(self, describe: Callable[..., tuple[float, str]]) -> Callable[..., None]:
+        """A progress callback for the engine's thread that reaches the event loop at most every _PROGRESS_S seconds, and
+        rests there where the duty asks for it."""
+        loop, last = asyncio.get_running_loop(), [0.0]
+
+        def report(*numbers: float) -> None:
+            self.host.rest()
+            now = time.monotonic()
+            if now - last[0] >= _PROGRESS_S:
+                last[0] = now
+                loop.call_soon_threadsafe(lambda: self.stream(self.activity.progress(*describe(*numbers))))
+
+        return report

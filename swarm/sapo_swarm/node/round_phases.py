@@ -1,0 +1,572 @@
+"""One round (SAPO, algorithm 1): plan, generate, score, exchange, its stage, update, record."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from sapo_backends.base import Cancelled, Completion, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
+from sapo_swarm.algorithms.base import AFTER_EXAMPLES, rate_share
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import GroupRecorded, RoundFinished
+from sapo_swarm.node.exchange import least_likely
+from sapo_swarm.node.rollouts import (
+    NOTHING,
+    Place,
+    answer_turns,
+    encoded,
+    ended,
+    judged,
+    next_call,
+    prompt_ids,
+    sample,
+    turn_length,
+)
+from sapo_swarm.node.round_context import RoundContext, RoundWork, StageStep, UpdateCall
+from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.sapo import adaptive_sampling
+from sapo_swarm.sapo.adaptive_sampling import Posterior
+from sapo_swarm.sapo.stages import STAGES, Answered, Lesson, Material, StagePrompt
+from sapo_swarm.sapo.training_batch import as_rewards, assemble, observe_trained, sample_replay, with_advantages
+from sapo_swarm.tasks.catalogue import (
+    CATALOGUE,
+    LIBRARY_PRESET,
+    generator_of,
+    is_own,
+    new_tokens,
+    preset_of,
+    train_seed,
+)
+from sapo_swarm.tasks.own import library
+from sapo_swarm.types import Group, Question, TaskRef, finite
+
+# The phases of one round (SAPO, Algorithm 1) up to its update, which is in training.py: plan, generate, score, exchange.
+#
+# Each looks at the work so far and does only what is missing. What a round works on is a pure function of who and when. An
+# interruption loses nothing: ended completions stay, begun ones are continued. Every completion has random numbers of its
+# own (RowSeed), so that it does not matter when it is sampled, beside which others, or in how many pieces. On an engine
+# whose logits do not depend on the batch (the fake one) an interrupted round is that of an undisturbed run, bit for bit; on
+# others a token can differ where two computations of the same logits round differently.
+
+
+def round_seed(node_key: str, seed: int, round_number: int, purpose: str) -> int:
+    """A 63-bit seed for one use in one round, the same after a resume."""
+    text = f"sapo-round-v1|{node_key}|{seed}|{round_number}|{purpose}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+NO_EVIDENCE: Mapping[str, Posterior] = {}
+
+
+def candidate_refs(
+    config: RunConfig,
+    node_key: str,
+    swarm: str,
+    round_number: int,
+    posteriors: Mapping[str, Posterior] = NO_EVIDENCE,
+) -> Iterator[TaskRef]:
+    """Endless fresh questions of a round: tasks sampled uniformly with replacement (SAPO, section 5), or by the posteriors
+    of their success rates where config.curriculum says so.
+
+    More than local_groups are available because some coordinates regenerate nothing.
+    """
+    rng = random.Random(round_seed(node_key, config.seed, round_number, "tasks"))
+    choices = difficulties(config)
+    weights = None
+    if config.curriculum != "uniform":
+        weights = adaptive_sampling.weights(posteriors, [adaptive_sampling.key(*choice) for choice in choices]).tolist()
+    slot = 0
+    while True:
+        dataset, preset = rng.choice(choices) if weights is None else rng.choices(choices, weights)[0]
+        seed = train_seed(node_key, swarm, round_number, slot, config.seed)
+        yield TaskRef(dataset, preset, seed, generator=generator_of(dataset, swarm))
+        slot += 1
+
+
+def difficulties(config: RunConfig) -> list[tuple[str, str]]:
+    """(task, preset) pairs that questions are sampled from. A swarm agrees on one preset. Raises UnknownTask."""
+    if config.curriculum == "presets" and not config.external_groups:
+        return [
+            (task, preset)
+            for task in config.tasks
+            for preset in (library.presets(task) if is_own(task) else CATALOGUE[task])
+            if preset != LIBRARY_PRESET or is_own(task)
+        ]
+    return [(task, preset_of(task, config.preset)) for task in config.tasks]
+
+
+async def generate_groups(context: RoundContext, work: RoundWork) -> None:
+    """Sample the completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
+
+    Those of an environment are continued turn by turn: all rows of a turn generate together, then the environment answers each.
+    """
+    if work.completions is not None:
+        return
+    assert work.questions is not None
+    context.begin(work, "generate", _detail(context, work))
+    with work.timed("generate"):
+        if not work.partial:
+            work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
+        most = limits(context, work)
+        while True:
+            while call := next_call(work.partial, most, context.portion):
+                await _sample(context, work, call)
+            if not await answer_turns(
+                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, most
+            ):
+                break
+    work.completions = work.partial
+    context.end()
+
+
+def limits(context: RoundContext, work: RoundWork) -> list[int]:
+    """The most tokens of a completion of each prompt."""
+    assert work.questions is not None
+    by_task = {task: new_tokens(context.config, task) for task in {q.ref.dataset for q in work.questions}}
+    return [by_task[q.ref.dataset] for q in work.questions]
+
+
+async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place]) -> None:
+    """Add to these completions; what is there when it is interrupted is added too."""
+    i, j = call[0]
+    seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
+    first = [0, *itertools.accumulate(len(row) for row in work.partial)]
+    seeds = [RowSeed(seed + first[i] + j, work.partial[i][j].sampled) for i, j in call]
+    left = limits(context, work)[i] - turn_length(work.partial[i][j])
+    sampling = Sampling(context.config.temperature, 1.0, left)
+    progress = context.from_thread(_describe(context, work))
+    await sample(context.host, context.portion, work.prompts, work.partial, call, sampling, seeds, progress)
+
+
+def _detail(context: RoundContext, work: RoundWork) -> str:
+    total = sum(map(len, work.partial)) or len(work.prompts) * context.config.group_size
+    kept = _ended(work, limits(context, work))
+    return (
+        f"Generating {total} rollouts"
+        if not kept
+        else f"Generating {total - kept} rollouts, {kept} of {total} are kept"
+    )
+
+
+def _ended(work: RoundWork, most: Sequence[int]) -> int:
+    """Completions that are ended; none before the first call."""
+    return sum(ended(c, limit) for row, limit in zip(work.partial, most, strict=False) for c in row)
+
+
+def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
+    """Progress of one call as progress of the whole phase."""
+    total, most = sum(map(len, work.partial)), limits(context, work)
+    kept = [c for row in work.partial for c in row]
+    before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
+    whole = sum(limit * len(row) for limit, row in zip(most, work.partial, strict=True))
+    start = time.perf_counter()
+
+    def describe(finished: int, tokens: int) -> tuple[float, str]:
+        rate = tokens / max(time.perf_counter() - start, 1e-6)
+        done = before + finished
+        fraction = max(done / total, (tokens_before + tokens) / whole) if total else 1.0
+        return min(fraction, 0.99), f"Generating {total} rollouts · {done} done · {rate:,.0f} tok/s"
+
+    return describe
+
+
+TRIES = 64
+"""References tried for a question of a round, on average: more than that, and the round is given up;"""
+HOPELESS = 8
+"""so it is after these where none was of use (but not before TRIES), so that nobody waits for minutes to be told."""
+
+
+class NoQuestions(Exception):
+    """The task settings regenerate too few questions to work with."""
+
+
+async def sample_questions(context: RoundContext, work: RoundWork) -> None:
+    """Sample this round's questions and turn them into prompts. Raises NoQuestions."""
+    if work.questions is not None:
+        return
+    config = context.config
+    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    context.begin(work, "questions", f"Sampling {wanted} questions")
+    found: list[tuple[Question, list[int]]] = []
+    left_out, reason = Counter[str](), ""
+    room, tokenizer = context.host.engine.info.context_length, context.host.engine.tokenizer
+    with work.timed("questions"):
+        refs = candidate_refs(config, context.node_key, context.swarm, work.round, context.memory.difficulty)
+        while len(found) < wanted:
+            tried = len(found) + left_out.total()
+            if tried >= (TRIES * wanted if found else max(HOPELESS * wanted, TRIES)):
+                raise NoQuestions(
+                    f"Only {len(found)} of {wanted} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
+                    f"{config.preset!r}. Of {tried} that were tried "
+                    f"{', '.join(f'{count} {why}' for why, count in left_out.items())}. {reason}"
+                    "Choose other tasks, another preset or a smaller max_new_tokens."
+                )
+            for question in await context.scorer.questions(list(itertools.islice(refs, wanted - len(found)))):
+                if not isinstance(question, Question):
+                    left_out["could not be made"] += 1
+                    reason = f"The last that could not: {question.reason} "
+                elif question.prompt_sha256 in context.excluded:
+                    left_out["are held out"] += 1
+                elif len(ids := prompt_ids(tokenizer, context.scorer, question)) + config.max_new_tokens > room:
+                    left_out[f"do not fit into {room} tokens beside an answer of {config.max_new_tokens}"] += 1
+                else:
+                    found.append((question, ids))
+    work.prompts = [ids for _, ids in found]
+    work.questions = [q for q, _ in found]
+    context.end()
+
+
+async def score_groups(context: RoundContext, work: RoundWork) -> None:
+    """Reward every local completion with this node's own verifier."""
+    if work.local is not None:
+        return
+    assert work.questions is not None
+    assert work.completions is not None
+    context.begin(work, "score", "Scoring")
+    rule, label = context.config.reward_rule, context.model_label
+    with work.timed("score"), work.judging(context.scorer.judge):
+        found = await judged(
+            context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
+        )
+    work.local = [group for group, _ in found]
+    work.well_formed = sum(formed for _, formed in found)
+    context.memory.observe(context.config, work.round, work.local)
+    context.end()
+
+
+async def share_groups(context: RoundContext, work: RoundWork) -> None:
+    """Share local groups and fetch external ones (nothing in silo)."""
+    if work.external is not None:
+        return
+    assert work.local is not None
+    wanted = context.config.external_groups
+    if wanted:
+        context.begin(work, "exchange", f"Sharing {len(work.local)} groups, asking for {wanted}")
+    with work.timed("exchange"):
+        received = await context.exchange.exchange(work.round, work.local, wanted)
+    work.external, work.taken = received.groups, time.time()
+    work.bytes_sent, work.bytes_received = received.bytes_sent, received.bytes_received
+    if wanted:
+        context.end()
+
+
+# The stage of a round (sapo_swarm.sapo.stages): generates with its prompts, scores, and makes samples for the update.
+#
+# Text of others enters a prompt here. It has passed the receiver (signature, own verifier, likelihood, phrases), goes through
+# safe_text, is cut, and the tokenizer never makes a control token of it. What was written behind such text is trained on
+# without it only where this node's policy could have written it unaided (the receiver's log-probability floor).
+
+ASKED = 4096
+"""Questions of others that a node remembers having attempted."""
+
+
+async def run_stage(context: RoundContext, work: RoundWork) -> None:
+    """Everything the run's stage asks for, as far as it is missing; nothing where the run has none. Raises Cancelled."""
+    config = context.config
+    if config.stage == "none" or work.staged or context.host.engine.info.trainable == 0:
+        return
+    chosen, material = STAGES[config.stage], _material(context, work)
+    seed = round_seed(context.node_key, config.seed, work.round, "stage")
+    while True:
+        answered = [a for step in work.steps for a in step.answered or ()]
+        if not work.steps or work.steps[-1].answered is not None:
+            wanted = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
+            if not wanted:
+                break
+            work.steps.append(_step(context, work, wanted))
+        await _answer(context, work, work.steps[-1], len(work.steps))
+    completions = [row for step in work.steps for row in step.completions]
+    groups, samples = [a.group for a in answered], list[TrainSample]()
+    for lesson in chosen.lessons(material, answered):
+        i = lesson.answered
+        advantages = _advantages(context, answered[i], lesson)
+        samples += await _samples_stage(context, answered[i], completions[i], lesson, advantages)
+        filled = tuple(advantages.get(place, 0.0) for place in range(len(groups[i].rollouts)))
+        groups[i] = msgspec.structs.replace(groups[i], advantages=filled)
+    work.stage_groups, work.stage_samples = groups, samples
+    work.figures |= chosen.figures(material, answered)
+    mine = {group.question.ref for group in material.local}
+    context.memory.asked += [ref for a in answered if (ref := a.prompt.question.ref) not in mine]
+    del context.memory.asked[:-ASKED]
+    work.staged = True
+
+
+def _material(context: RoundContext, work: RoundWork) -> Material:
+    """Local groups, and what others had success or failed at; alone, own groups of earlier rounds. Episodes are left out."""
+    assert work.local is not None
+    config, memory = context.config, context.memory
+    if work.external or config.external_groups:
+        asked = set(memory.asked)
+        known = tuple(group for group in work.external or () if group.question.ref not in asked)
+    else:
+        known = tuple(past.group for past in memory.replay if past.round < work.round)
+    local, others = (
+        [made_safe(g) for g in groups if not library.turns(g.question.ref)] for groups in (work.local, known)
+    )
+    return Material(tuple(local), tuple(others), config.stage_groups, config.answer_format)
+
+
+def made_safe(group: Group) -> Group:
+    """The group with texts that hold nothing a terminal would obey or a reader could be fooled by."""
+    rollouts = tuple(msgspec.structs.replace(r, text=safe_text(r.text)) for r in group.rollouts)
+    return msgspec.structs.replace(group, rollouts=rollouts)
+
+
+def _ids(context: RoundContext, prompt: StagePrompt) -> list[int]:
+    question = msgspec.structs.replace(prompt.question, prompt=prompt.text or prompt.question.prompt)
+    tokenizer = context.host.engine.tokenizer
+    return [*prompt_ids(tokenizer, context.scorer, question), *tokenizer.encode_text(prompt.start)]
+
+
+def _fitting(context: RoundContext, prompts: Sequence[StagePrompt]) -> list[StagePrompt]:
+    """Those that leave room for a completion."""
+    room = context.host.engine.info.context_length - context.config.max_new_tokens
+    return [prompt for prompt in prompts if len(_ids(context, prompt)) <= room]
+
+
+def _step(context: RoundContext, work: RoundWork, prompts: Sequence[StagePrompt]) -> StageStep:
+    inner = RoundWork(work.round, questions=[prompt.question for prompt in prompts])
+    inner.prompts = [_ids(context, prompt) for prompt in prompts]
+    inner.seconds = work.seconds
+    return StageStep(tuple(prompts), inner)
+
+
+async def _answer(context: RoundContext, work: RoundWork, step: StageStep, number: int) -> None:
+    """Generate and reward the step's groups, with random numbers of their own."""
+    further = replace(context, node_key=f"{context.node_key}/stage-{number}")
+    await generate_groups(further, step.work)
+    assert step.work.questions is not None
+    assert step.work.completions is not None
+    tokenizer, rule, label = context.host.engine.tokenizer, context.config.reward_rule, context.model_label
+    name = context.config.stage
+    starts = [tuple(tokenizer.encode_text(prompt.start)) for prompt in step.prompts]
+    step.completions = [
+        [Completion(start + c.tokens, c.logprobs if not start else (), c.finish) for c in row]
+        for start, row in zip(starts, step.work.completions, strict=True)
+    ]
+    with work.timed("score"), work.judging(context.scorer.judge):
+        found = await judged(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
+    step.answered = tuple(
+        Answered(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
+        for prompt, (group, _) in zip(step.prompts, found, strict=True)
+    )
+
+
+def _advantages(context: RoundContext, answered: Answered, lesson: Lesson) -> dict[int, float]:
+    """Of the lesson's completions, by their places: among each other and the baseline."""
+    rewards = [*lesson.baseline, *(answered.group.rewards[place] for place in lesson.places)]
+    values = context.algorithm.advantages(as_rewards(rewards))[len(lesson.baseline) :]
+    return dict(zip(lesson.places, values.tolist(), strict=True))
+
+
+async def _samples_stage(
+    context: RoundContext,
+    answered: Answered,
+    completions: Sequence[Completion],
+    lesson: Lesson,
+    advantages: dict[int, float],
+) -> list[TrainSample]:
+    """The lesson's completions under its prompt. Where that is not the one they were generated with, the policy that is
+    trained did not write them: they have no behaviour log-probabilities."""
+    asked = answered.prompt
+    same = not asked.start and (lesson.shown or asked.text in ("", asked.question.prompt))
+    prompt = asked if same else StagePrompt(asked.question)
+    ids, longest = tuple(_ids(context, prompt)), context.host.engine.info.context_length
+    places = list(lesson.places)
+    if not same:
+        places = [place for place in places if await _plausible(context, answered.group, place)]
+    keeps = same and context.host.engine.separate_generator
+    return [
+        TrainSample(ids, c.tokens, advantages[place], behaviour_logprobs=c.logprobs if keeps else None)
+        for place in places
+        if (c := completions[place]).tokens and len(ids) + len(c.tokens) <= longest
+    ]
+
+
+async def _plausible(context: RoundContext, group: Group, place: int) -> bool:
+    text = group.rollouts[place].text
+    found, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
+    return found >= AcceptanceRules().logprob_floor
+
+
+# The update of a round, and what the finished round leaves behind: its groups and its figures, as events.
+
+_NAN = float("nan")
+NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0.0)
+"""What an engine without anything to train reports."""
+
+
+async def update_policy(context: RoundContext, work: RoundWork) -> None:
+    """Assemble I local and J external groups into a batch and take the policy-gradient step.
+
+    A node that only generates (method none) shares its groups and trains on nothing.
+    """
+    if work.stats is not None:
+        return
+    if context.host.engine.info.trainable == 0:
+        work.stats = NO_UPDATE
+        return
+    assert work.local is not None
+    context.begin(work, "update", "Updating the model")
+    rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
+    with work.timed("update"):
+        batch = assemble(
+            work.local,
+            work.external or (),
+            context.config.local_groups,
+            context.config.external_groups,
+            rng,
+            context.algorithm.advantages,
+            context.config.sampling,
+            context.per_source,
+            seen=context.seen,
+        )
+        samples: list[TrainSample] = []
+        for group in batch:
+            samples += _samples_training(context, work, group)
+        replayed = _replayed(context, work, rng)
+        for group in replayed:
+            samples += _samples_training(context, work, group, positive_only=True)
+        samples += work.stage_samples
+        if context.policy.epochs * context.policy.minibatches > 1:
+            samples = await _with_old_logprobs(context, samples)
+        rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
+        if context.examples_rounds and not context.config.learning_rate:
+            rate *= AFTER_EXAMPLES
+        seed = round_seed(context.node_key, context.config.seed, work.round, "update")
+        work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
+        tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
+        try:
+            work.stats = await context.host.call(
+                context.host.engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
+            )
+        except Cancelled:
+            work.call = None  # before its first step: nothing is torn
+            raise
+    work.trained, work.replayed = batch, len(replayed)
+    if context.config.sampling == "novelty":  # who asks for nothing of it remembers nothing
+        observe_trained(context.seen, (group for group in batch if any(group.advantages)))
+    context.end()
+
+
+def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
+    """Local groups of earlier rounds that are trained on again, with advantages."""
+    config = context.config
+    if not config.replay_groups:
+        return []
+    past = sample_replay(context.memory.replay, work.round, config.replay_groups, config.replay_half_life, rng)
+    return [with_advantages(group, context.algorithm.advantages) for group in past]
+
+
+def _samples_training(
+    context: RoundContext, work: RoundWork, group: Group, positive_only: bool = False
+) -> list[TrainSample]:
+    """Rollouts of this round keep the ids they were sampled with; other text is encoded without special tokens.
+
+    Texts that do not fit into this model's context are left out, and completions without a positive advantage where only
+    these are learned from: of replayed groups, and of external ones (docs/decisions/0013-default-strategy.md).
+    """
+    tokenizer, longest = context.host.engine.tokenizer, context.host.engine.info.context_length
+    positive_only |= group.external and context.config.external_advantages == "positive"
+    assert work.questions is not None
+    assert work.completions is not None
+    sampled_with: list[tuple[float, ...] | None] = [None] * len(group.rollouts)
+    i = next((i for i, q in enumerate(work.questions) if q.ref == group.question.ref), None)
+    if not group.external and i is not None:
+        prompt, completions = work.prompts[i], [(c.tokens, c.loss_mask) for c in work.completions[i]]
+        if context.host.engine.separate_generator:  # kept here: the engine forgets them when it is loaded again
+            sampled_with = [c.logprobs for c in work.completions[i]]
+    else:
+        prompt = prompt_ids(tokenizer, context.scorer, group.question)
+        completions = [encoded(tokenizer, rollout) for rollout in group.rollouts]
+    return [
+        TrainSample(tuple(prompt), tuple(ids), advantage, group.external, behaviour_logprobs=behaviour, loss_mask=mask)
+        for (ids, mask), advantage, behaviour in zip(completions, group.advantages, sampled_with, strict=True)
+        if ids and len(prompt) + len(ids) <= longest and (advantage > 0 or not positive_only)
+    ]
+
+
+async def _with_old_logprobs(context: RoundContext, samples: Sequence[TrainSample]) -> list[TrainSample]:
+    sequences = [TokenSequence(s.prompt, s.completion) for s in samples]
+    found = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
+    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, found, strict=True)]
+
+
+RoundEvents = list[GroupRecorded | RoundFinished]
+
+
+def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> RoundEvents:
+    """The events that the finished round leaves; adds tasks solved for the first time to `solved`."""
+    assert work.local is not None
+    assert work.stats is not None
+    assert work.completions is not None
+    used = {g.question.ref: g for g in work.trained if not g.external}
+    events: RoundEvents = []
+    for group in [*work.local, *(g for g in work.trained if g.external)]:
+        first = not group.external and group.solved and group.question.ref.dataset not in solved
+        if first:
+            solved.add(group.question.ref.dataset)
+        kept = group if group.external else used.get(group.question.ref, group)
+        events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
+    events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
+    stats, flat = work.stats, [c for group in work.completions for c in group]
+    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
+    staged = [c for step in work.steps for group in step.work.completions or () for c in group]
+    external = [g for g in work.trained if g.external]
+    local = [g for g in work.trained if not g.external] if work.trained else work.local
+    events.append(
+        RoundFinished(
+            round=work.round,
+            reward_local=_mean(work.local),
+            reward_external=_mean(external),
+            reward_batch=_mean(work.trained),
+            local_groups=len(local),
+            external_groups=len(external),
+            external_wanted=external_wanted,
+            nonzero_groups=sum(g.nonzero_advantage for g in local),
+            truncated=sum(c.finish == "length" for c in flat),
+            well_formed=work.well_formed,
+            completions=len(flat),
+            tokens_generated=sum(c.sampled for c in [*flat, *staged]),
+            tokens_trained=stats.tokens_local + stats.tokens_external,
+            bytes_sent=work.bytes_sent,
+            bytes_received=work.bytes_received,
+            loss=finite(stats.loss),
+            grad_norm=finite(stats.grad_norm),
+            entropy=finite(stats.entropy),
+            clip_fraction=finite(stats.clip_fraction),
+            logprob_local=finite(stats.logprob_local),
+            logprob_external=finite(stats.logprob_external),
+            ratio_max=finite(stats.ratio_max),
+            task_rewards=_by_task(work.local),
+            seconds=dict(work.seconds),
+            figures=work.figures | {name: float(count) for name, count in counts.items() if count},
+            taught=dict(Counter(g.question.ref.dataset for g in external if g.teaches)),
+        )
+    )
+    return events
+
+
+def _mean(groups: Sequence[Group]) -> float | None:
+    rewards = [r for g in groups for r in g.rewards]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _by_task(groups: Sequence[Group]) -> dict[str, float]:
+    tasks = sorted({g.question.ref.shown for g in groups})
+    means = {t: _mean([g for g in groups if g.question.ref.shown == t]) for t in tasks}
+    return {t: m for t, m in means.items() if m is not None}
+
+
+def stamp_round(events: Sequence[GroupRecorded | RoundFinished], now: float) -> RoundEvents:
+    """The same events with their time set, so that a copy in a checkpoint and the journal agree."""
+    return [msgspec.structs.replace(e, time=now) for e in events]

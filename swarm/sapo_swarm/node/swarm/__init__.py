@@ -1,1 +1,0 @@
-"""The node's side of a swarm: exchange, pool, statistics."""

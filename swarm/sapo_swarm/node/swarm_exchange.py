@@ -1,0 +1,505 @@
+"""The exchange with a coordinator: what goes out, what came in and waits, snapshots, and what the swarm did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from sapo_swarm.algorithms.base import groups_of_a_source
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node import aha_trail
+from sapo_swarm.node.clock import steady
+from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.exchange import Received, least_likely
+from sapo_swarm.node.swarm_stats import Board, Held, SwarmStats
+from sapo_swarm.protocol.client import CoordinatorError, NodeClient
+from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import (
+    MAX_GROUPS,
+    MAX_WANT,
+    GroupBody,
+    SharedCompletion,
+    SignedGroup,
+    SwarmInfo,
+    WireError,
+    group_id,
+    label,
+    unpack,
+)
+from sapo_swarm.sapo.training_batch import NOTHING, has_advantage, questions_to_sample, strategy
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.own.library import is_own
+from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
+
+# SelectSubset: which of a round's groups go to the swarm, and which never leave this machine. Pure.
+
+Together = frozenset[tuple[str, str]]
+"""(name, generator) of the tasks of people's own that the members of the swarm train on together."""
+
+MAX_COMPLETIONS = 16
+LATE_ROUNDS = 3
+"""Groups of so many rounds before the newest may go out with it: an upload comes every 5 s, a tiny model's round every 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """What the next upload may carry: a round's groups, the external groups that its batch wants, and late: non-zero-advantage
+    groups of rounds before it that no upload has carried, with their rounds, the newest first."""
+
+    round_number: int
+    local: Sequence[Group]
+    wanted: int
+    late: tuple[tuple[int, Group], ...] = ()
+
+    def after(self, before: Outbox | None) -> Outbox:
+        """The outbox of a round, where that of an earlier one has not gone out yet."""
+        if before is None:
+            return self
+        late = (*((before.round_number, group) for group in before.local if has_advantage(group)), *before.late)
+        recent = tuple((number, group) for number, group in late if self.round_number - number <= LATE_ROUNDS)
+        return Outbox(self.round_number, self.local, self.wanted, recent[:MAX_GROUPS])
+
+    def selected(self, share_fraction: float, together: Together) -> list[tuple[int, Group]]:
+        """The part that the swarm asks for, with the rounds: non-zero-advantage groups first, as receivers leave the others out,
+        and the newest of these.
+
+        Without a group that the protocol does not take: it would have the whole upload refused.
+        """
+        made = [(self.round_number, group) for group in self.local]
+        made = [(number, group) for number, group in (*made, *self.late) if may_leave(group, together)]
+        most = min(MAX_GROUPS, math.ceil(share_fraction * len(made)))
+        ranked = sorted(made, key=lambda one: has_advantage(one[1]), reverse=True)
+        return [one for one in ranked[:most] if _fits(one[1])]
+
+
+def may_leave(group: Group, together: Together) -> bool:
+    """A task of the person's own is private, unless this version of it is one that the members train on together. Episodes in an
+    environment never leave."""
+    if any(rollout.turns for rollout in group.rollouts):
+        return False
+    ref = group.question.ref
+    return not is_own(ref) or (ref.dataset, ref.generator) in together
+
+
+def _fits(group: Group) -> bool:
+    longest = max((len(r.text.encode()) for r in group.rollouts), default=0)
+    return len(group.rollouts) >= 2 and longest <= MAX_COMPLETION_BYTES
+
+
+def body_of(group: Group, round_number: int, node: str, model: str, ts: int) -> GroupBody:
+    """What is signed of a group. ts: milliseconds since the Unix epoch."""
+    return GroupBody(
+        ref=group.question.ref,
+        prompt_sha256=group.question.prompt_sha256,
+        completions=tuple(SharedCompletion(text=r.text, finish=r.finish) for r in group.rollouts[:MAX_COMPLETIONS]),
+        node=node,
+        model=model,
+        policy_step=round_number,
+        ts=ts,
+    )
+
+
+def interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
+    """Rollouts with their groups: the first of every group, then the second, and so on."""
+    for place in range(max((len(group.rollouts) for group in groups), default=0)):
+        yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
+
+
+# Judged groups of others that wait for a batch: each is used once, and none after its time. Pure; the clock is passed in.
+
+POOL_GROUPS = 256
+GROUP_LIFE_S = 900.0
+"""A group that waited longer is dropped: its author's policy has moved on."""
+LEAST_YIELD = 1 / 8
+"""However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """What the strategy `sampling` could sample. Raises UnknownName.
+
+    per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (without an
+    advantage, mostly), and which are dropped. usable: part of what was received that came in here, lately.
+    """
+
+    sampling: str = "uniform_nonzero"
+    per_source: int = 1
+    limit: int = POOL_GROUPS
+    life_s: float = GROUP_LIFE_S
+    unusable: int = 0
+    usable: float = 1.0
+    _waiting: deque[tuple[float, Group]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        strategy(self.sampling)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, group: Group, now: float) -> None:
+        """The oldest gives way when the pool is full."""
+        if not strategy(self.sampling)([group], NOTHING)[0] > 0:
+            self.unusable += 1
+            return
+        self._waiting.append((now, group))
+        while len(self._waiting) > self.limit:
+            self._waiting.popleft()
+
+    def want(self, wanted: int, rounds: int, sources: int) -> int:
+        """Groups to request where a batch may hold `wanted`: for two batches, or one more than there were rounds since the last
+        exchange, less what waits for these, and some for what will be rejected."""
+        batches = max(2, rounds + 1)
+        waiting = self._of_sources(batches * self.per_source)
+        missing = max(0, batches * min(wanted, sources * self.per_source) - waiting)
+        return min(MAX_WANT, math.ceil(missing / max(self.usable, LEAST_YIELD)))
+
+    def received(self, groups: Sequence[Group], of: int, now: float) -> None:
+        """What passed of so many received groups comes in."""
+        before = len(self)
+        for group in groups:
+            self.add(group, now)
+        if of:
+            self.usable += 0.2 * (max(0, len(self) - before) / of - self.usable)
+
+    def forget_old(self, now: float) -> None:
+        """Drop what waited longer than life_s. now: seconds that are never set back."""
+        while self._waiting and now - self._waiting[0][0] > self.life_s:
+            self._waiting.popleft()
+
+    def available(self, wanted: int) -> int:
+        """External groups that a batch could sample now, at most `wanted`."""
+        return min(wanted, self._of_sources(self.per_source))
+
+    def _of_sources(self, most: int) -> int:
+        """Groups that wait, at most so many of each source."""
+        return sum(min(most, count) for count in Counter(group.node for _, group in self._waiting).values())
+
+    def groups(self) -> tuple[Group, ...]:
+        """Everything that waits, oldest first."""
+        return tuple(group for _, group in self._waiting)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._waiting.clear()
+
+    def remove(self, used: Sequence[Group]) -> None:
+        """These went into a batch."""
+        gone = {(group.node, group.question.ref) for group in used}
+        self._waiting = deque((t, g) for t, g in self._waiting if (g.node, g.question.ref) not in gone)
+
+
+# Sampling from the swarm's snapshots: one is fetched for many rounds, and each of its groups is used once.
+
+AWAY_S = 600.0
+"""A coordinator without snapshots, or whose snapshots do not read, is asked again after so long."""
+REMEMBERED = 4096
+"""Groups that were sampled before: snapshots overlap."""
+
+
+class SnapshotReader:
+    """clock: seconds that are never set back. rng: which groups."""
+
+    def __init__(self, client: NodeClient, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+        self._client, self._clock, self._rng = client, clock, rng or random.Random()
+        self._id = ""
+        self._left: list[msgspec.Raw] = []
+        self._used: dict[bytes, None] = {}
+        self._next = 0.0
+
+    async def sample(self, want: int) -> list[msgspec.Raw]:
+        """Up to `want` groups of others, uniform over what was not used yet; fewer where the snapshots hold no more."""
+        if len(self._left) < want and self._clock() >= self._next:
+            await self._fetch()
+        taken, self._left = self._left[:want], self._left[want:]
+        return taken
+
+    async def _fetch(self) -> None:
+        try:
+            news, found = await self._client.snapshot(self._id)
+        except CoordinatorError:
+            self._next = self._clock() + AWAY_S
+            return
+        self._id, self._next = news.id, self._clock() + max(1.0, min(news.every_s, AWAY_S))
+        if found is not None:
+            self._left = [raw for raw in found.groups if self._is_new(raw)]
+            self._rng.shuffle(self._left)
+
+    def _is_new(self, raw: msgspec.Raw) -> bool:
+        """Another's group that no snapshot had before."""
+        try:
+            group = unpack(raw, SignedGroup)
+        except WireError:
+            return False
+        key = group_id(group.body)
+        if key in self._used or group.key == self._client.identity.public_key:
+            return False
+        self._used[key] = None
+        while len(self._used) > REMEMBERED:
+            del self._used[next(iter(self._used))]
+        return True
+
+
+# A node's side of a swarm: a pool of judged groups that fills in the background, so that no round waits for a network.
+#
+# Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample in its
+# reply) goes out whenever the coordinator's pace allows. Of a few rounds that none carried, non-zero-advantage groups go with
+# the next.
+
+log = logging.getLogger("sapo.exchange")
+BRIDGE_S = 10.0
+"""An upload that is so far away is bridged by snapshots; they are looked at so often."""
+UPLOAD_BYTES = 200 * 1024
+"""Of group bodies in one upload: fits the protocol's limit however badly they compress."""
+PHRASES_S = 60.0
+"""The phrase memory is written so often, and at the end."""
+NICENESS = 5
+"""Of the worker for external groups: generating and local scoring come first."""
+FORGOTTEN = ("unknown_node",)
+"""Answers of a coordinator that does not know this node (yet, or any more): join again."""
+
+
+@dataclass
+class SwarmExchange:
+    """Implements node.exchange.Exchange. client must be entered; sampling: the run's strategy for external groups.
+
+    name, model: how this node introduces itself. share_fraction: part of its groups that the swarm asks for, None: not asked yet.
+    """
+
+    client: NodeClient
+    policy: AcceptanceRules
+    model: str
+    sampling: str = "uniform_nonzero"
+    name: str = ""
+    share_fraction: float | None = None
+    clock: Callable[[], float] = steady
+    """Seconds that are never set back; those of a suspend count."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    memory: Path | None = None
+    """Folder of the model with which the phrase memory is kept; None: with nothing."""
+    data_cap: Callable[[int], Held | None] | None = None
+    """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
+    joined: Callable[[SwarmInfo], Held | None] | None = None
+    """Given the swarm that tells of itself during the run only: what holds the exchange until the node's next start."""
+    own_worker: bool = True
+    """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
+
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.sampling)
+        self.stats = SwarmStats(self.client.invite.url, self.client.identity.node)
+        self._receiver: Receiver | None = None
+        self._outbox: Outbox | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._taking = True
+        self._bytes = (0, 0)
+        self._board = Board(self.client, self.stats, self.clock)
+        self._snapshots = SnapshotReader(self.client, self.clock)
+        self._rounds_since = 0
+        self._worker: Scorer | None = None
+        self._kept_at = self.clock()
+        self._until_restart: Held | None = None
+
+    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
+        """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
+        excluded: see Receiver."""
+
+        async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
+            return await least_likely(host, question, texts, scorer.answer_format)
+
+        if self.own_worker:
+            mine, scorer = scorer, Scorer(niceness=NICENESS, answer_format=scorer.answer_format)
+            scorer.in_reasoning, self._worker = mine.in_reasoning, scorer
+        if host.loaded is not None:
+            self.pool.per_source = groups_of_a_source(host.loaded.parameters)
+        swarm, node = self.client.invite.swarm, self.client.identity.node
+        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
+        if self.memory is not None:
+            self._receiver.phrases, said = aha_trail.kept(self.memory)
+            if said:
+                log.warning("%s", said)
+        self._receiver.phrases.answer_format = scorer.answer_format
+
+    @property
+    def receiver(self) -> Receiver:
+        """What judges received groups. Raises RuntimeError before attach()."""
+        if self._receiver is None:
+            raise RuntimeError("attach() comes before the first round.")
+        return self._receiver
+
+    def take(self, taking: bool) -> None:
+        """Local groups are shared all the same; external ones are neither requested nor handed out while not taking."""
+        self._taking = taking
+        if not taking:
+            self.pool.clear()
+
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """The whole batch while groups of others are not wanted; else what the pool leaves missing."""
+        if not self._taking:
+            return local + external
+        self.pool.forget_old(self.clock())
+        return questions_to_sample(local, external, self.pool.available(external))
+
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+        """Take the pool as it is, queue local groups for the next upload. Waits for no network."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._talk())
+        self.pool.forget_old(self.clock())
+        wanted = wanted if self._taking else 0
+        self._outbox = Outbox(round_number, local, wanted).after(self._outbox)
+        self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleaved(local))
+        if self.clock() - self._kept_at > PHRASES_S:
+            await self._keep_phrases()
+        self._rounds_since += 1
+        self._idle.clear()
+        self._woken.set()
+        sent, received = self.client.bytes_sent - self._bytes[0], self.client.bytes_received - self._bytes[1]
+        self._bytes = self.client.bytes_sent, self.client.bytes_received
+        return Received(self.pool.groups() if wanted else (), sent, received)
+
+    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated:
+        """These external groups went into a batch of so many: each is used once. Returns the picture as it is now."""
+        self.pool.remove(groups)
+        self.stats.trained(len(groups), batch)
+        return self.news()
+
+    def news(self) -> SwarmUpdated:
+        """The swarm as this node sees it now."""
+        rejected = dict(self.receiver.rejected)
+        if self.pool.unusable:
+            rejected["no_signal"] = self.pool.unusable
+        heard = self.receiver
+        unheard = [p.node for p in self.stats.peers if p.node in heard.struck or not heard.unlikely.allows(p.node)]
+        return self.stats.news(rejected, self.clock(), self.receiver.phrases.alarm, unheard)
+
+    async def close(self) -> None:
+        """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.__aexit__(None, None, None)
+        await self._keep_phrases()
+        await self._held()
+        await self.client.__aexit__(None, None, None)
+
+    async def _talk(self) -> None:
+        while True:
+            await self._woken.wait()
+            try:
+                await self._upload()
+            except Exception:  # the swarm must never end the talk with the swarm: the next round tries again
+                log.exception("an exchange failed")
+            if self._outbox is None:
+                self._idle.set()
+
+    async def _upload(self) -> None:
+        """Send what was handed over, when it is time to."""
+        try:
+            if not await self._held():
+                await self._bridge()
+                await self.sleep(self.client.wait_s)
+        finally:
+            self._woken.clear()
+            outbox, self._outbox = self._outbox, None
+        if outbox is not None and not await self._held():
+            await self._exchange_once(outbox)
+
+    async def _held(self) -> bool:
+        """Whether something holds the exchange: what is handed over is dropped then, and the pool serves as long as it lasts."""
+        hold = None
+        if self.data_cap is not None:
+            hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
+        hold = self._until_restart or hold
+        self.stats.hold(hold)
+        return hold is not None
+
+    async def _bridge(self) -> None:
+        """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
+        while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
+            want = self.want(self._outbox.wanted) if self._taking else 0
+            try:
+                if want and not await self._held():
+                    await self._take(await self._snapshots.sample(want))
+            except Exception:  # what cannot be judged keeps no upload back
+                log.exception("groups of a snapshot were not taken")
+            await self.sleep(min(BRIDGE_S, self.client.wait_s))
+
+    async def settled(self) -> None:
+        """Returns when everything handed over went out (or was dropped) and what came back was judged."""
+        await self._idle.wait()
+
+    async def _exchange_once(self, outbox: Outbox) -> None:
+        rewards = [r for g in outbox.local if not is_own(g.question.ref) for r in g.rewards]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        want = self.want(outbox.wanted)
+        self._rounds_since = 0
+        accepts = sorted(generator for _, generator in self.policy.own)
+        result = await self.client.exchange(self._signed(outbox), want, mean, accepts)
+        self.stats.exchanged(result, self.clock())
+        if result.code in FORGOTTEN:
+            await self._join_again()
+        if not result.connected:
+            return
+        if self.share_fraction is None:
+            with contextlib.suppress(CoordinatorError):  # the next exchange asks again
+                await self._told(await self.client.info())
+        if self._until_restart is None:
+            await self._take(result.sample)
+        await self._board.look(result.nodes)
+
+    async def _keep_phrases(self) -> None:
+        """A full disk ends no exchange: the next time comes."""
+        if self.memory is None or self._receiver is None:
+            return
+        self._kept_at = self.clock()
+        try:
+            await asyncio.to_thread(aha_trail.keep, self.memory, self._receiver.phrases.packed())
+        except OSError as error:
+            log.warning("the phrase memory is not kept: %s", error)
+
+    def want(self, wanted: int) -> int:
+        """Groups to request."""
+        return self.pool.want(wanted, self._rounds_since, self.stats.others)
+
+    async def _take(self, sample: Sequence[msgspec.Raw]) -> None:
+        groups = await self.receiver.receive(sample, self.client.unix_time())
+        if self._taking:  # it may have been switched off since they were requested
+            self.pool.received(groups, len(sample), self.clock())
+
+    async def _join_again(self) -> None:
+        try:
+            await self._told(await self.client.join(self.name, self.model))
+        except CoordinatorError as error:
+            self.stats.said(f"{safe_text(str(error), 300, lines=False)} Training goes on alone.")
+
+    async def _told(self, info: SwarmInfo) -> None:
+        self.share_fraction = info.share_fraction
+        if self.joined is not None:
+            self._until_restart = await asyncio.to_thread(self.joined, info)
+
+    def _signed(self, outbox: Outbox) -> list[SignedGroup]:
+        """The groups that go out, as far as one upload carries them. Non-zero-advantage ones stand last, for where a pool is full
+        a node's newest groups replace its oldest."""
+        signed: list[SignedGroup] = []
+        size, part = 0, 1.0 if self.share_fraction is None else self.share_fraction
+        for number, group in outbox.selected(part, self.policy.own):
+            ts = int(self.client.unix_time() * 1000)
+            body = body_of(group, number, self.client.identity.node, label(self.model), ts)
+            packed = self.client.identity.sign_group(self.client.invite.swarm, body)
+            size += len(packed.body)
+            if size > UPLOAD_BYTES:
+                break
+            self.receiver.observe_local(body)
+            signed.append(packed)
+        return signed[::-1]

@@ -1,0 +1,175 @@
+"""What a node knows of its place in a swarm, from the coordinator's receipts and its own count. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.protocol.client import CoordinatorError, ExchangeResult, NodeClient
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.wire import MAX_WANT
+from sapo_swarm.types import Peer
+
+SHARE_WINDOW = 50
+"""Rounds over which the external share is averaged."""
+DEFAULT_WINDOW_S = 3600.0
+
+
+class Held(Protocol):
+    """Why the exchange is held (by the person's limits, until the next start); sentence: with what lifts it."""
+
+    @property
+    def reason(self) -> str:
+        """What is so."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """The whole, for people."""
+        ...
+
+
+@dataclass(slots=True)
+class SwarmStats:
+    """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
+
+    held: by the person's own limits, or until the next start.
+    The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
+    """
+
+    coordinator: str
+    node: str = ""
+    made: int = 0
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    peers: tuple[Peer, ...] = ()
+    held: Held | None = None
+    _last: ExchangeResult | None = None
+    _good: ExchangeResult | None = None
+    _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
+    _uptakes: deque[tuple[float, int]] = field(default_factory=deque)
+    _uptake: int | None = None
+
+    def exchanged(self, result: ExchangeResult, now: float) -> None:
+        """An exchange ended, one way or the other. now: seconds that are never set back."""
+        self._last = result
+        if not result.connected:
+            return
+        self._good = result
+        self.made += result.sent
+        self.accepted += result.accepted
+        self.refused.update(result.refused)
+        self._count_uptake(result.uptake, now)
+
+    @property
+    def others(self) -> int:
+        """Nodes beside this one that the coordinator saw lately; as many as a sample may have before it said so."""
+        return MAX_WANT if self._good is None else max(1, self._good.nodes - 1)
+
+    def hold(self, hold: Held | None) -> None:
+        """The exchange is held, or (None) no more."""
+        self.held = hold
+
+    def said(self, sentence: str) -> None:
+        """The coordinator answered something that is no exchange, such as a refused join."""
+        self._last = ExchangeResult(False, sentence)
+
+    def trained(self, external: int, batch: int) -> None:
+        """A batch of so many groups had so many external ones."""
+        self._batches.append((external, batch))
+
+    def _count_uptake(self, ever: int, now: float) -> None:
+        """The coordinator's count never forgets, so a lost reply loses nothing; a coordinator founded anew starts at 0."""
+        before = ever if self._uptake is None else self._uptake
+        self._uptake = ever
+        if ever > before:
+            self._uptakes.append((now, ever - before))
+
+    def uptake(self, now: float) -> int:
+        """Times others drew this node's groups within the window (or since this node started, if that is less)."""
+        while self._uptakes and now - self._uptakes[0][0] > self.window_s:
+            self._uptakes.popleft()
+        return sum(count for _, count in self._uptakes)
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that the shares cover, as the coordinator says."""
+        return (self._good.window_s if self._good else 0.0) or DEFAULT_WINDOW_S
+
+    @property
+    def external_share(self) -> float:
+        """J_actual / (I + J) over the last SHARE_WINDOW batches."""
+        external, total = (sum(column) for column in zip(*self._batches, strict=True)) if self._batches else (0, 0)
+        return external / total if total else 0.0
+
+    def news(
+        self, rejected: Mapping[str, int], now: float, alarm: str = "", unheard: Iterable[str] = ()
+    ) -> SwarmUpdated:
+        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one.
+        unheard: peers of which nothing is taken."""
+        last, good = self._last, self._good
+        share, uptake = good.share if good else 0.0, self.uptake(now)
+        said = (
+            f"{self.held.sentence} · training goes on alone" if self.held else last.sentence if last else "Connecting"
+        )
+        return SwarmUpdated(
+            coordinator=self.coordinator,
+            connected=last is not None and last.connected and not self.held,
+            sentence=" · ".join(filter(None, (alarm, said))),
+            held=self.held.reason if self.held else "",
+            window=self.window_s,
+            share=share,
+            uptake=uptake,
+            external_share=self.external_share,
+            nodes=good.nodes if good else 0,
+            rounds_per_s=good.rounds_per_s if good else 0.0,
+            made=self.made,
+            accepted=self.accepted,
+            rejected=dict(rejected),
+            refused=dict(self.refused),
+            peers=tuple(_as_here(peer, share, uptake) if peer.node == self.node else peer for peer in self.peers),
+            node=self.node,
+            unheard=tuple(unheard),
+        )
+
+
+def _as_here(own: Peer, share: float, uptake: int) -> Peer:
+    """This node's row of the leaderboard with the figures that it shows everywhere: the board is looked at more seldom."""
+    return msgspec.structs.replace(own, share=share, uptake=uptake)
+
+
+# The leaderboard as this node sees it: looked at from time to time, sooner when the number of nodes has changed.
+
+LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
+PEERS = 100
+"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
+
+
+class Board:
+    """Puts the peers into the stats. clock: seconds that are never set back."""
+
+    def __init__(self, client: NodeClient, stats: SwarmStats, clock: Callable[[], float]) -> None:
+        self._client, self._stats, self._clock = client, stats, clock
+        self._at = -LEADERBOARD_S
+
+    async def look(self, nodes: int) -> None:
+        """nodes: that the coordinator tells of. A coordinator that does not answer changes nothing."""
+        pause = LEADERBOARD_S if nodes <= len(self._stats.peers) else NEWCOMER_S
+        if self._clock() - self._at < pause:
+            return
+        self._at = self._clock()
+        try:
+            board = await self._client.leaderboard()
+        except CoordinatorError:
+            return
+        peers = (Peer(**asdict(row)) for row in board.nodes[:PEERS])
+        self._stats.peers = tuple(
+            replace(p, name=safe_text(p.name, 40, lines=False), model=safe_text(p.model, 80, lines=False))
+            for p in peers
+        )
