@@ -26,7 +26,7 @@ from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, Lis
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted
-from sapo_swarm.node.storage.going_back import KeptState
+from sapo_swarm.node.going_back import KeptState
 
 FOLDER = Path("/home/me/models")
 INVITE = "sapo://192.0.2.7:8777/#t=00112233445566778899aabbccddeeff&s=aaaaaaaaaaaaaaaa"

@@ -23,12 +23,12 @@ from sapo_backends.base import Cancelled, PolicyUpdate, Sampling, TokenSequence,
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
+from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import BaseTrial, Show, no_questions, plan_of, sentence_of, sources_in_words
 from sapo_swarm.node.clock import duration
 from sapo_swarm.node.evaluation import SLOW, Begun, sampled
-from sapo_swarm.node.examples import successes
-from sapo_swarm.node.examples.successes import Success, Writer, train_place
 from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.known_successes import Success, Writer, train_place
 from sapo_swarm.node.rollouts import Table, prompt_ids, verdicts
 from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round_phases import round_seed
@@ -335,7 +335,7 @@ class ExamplesPhase:
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
     _again: bool = False
-    _known: Sequence[successes.Success] | None = None
+    _known: Sequence[known_successes.Success] | None = None
 
     async def open(self, rounds_done: int) -> None:
         """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
@@ -474,31 +474,31 @@ class ExamplesPhase:
         if sum(e.nonzero_groups for e in newest) >= RARE * sum(e.local_groups for e in newest):
             return
         known = await self._collect(context, others)
-        imitated = await asyncio.to_thread(successes.read_kept, self.folder)
+        imitated = await asyncio.to_thread(known_successes.read_kept, self.folder)
         old = {success.question.prompt_sha256 for success in imitated.successes} if imitated else set()
         if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
             self._again, self._known, self.source = True, known, None
 
-    async def _collect(self, context: RoundContext, others: bool) -> list[successes.Success]:
+    async def _collect(self, context: RoundContext, others: bool) -> list[known_successes.Success]:
         """Successes of now, verified."""
         if reason_without_examples(context):
             return []
-        events = await asyncio.to_thread(self.journal.read, 0, ("group",), successes.GROUPS_READ)
-        written = await asyncio.to_thread(successes.read_written, self.written)
-        texts = successes.candidates(events, written, context.config.tasks, others=others)
-        return await successes.verified(context.scorer, texts, context.excluded)
+        events = await asyncio.to_thread(self.journal.read, 0, ("group",), known_successes.GROUPS_READ)
+        written = await asyncio.to_thread(known_successes.read_written, self.written)
+        texts = known_successes.candidates(events, written, context.config.tasks, others=others)
+        return await known_successes.verified(context.scorer, texts, context.excluded)
 
     async def _keep_known(self, trial: TrialMeasured) -> None:
         """Killed before it, or where the disk refuses, the next start finds the same in the journal."""
-        kept = successes.Kept(trial.round, tuple(self._known or ()))
+        kept = known_successes.Kept(trial.round, tuple(self._known or ()))
         try:
-            await asyncio.to_thread(successes.write_kept, self.folder, kept)
+            await asyncio.to_thread(known_successes.write_kept, self.folder, kept)
         except OSError as error:
             await self.bus.publish(LogLine(level="warning", text=f"The examples are not kept on the disk: {error}"))
 
     async def _opened(self, context: RoundContext) -> ExampleSource:
         if self._known is None:
-            kept = await asyncio.to_thread(successes.read_kept, self.folder) if self.trial else None
+            kept = await asyncio.to_thread(known_successes.read_kept, self.folder) if self.trial else None
             if kept is not None and self.trial is not None and kept.round == self.trial.round:
                 self._known = kept.successes
             else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from sapo_backends.base import Engine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
-from sapo_swarm.node import resume_log
+from sapo_swarm.node import going_back, resume_log
 from sapo_swarm.node.checkpoints import (
     CheckpointState,
     Moment,
@@ -30,7 +30,6 @@ from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.journal import Bus, Journal
 from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, in_flight, logged, restored
 from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.storage import going_back
 from sapo_swarm.sapo import tripwire
 
 DAY_S = 86400.0

@@ -223,7 +223,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.storage import going_back
+from sapo_swarm.node.going_back import going_back
 from sapo_swarm.node.checkpoints import Checkpoints
 
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)

@@ -8,9 +8,9 @@ import pytest
 
 from sapo_desktop.services.swarms.answering import Desk
 from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import sources_in_words
-from sapo_swarm.node.examples import successes
-from sapo_swarm.node.examples.successes import Kept, Success, Written, candidates, keep_written, read_written
+from sapo_swarm.node.known_successes import Kept, Success, Written, candidates, keep_written, read_written
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED
@@ -72,7 +72,7 @@ def test_what_is_no_plain_right_answer_to_a_training_question_is_never_tried(eve
 
 def test_the_number_of_questions_and_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest questions stay; of many texts the shortest ones are judged."""
-    monkeypatch.setattr(successes, "QUESTIONS_KNOWN", 2)
+    monkeypatch.setattr(known_successes, "QUESTIONS_KNOWN", 2)
     events = [told(*(right("a" * n) for n in range(9, 0, -1)), seed=seed) for seed in (3, 2, 1)]
     known = candidates(events, (), ("bf",))
     assert [asked.seed for asked in known] == [1, 2]
@@ -82,25 +82,25 @@ def test_the_number_of_questions_and_of_texts_is_bounded(monkeypatch: pytest.Mon
 def test_answers_of_the_person_are_kept_once_and_the_oldest_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(successes, "WRITTEN_MOST", 2)
+    monkeypatch.setattr(known_successes, "WRITTEN_MOST", 2)
     path = tmp_path / "data" / "answers.jsonl"
     for text in ("one", "two", "two", "three"):
         keep_written(path, Written(ref(), text))
     assert [answer.text for answer in read_written(path)] == ["two", "three"]
     path.write_bytes(b'{"ref": 1}\n\xff\n' + path.read_bytes())
     assert [answer.text for answer in read_written(path)] == ["two", "three"]
-    monkeypatch.setattr(successes, "WRITTEN_BYTES", 10)
+    monkeypatch.setattr(known_successes, "WRITTEN_BYTES", 10)
     assert read_written(path) == []
     assert read_written(None) == []
 
 
 def test_what_a_phase_imitates_comes_back_from_the_disk(tmp_path: Path) -> None:
     kept = Kept(7, (Success(Question(ref(), "Which?", "0" * 64), "a", "others"),))
-    assert successes.read_kept(tmp_path) is None
-    successes.write_kept(tmp_path, kept)
-    assert successes.read_kept(tmp_path) == kept
-    (tmp_path / successes.KEPT).write_bytes(b"[[[")
-    assert successes.read_kept(tmp_path) is None
+    assert known_successes.read_kept(tmp_path) is None
+    known_successes.write_kept(tmp_path, kept)
+    assert known_successes.read_kept(tmp_path) == kept
+    (tmp_path / known_successes.KEPT).write_bytes(b"[[[")
+    assert known_successes.read_kept(tmp_path) is None
 
 
 def test_the_announcement_says_where_the_texts_come_from() -> None:

@@ -14,16 +14,8 @@ from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_swarm.events import CheckpointSaved
 from sapo_swarm.node.clock import age
 from sapo_swarm.node.control_api import ControlClient
+from sapo_swarm.node.going_back import BEFORE, REASON, CannotGoBack, KeptState, go_back_on_disk, items_of, kept_states
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.storage.going_back import (
-    BEFORE,
-    REASON,
-    CannotGoBack,
-    KeptState,
-    go_back_on_disk,
-    items_of,
-    kept_states,
-)
 from sapo_swarm.sapo import tripwire
 
 BEST = {"best": "best", "best-greedy": "best_greedy"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_desktop.errors import AppError
-from sapo_swarm.node.examples.successes import Written, keep_written
+from sapo_swarm.node.known_successes import Written, keep_written
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion

@@ -1,1 +1,0 @@
-"""Journal and checkpoints on disk."""
