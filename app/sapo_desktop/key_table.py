@@ -9,25 +9,21 @@ from sapo_desktop.dashboard.look.keys import PALETTE, rows
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
-from sapo_desktop.dashboard.screens.doctor import DoctorScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.help import HelpScreen
+from sapo_desktop.dashboard.screens.help import DoctorScreen, HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
-from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
+from sapo_desktop.dashboard.screens.models.dialogs import ExportScreen, KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.model import ModelScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-from sapo_desktop.dashboard.screens.models.work import ExportScreen
-from sapo_desktop.dashboard.screens.rollouts.diff import DiffScreen
-from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
+from sapo_desktop.dashboard.screens.rollouts.detail import DiffScreen
+from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
-from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog
+from sapo_desktop.dashboard.screens.settings.screen import SettingEditor, SettingsScreen
+from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog, TaskDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
-from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen

@@ -29,8 +29,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.history.groups.index import NEWEST
-from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
+from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_swarm.events import Event

@@ -183,7 +183,7 @@ class DashboardActions(DashboardHost):
 
     def action_doctor(self) -> None:
         """Show what works on this machine."""
-        from sapo_desktop.dashboard.screens.doctor import DoctorScreen
+        from sapo_desktop.dashboard.screens.help import DoctorScreen
 
         if self.examine is None:
             self.say("There is nothing to examine over a recording. In a terminal: sapo-desktop doctor")

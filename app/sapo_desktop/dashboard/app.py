@@ -20,8 +20,7 @@ from textual.theme import Theme
 from sapo_desktop.dashboard import terminal
 from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look.ascii import AsciiFilter
-from sapo_desktop.dashboard.look.glyphs import choose
+from sapo_desktop.dashboard.look.glyphs import AsciiFilter, choose
 from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
 from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
 from sapo_desktop.dashboard.palette import OWNERS, commands, made

@@ -7,8 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from sapo_desktop.dashboard.history.groups.index import NEWEST
-from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
+from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
 from sapo_desktop.dashboard.messages import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event

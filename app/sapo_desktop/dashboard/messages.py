@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from sapo_swarm.events import Event
 
 if TYPE_CHECKING:  # it opens databases: a first frame waits for none
-    from sapo_desktop.dashboard.history.groups.sources import GroupSource
+    from sapo_desktop.dashboard.history.groups import GroupSource
 
 QuitChoice = Literal["stop", "background"]
 """How the dashboard was left: stop everything, or keep working in the background."""

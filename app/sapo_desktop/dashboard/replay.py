@@ -17,7 +17,7 @@ from sapo_desktop.errors import CommandFailed, UsageError
 from sapo_swarm.events import Event, RoundFinished
 
 if TYPE_CHECKING:  # a dashboard on a node needs none of it
-    from sapo_desktop.dashboard.history.groups.sources import GroupSource, RecordedGroups
+    from sapo_desktop.dashboard.history.groups import GroupSource, RecordedGroups
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0, 20000.0)
 STEP = 0.05
@@ -52,7 +52,7 @@ class ReplayFeed:
 
     def groups(self) -> GroupSource | None:
         """Those of the recording, numbered by their place in it."""
-        from sapo_desktop.dashboard.history.groups.sources import RecordedGroups
+        from sapo_desktop.dashboard.history.groups import RecordedGroups
 
         self._groups = self._groups or RecordedGroups(self.recording)
         return self._groups

@@ -8,9 +8,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from sapo_desktop.dashboard.history.figures import Figures
-from sapo_desktop.dashboard.history.gained import Gained
-from sapo_desktop.dashboard.history.moments import Moment, noted
+from sapo_desktop.dashboard.history.run import Figures, Gained, Moment, noted
 from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look.show import after
 from sapo_desktop.dashboard.messages import Link

@@ -5,15 +5,15 @@ No drawing, no columns, no meaning in a place or a glyph: what stands in a line 
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.history.moments import MEANINGS
+from sapo_desktop.dashboard.history.run import MEANINGS
 from sapo_desktop.dashboard.look.show import clock, count, memory, percent, plain
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
 from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
-from sapo_desktop.dashboard.screens.swarm.reasons import as_it_was, from_others, on_trial, risen
+from sapo_desktop.dashboard.screens.swarm.screen import as_it_was, from_others, on_trial, risen
 from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
 from sapo_desktop.dashboard.state import DashboardState, before_measurement, evaluation_sentence
-from sapo_desktop.dashboard.widgets.header import identity, status
+from sapo_desktop.dashboard.widgets.frame import identity, status
 from sapo_desktop.dashboard.widgets.panels import best_answer, token_rate
 from sapo_desktop.linear.trend import SMOOTH, trend
 from sapo_desktop.services.against_base import base_scores

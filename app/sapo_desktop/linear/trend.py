@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.run import Clock
 from sapo_desktop.dashboard.history.series import Series
 
 SMOOTH = 20

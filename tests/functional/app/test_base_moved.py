@@ -18,7 +18,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.training import plan
-from sapo_desktop.services.personal_data import backup
+from sapo_desktop.services.personal_data import archive
 from sapo_swarm.config import RunConfig
 
 QUICK = (
@@ -98,7 +98,7 @@ def test_a_backup_names_the_folders_that_it_lacks_and_a_restore_without_them_say
 ) -> None:
     for name, model in (("kim", str(base)), ("leo", str(base)), ("eve", "starter")):
         store.create(home, name, RunConfig(model=model, trainer="torch"))
-    saved = backup.backup(home, tmp_path / "mine.tar")
+    saved = archive.backup(home, tmp_path / "mine.tar")
     said = [sentence for sentence in saved.besides if str(base) in sentence]
     assert said == [f"Left out: {base}, the base of kim, leo. Save that folder, too."]
     assert brought(home_at(tmp_path / "second"), saved.path)["models/kim"] == "restored"

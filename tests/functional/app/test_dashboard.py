@@ -11,7 +11,7 @@ from textual.widgets import Input
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.widgets.keybar import MAX_KEYS, KeyBar
+from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_swarm.events import Event, RunStarted, StateChanged
 

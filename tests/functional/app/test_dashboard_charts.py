@@ -9,7 +9,7 @@ from tests.support.scripted_feed import NARROW, SILO, SWARM, WIDE, app_over, set
 from textual import events
 
 from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.keybar import KeyBar
+from sapo_desktop.dashboard.widgets.frame import KeyBar
 
 
 async def test_the_keys_of_the_charts_look_at_the_same_part_of_both() -> None:

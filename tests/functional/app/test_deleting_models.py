@@ -17,7 +17,7 @@ from tests.support.scripted_feed import WIDE, ScriptedFeed, settled
 import sapo_assets
 from sapo_desktop import cli
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.history.groups.sources import JournalGroups
+from sapo_desktop.dashboard.history.groups import JournalGroups
 from sapo_desktop.errors import AppError, known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels

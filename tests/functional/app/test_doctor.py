@@ -15,7 +15,7 @@ from sapo_desktop.commands.machine import doctor as verb
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.doctor import DoctorScreen, finding_line
+from sapo_desktop.dashboard.screens.help import DoctorScreen, finding_line
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import doctor

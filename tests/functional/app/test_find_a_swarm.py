@@ -18,14 +18,14 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.swarm import reasons
+from sapo_desktop.dashboard.screens.swarm import screen
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
-from sapo_desktop.dashboard.widgets.keybar import KeyBar
+from sapo_desktop.dashboard.widgets.frame import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.swarms import leaving, membership, trial
+from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -77,7 +77,7 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
 ) -> None:
     """f asks for a directory, lists its swarms, Enter joins for trial; app and node restart on trial; s ends it."""
     monkeypatch.setattr(trial, "ROUNDS", 4)
-    monkeypatch.setattr(reasons, "ROUNDS", 4)
+    monkeypatch.setattr(screen, "ROUNDS", 4)
     async with coordinator(tmp_path / "host", "--port", "0", "--open") as (invite, _), served(listing(invite)) as file:
         await supervisor.start(home, [])
         app = dashboard(home)
@@ -146,7 +146,7 @@ async def test_leaving_without_the_key_forgets_the_invite_all_the_same(home: Hom
     folder = home.data / "identity"
     folder.mkdir(parents=True)
     (folder / "node.id").write_text(Identity.generate().node)
-    said = await leaving.leave(home)
+    said = await membership.leave(home)
     assert said.startswith(
         "Left the swarm. The coordinator could not be told: The node's secret key is in the system's keyring"
     )

@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.settings.rows import NEVER, SettingRow
+from sapo_desktop.settings.editing import NEVER, SettingRow
 from sapo_swarm.config import RunConfig
 
 

@@ -20,14 +20,14 @@ from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
-from sapo_desktop.dashboard.widgets.keybar import KeyBar
+from sapo_desktop.dashboard.widgets.frame import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import background, supervisor
-from sapo_desktop.services.swarms import hosting, lan, leaving, membership, qr
+from sapo_desktop.services.swarms import hosting, invite_text, lan, membership
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
@@ -172,7 +172,7 @@ async def test_leaving_while_the_node_starts_leaves_no_node_in_the_swarm(home: H
         settings.change(home.settings, "swarm.join", "true")
         start = asyncio.create_task(supervisor.start(home, []))
         await asyncio.to_thread(_begins, home)
-        said = await leaving.leave(home)
+        said = await membership.leave(home)
         await asyncio.wait([start])
         status = await supervisor.found(home)
     assert said == "Left the swarm. The coordinator knows. The invite is forgotten."
@@ -221,11 +221,11 @@ def test_the_code_holds_every_module_of_the_invite() -> None:
     import segno
 
     rows = []
-    for line in qr.lines(INVITE):
+    for line in invite_text.lines(INVITE):
         rows.append([glyph in "▀█" for glyph in line])
         rows.append([glyph in "▄█" for glyph in line])
     code = segno.make(INVITE, error="l", micro=False, boost_error=False)
-    wanted = [list(map(bool, row)) for row in code.matrix_iter(border=qr.QUIET)]
+    wanted = [list(map(bool, row)) for row in code.matrix_iter(border=invite_text.QUIET)]
     assert rows[: len(wanted)] == wanted
     assert not any(any(row) for row in rows[len(wanted) :])
 

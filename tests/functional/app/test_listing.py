@@ -8,7 +8,7 @@ from textual.app import App, ComposeResult
 from textual.css.query import NoMatches
 
 from sapo_desktop.dashboard.palette import Palette
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Listing
 
 
 class Hidden(App[None]):

@@ -11,8 +11,7 @@ from tests.support.own_tasks import sums
 from tests.support.swarm_process import coordinator
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
-from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog, TaskDialog
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.tasks.own import library

@@ -14,12 +14,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.history.groups.index import NEWEST
-from sapo_desktop.dashboard.history.groups.reader import PAGE
-from sapo_desktop.dashboard.history.groups.sources import GroupSource, JournalGroups
-from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
+from sapo_desktop.dashboard.history.groups import NEWEST, PAGE, GroupSource, JournalGroups
+from sapo_desktop.dashboard.screens.rollouts.detail import GroupList
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.services.tasks.truth import Truths
+from sapo_desktop.services.tasks.looking import Truths
 from sapo_swarm.events import GroupRecorded, decode
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.scoring.process import ScorerUnavailable

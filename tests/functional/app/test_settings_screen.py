@@ -17,14 +17,13 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.settings.screen import SettingEditor, SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import editing
-from sapo_desktop.settings.rows import SIMPLE
+from sapo_desktop.settings.editing import SIMPLE
 from sapo_swarm.events import StateChanged
 from sapo_swarm.node.governor.rules import DAYS
 

@@ -27,7 +27,7 @@ from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
 from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.dashboard.widgets.keybar import KeyBar
+from sapo_desktop.dashboard.widgets.frame import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import OWN, FirstRunAnswers, FirstRunInfo

@@ -16,8 +16,8 @@ from sapo_backends.base import ModelNotFound
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import cli, errors
-from sapo_desktop.dashboard.history.groups.query import GroupFilter
-from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
+from sapo_desktop.dashboard.history.groups import GroupFilter
+from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
 from sapo_desktop.errors import UsageError, known
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run

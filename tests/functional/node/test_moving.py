@@ -18,7 +18,7 @@ from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
-from sapo_desktop.services.models.screen import model_settings
+from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import changes, creating, history, store
 from sapo_swarm.config import RunConfig
 
@@ -70,7 +70,7 @@ def test_a_folder_that_is_typed_on_screen_4_or_in_the_first_questions_or_f2_is_k
     assert (ann.config.model, ann.record.base) == (str(base), str(base))
     [bea] = first_run.first_model(FirstRunAnswers(model="owner/name"), home)
     assert store.find(home, bea).config.model == settings.load(home.settings).run.model == str(base)
-    model_settings.change(ann, "run.model", "owner/name")
+    settings_actions.change(ann, "run.model", "owner/name")
     assert store.find(home, "ann").config.model == str(base)
 
 

@@ -16,7 +16,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 from sapo_backends.base import CancelToken, Engine, Progress
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
 from sapo_swarm.node.evaluation import BaseAnswers, conditions

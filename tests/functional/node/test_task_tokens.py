@@ -17,7 +17,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
-from sapo_desktop.services.models.screen import model_settings
+from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import flags
 from sapo_swarm.config import REASONING_TOKENS, RunConfig
@@ -105,7 +105,7 @@ def test_a_model_that_was_made_with_a_limit_of_40_tokens_is_trained_with_40(tmp_
     assert record.trained is not None
     assert record.trained.max_new_tokens == record.config.max_new_tokens == 40
     for thinking, tokens in (("off", 40), ("on", REASONING_TOKENS)):
-        model_settings.change(store.find(home, "b"), "run.thinking", thinking)
+        settings_actions.change(store.find(home, "b"), "run.thinking", thinking)
         assert store.find(home, "b").config.max_new_tokens == tokens
 
 

@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.run import Clock
 from sapo_desktop.dashboard.look import show
-from sapo_desktop.dashboard.widgets.axis import Axis, ticks, when
+from sapo_desktop.dashboard.widgets.plot import Axis, ticks, when
 from sapo_swarm.node.clock import local
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")

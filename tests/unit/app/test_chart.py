@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, Glyphs, choose, sparkline
-from sapo_desktop.dashboard.widgets.axis import View
-from sapo_desktop.dashboard.widgets.plot import Line, Mark, nice_range, plot
+from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, nice_range, plot
 
 
 def rising(count: int = 60) -> Series:

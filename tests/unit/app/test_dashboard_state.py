@@ -11,7 +11,7 @@ from tests.fixtures.make_recordings import recording
 
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.header import status
+from sapo_desktop.dashboard.widgets.frame import status
 from sapo_swarm.events import (
     Event,
     GroupRecorded,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.look.ascii import to_ascii
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look.glyphs import UNICODE, to_ascii
 from sapo_desktop.dashboard.look.show import count, hang, memory, percent, plain, reward, shorten
 from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.dashboard import waiting
@@ -21,9 +20,8 @@ from sapo_desktop.dashboard.screens.log import in_order, log_text
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
 from sapo_desktop.dashboard.state import DashboardState, apply, evaluation_sentence
-from sapo_desktop.dashboard.widgets import panels
-from sapo_desktop.dashboard.widgets.header import header, status
-from sapo_desktop.dashboard.widgets.held_out import panel
+from sapo_desktop.dashboard.widgets import held_out, panels
+from sapo_desktop.dashboard.widgets.frame import header, status
 from sapo_desktop.services.against_base import base_scores
 from sapo_swarm.events import (
     Evaluated,
@@ -78,7 +76,7 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 
 def heldout(event: Evaluated) -> str:
-    return panel.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+    return held_out.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
 
 
 def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:
@@ -131,7 +129,7 @@ def test_what_the_base_scored_on_other_questions_stands_beside_no_task() -> None
 
 
 def test_before_any_measurement_the_panel_says_what_it_waits_for() -> None:
-    assert "No measurement yet" in panel.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
+    assert "No measurement yet" in held_out.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
 
 
 def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_from() -> None:
@@ -306,7 +304,7 @@ def test_a_result_at_both_temperatures_names_both_and_says_which_a_chat_gives() 
     at_0 = GreedyScore(items=400, pass_at_1=0.84, low=0.8, high=0.88, delta=0.74, delta_low=0.7, delta_high=0.78)
     event = msgspec.structs.replace(evaluated((0.067, 0.046, 0.088)), greedy=at_0)
     for width in (28, 50):
-        rows = panel.heldout(fold([run(), event]), 0.0, width, 10, UNICODE).plain.splitlines()
+        rows = held_out.heldout(fold([run(), event]), 0.0, width, 10, UNICODE).plain.splitlines()
         assert rows[:3] == ["      sampled  greedy (chat)", "base   13.3 %   10.0 %", "now    20.0 %   84.0 %"]
         assert "greedy +74.0 points" in "\n".join(rows)
         assert max(map(len, rows)) <= max(width, 28)
@@ -329,4 +327,4 @@ def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> No
         over=False,
         sentence="Examples: 9 of 12 right.",
     )
-    assert panel.heldout(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."
+    assert held_out.heldout(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sapo_desktop.services.models.exports.child import replies
+from sapo_desktop.services.models.exports.export import replies
 from sapo_desktop.services.models.exports.job import Progressed
 
 

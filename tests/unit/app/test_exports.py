@@ -19,13 +19,12 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases.licence import licence_of
-from sapo_desktop.services.models.exports.card import Record, card
+from sapo_desktop.services.models.exports.card import Record, card, record_of
+from sapo_desktop.services.models.exports.export import LIBRARIES, compare
 from sapo_desktop.services.models.exports.foreign import PACKAGES, read
 from sapo_desktop.services.models.exports.formats import FORMATS, Plan
-from sapo_desktop.services.models.exports.history import record_of
 from sapo_desktop.services.models.exports.job import Answered, Missing, Read
 from sapo_desktop.services.models.exports.modelfile import modelfile
-from sapo_desktop.services.models.exports.report import LIBRARIES, compare
 from sapo_desktop.services.models.exports.usage import usage
 from sapo_desktop.services.models.shelf.history import story
 from sapo_swarm.config import RunConfig

@@ -11,12 +11,19 @@ import msgspec
 import pytest
 from tests.support.many_groups import group_number, journal_with
 
-from sapo_desktop.dashboard.history.groups import reader as reading
-from sapo_desktop.dashboard.history.groups.export import whole, write
-from sapo_desktop.dashboard.history.groups.index import STEP, GroupIndex
-from sapo_desktop.dashboard.history.groups.query import GroupFilter
-from sapo_desktop.dashboard.history.groups.reader import Answer, GroupReader, Wish
-from sapo_desktop.dashboard.history.groups.sources import JournalGroups, RecordedGroups
+from sapo_desktop.dashboard.history import groups as reading
+from sapo_desktop.dashboard.history.groups import (
+    STEP,
+    Answer,
+    GroupFilter,
+    GroupIndex,
+    GroupReader,
+    JournalGroups,
+    RecordedGroups,
+    Wish,
+    whole,
+    write,
+)
 from sapo_desktop.errors import AppError
 from sapo_swarm.events import GroupRecorded, decode
 from sapo_swarm.node.journal import Journal, JournalError
@@ -196,7 +203,7 @@ def test_it_follows_a_journal_that_grows_is_thinned_and_taken_back(tmp_path: Pat
 
 
 def test_an_index_of_which_most_is_gone_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sapo_desktop.dashboard.history.groups.index._SPARE", 10)
+    monkeypatch.setattr("sapo_desktop.dashboard.history.groups._SPARE", 10)
     path = journal_with(tmp_path / "journal.db", 100)
     node, index = Journal(path), whole(JournalGroups(path), None)
     with node.writing() as db:

@@ -8,7 +8,7 @@ from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.events import Phase, StateChanged
 
 SLOWER, ANYWAY = "slower: 84 °C, full speed below 74 °C", "runs anyway until 11:23, r ends that"

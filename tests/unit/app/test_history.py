@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from tests.support.records import finished, opened
 from tests.support.week_recording import START, blocks, reward, week
 
-from sapo_desktop.dashboard.history.clock import PAUSE_S, Clock
-from sapo_desktop.dashboard.history.moments import noted
+from sapo_desktop.dashboard.history.run import PAUSE_S, Clock, noted
 from sapo_desktop.dashboard.history.series import LEVEL, Series
 from sapo_desktop.dashboard.look.glyphs import UNICODE, sparkline
 from sapo_desktop.dashboard.screens.dashboard import letters, reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.axis import View, axis_of
-from sapo_desktop.dashboard.widgets.canvas import Line, Mark
-from sapo_desktop.dashboard.widgets.curves import heldout_marks
-from sapo_desktop.dashboard.widgets.navigation import moved, zoomed
-from sapo_desktop.dashboard.widgets.plot import axis_for, plot
-from sapo_desktop.dashboard.widgets.readout import at_crosshair, legend
+from sapo_desktop.dashboard.widgets.chart import at_crosshair, heldout_marks, legend, moved, zoomed
+from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, axis_for, axis_of, plot
 from sapo_swarm.events import Event, ExternalSwitched, StateChanged, Vitals
 
 ROUNDS = 40_000

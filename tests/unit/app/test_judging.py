@@ -10,7 +10,7 @@ import pytest
 from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.records import evaluation, finished, opened
 
-from sapo_desktop.dashboard.screens.models.curves import of_one, of_two
+from sapo_desktop.dashboard.screens.models.compare import of_one, of_two
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import gain

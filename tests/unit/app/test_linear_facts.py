@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.support.scripted_feed import SILO, SWARM
 
-from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.run import Clock
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply

@@ -21,7 +21,7 @@ from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets import panels
-from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.dashboard.widgets.frame import header
 from sapo_desktop.linear import facts
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor

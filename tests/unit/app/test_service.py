@@ -16,13 +16,13 @@ import pytest
 from sapo_desktop import cli
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.machine.login import definitions, service
+from sapo_desktop.services.machine import login
 
 COMMAND = ["/home/zoë my/bin/python", "-P", "-m", "sapo_desktop", "node", "50% $HOME", "--quiet"]
 
 
 def test_a_systemd_unit_names_the_command_word_for_word_and_a_clean_stop() -> None:
-    text = definitions.systemd_unit(COMMAND, {"SAPO_HOME": "/media/a b"})
+    text = login.systemd_unit(COMMAND, {"SAPO_HOME": "/media/a b"})
     unit = configparser.ConfigParser(interpolation=None, strict=True)
     unit.read_string(text)
     start = unit["Service"]["ExecStart"].replace("%%", "%").replace("$$", "$")
@@ -35,7 +35,7 @@ def test_a_systemd_unit_names_the_command_word_for_word_and_a_clean_stop() -> No
 def test_no_path_adds_a_line_to_a_unit() -> None:
     """A folder may be called anything, with quotes and line ends in it."""
     odd = 'a"b\\c\nExecStartPre=/bin/evil\r50% $HOME'
-    text = definitions.systemd_unit(["/usr/bin/python", odd], {"SAPO_HOME": odd})
+    text = login.systemd_unit(["/usr/bin/python", odd], {"SAPO_HOME": odd})
     unit = configparser.ConfigParser(interpolation=None, strict=True)
     unit.read_string(text)
     assert "ExecStartPre" not in unit["Service"]
@@ -45,14 +45,14 @@ def test_no_path_adds_a_line_to_a_unit() -> None:
 
 
 def test_a_launch_agent_starts_at_login_and_not_again_after_a_stop() -> None:
-    found = plistlib.loads(definitions.launch_agent(COMMAND, {"SAPO_HOME": "/a"}, "/logs/service.log"))
+    found = plistlib.loads(login.launch_agent(COMMAND, {"SAPO_HOME": "/a"}, "/logs/service.log"))
     assert found["ProgramArguments"] == COMMAND
     assert (found["RunAtLoad"], found["KeepAlive"], found["ExitTimeOut"]) == (True, {"Crashed": True}, 60)
     assert found["EnvironmentVariables"] == {"SAPO_HOME": "/a"}
 
 
 def test_a_scheduled_task_runs_at_logon_on_batteries_too_and_without_an_end() -> None:
-    task = ElementTree.fromstring(definitions.scheduled_task(COMMAND, "PC\\zoë"))
+    task = ElementTree.fromstring(login.scheduled_task(COMMAND, "PC\\zoë"))
     space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
 
     def text(path: str) -> str:
@@ -70,7 +70,7 @@ def test_a_scheduled_task_runs_at_logon_on_batteries_too_and_without_an_end() ->
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 def test_every_platform_has_a_starter_that_runs_this_installation(tmp_path: Path, platform: str) -> None:
     home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
-    one = service.starter(home, "mine", platform)
+    one = login.starter(home, "mine", platform)
     content = one.content.decode("utf-16" if platform == "win32" else "utf-8")
     assert sys.executable in content
     assert "mine" in content
@@ -150,19 +150,19 @@ def test_what_still_saves_is_waited_for_but_not_for_ever(tmp_path: Path) -> None
     left = tmp_path / "left"
     left.write_text("xxx")
     busy = ("sh", "-c", "echo 'Boot-out failed: 36: Operation now in progress' >&2; exit 36")
-    one = service.Starter(tmp_path / "agent.plist", b"", (), (busy,), ("sh", "-c", f'[ -s "{left}" ]'))
+    one = login.Starter(tmp_path / "agent.plist", b"", (), (busy,), ("sh", "-c", f'[ -s "{left}" ]'))
     pauses: list[float] = []
 
     def shrinks(seconds: float) -> None:
         pauses.append(seconds)
         left.write_text(left.read_text()[1:])
 
-    assert "36: Operation now in progress" in service._end(one, shrinks)
+    assert "36: Operation now in progress" in login._end(one, shrinks)
     assert len(pauses) == 3
     left.write_text("x")
     with pytest.raises(AppError, match="in progress"):
-        service._end(one, pauses.append)
-    assert sum(pauses[3:]) == definitions.STOP_S
+        login._end(one, pauses.append)
+    assert sum(pauses[3:]) == login.STOP_S
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_what_still_saves_is_waited_for_but_not_for_ever(tmp_path: Path) -> None
 def test_the_state_is_picked_from_what_each_system_says(tmp_path: Path, said: str, state: str) -> None:
     file = tmp_path / "definition"
     file.touch()
-    one = service.Starter(file, b"", (), (), (sys.executable, "-c", f"print({said!r})"))
-    assert service.status(one) == f"The node starts at login ({file}): {state}"
+    one = login.Starter(file, b"", (), (), (sys.executable, "-c", f"print({said!r})"))
+    assert login.status(one) == f"The node starts at login ({file}): {state}"
 
 
 def test_the_node_at_login_finds_the_folders_of_this_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/mnt/data")
     home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
     for platform in ("linux", "darwin"):
-        assert "/mnt/data" in service.starter(home, platform=platform).content.decode()
+        assert "/mnt/data" in login.starter(home, platform=platform).content.decode()
     monkeypatch.setenv("USERDOMAIN", "PC")
-    assert "<UserId>PC\\" in service.starter(home, platform="win32").content.decode("utf-16")
-    assert 'setx XDG_DATA_HOME "/mnt/data"' in service.starter(home, platform="win32").note, (
+    assert "<UserId>PC\\" in login.starter(home, platform="win32").content.decode("utf-16")
+    assert 'setx XDG_DATA_HOME "/mnt/data"' in login.starter(home, platform="win32").note, (
         "a task has no variables of its own"
     )
 
@@ -207,6 +207,6 @@ def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_wha
 
 def test_the_node_at_login_outlives_an_update_of_homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/homebrew/Cellar/sapo-desktop/0.1.0/libexec/bin/python3.12")
-    one = service.starter(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
+    one = login.starter(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
     started = plistlib.loads(one.content)["ProgramArguments"][0]
     assert started == "/opt/homebrew/opt/sapo-desktop/libexec/bin/python3.12"

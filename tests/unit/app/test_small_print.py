@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look.show import end_of, groups, hang, shorten, wrap
 from sapo_desktop.dashboard.replay import SPEEDS, ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar
 
 KEYS: list[Key] = [("space", "pause", ""), ("e", "expand", ""), ("?", "help", ""), ("q", "quit", "")]
 WIDTH = len("space pause  e expand  ? help  q quit")

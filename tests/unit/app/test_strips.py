@@ -8,11 +8,9 @@ import msgspec
 import pytest
 from tests.support.records import evaluation, opened
 
-from sapo_desktop.dashboard.look.ascii import to_ascii
-from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE
+from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, to_ascii
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.held_out.panel import heldout
-from sapo_desktop.dashboard.widgets.held_out.strips import FIGURES, strips
+from sapo_desktop.dashboard.widgets.held_out import FIGURES, heldout, strips
 from sapo_swarm.events import Evaluated, TaskScore
 
 

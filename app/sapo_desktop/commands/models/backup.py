@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sapo_backends.errors import size_text
 from sapo_desktop.paths import Home, typed, typed_target
-from sapo_desktop.services.personal_data import archive, contents
-from sapo_desktop.services.personal_data import backup as saving
+from sapo_desktop.services.personal_data import archive
+from sapo_desktop.services.personal_data import archive as saving
 from sapo_desktop.services.personal_data import restore as restoring
 from sapo_desktop.streams import agreed
 from sapo_swarm.protocol.safe_text import safe_text
@@ -54,7 +54,7 @@ def _print(manifest: archive.Manifest) -> None:
     """A line for each thing."""
     sizes: dict[str, int] = defaultdict(int)
     for entry in manifest.files:
-        sizes[contents.item(entry.name)] += entry.size
+        sizes[archive.item(entry.name)] += entry.size
     for item, size in sizes.items():
         print(f"{size_text(size):>8}  {safe_text(item, 120, lines=False)}")
 
@@ -74,5 +74,5 @@ def _restore(home: Home, args: argparse.Namespace) -> int:
     complete = True
     for outcome in restoring.restore(home, args.file, args.keys, replace):
         print(f"{safe_text(outcome.item, 120, lines=False)}: {outcome.said}")
-        complete &= outcome.done or contents.is_key(outcome.item)
+        complete &= outcome.done or archive.is_key(outcome.item)
     return 0 if complete else 1

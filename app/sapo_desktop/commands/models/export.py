@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     """Exit code 0 when it was written and, unless --no-verify, read again."""
     from sapo_desktop.services.models.checkpoints import choose
     from sapo_desktop.services.models.exports import Plan, Source, default_target, export
-    from sapo_desktop.services.models.exports.history import record_of
+    from sapo_desktop.services.models.exports.card import record_of
     from sapo_desktop.services.models.shelf import store
     from sapo_desktop.services.models.shelf.adopt import adopt
 

@@ -16,7 +16,7 @@ from sapo_desktop.commands.models import figures
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.shelf import base_folder, history, keeping, store
+from sapo_desktop.services.models.shelf import history, keeping, mending, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
 from sapo_desktop.streams import confirmed, json_line
@@ -190,7 +190,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         return 0
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
-    if lost := base_folder.missing(model):
+    if lost := mending.missing(model):
         print(f"{lost}\n")
     print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
@@ -219,7 +219,7 @@ def _since(one: Overview) -> str:
 def _delete(home: Home, args: argparse.Namespace) -> int:
     model = store.find(home, args.names[0])
     if not args.even_in_use:
-        base_folder.require_unused(home, model)
+        mending.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
     size, stop = folder_bytes(model.folder), " It is being trained: the node is stopped first." if busy else ""

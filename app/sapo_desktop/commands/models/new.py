@@ -12,7 +12,7 @@ from sapo_desktop import settings
 from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
-from sapo_desktop.services.models.screen import own_tasks
+from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import creating
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.settings import flags
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     config = flags.run_config(settings.load(home.settings), args, fetching.look)
     if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
         typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
-        config = msgspec.structs.replace(own_tasks.fitted(config), **typed)
+        config = msgspec.structs.replace(settings_actions.fitted(config), **typed)
     model = creating.new(home, args.name, config)
     left = msgspec.structs.asdict(settings.load(home.settings).run)
     own = [

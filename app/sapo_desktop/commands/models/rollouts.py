@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from sapo_desktop.dashboard.history.groups.query import REWARDS, GroupFilter, Trained
+from sapo_desktop.dashboard.history.groups import REWARDS, GroupFilter, Trained
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.streams import json_line
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code. Raises UsageError, AppError, JournalError."""
-    from sapo_desktop.dashboard.history.groups import export
-    from sapo_desktop.dashboard.history.groups.sources import JournalGroups
+    from sapo_desktop.dashboard.history import groups
+    from sapo_desktop.dashboard.history.groups import JournalGroups
     from sapo_desktop.services.models import recording
 
     home = Home.find()
@@ -50,13 +50,13 @@ def main(args: argparse.Namespace) -> int:
         args.first_solved,
         args.text,
     )
-    index = export.whole(source, folder, _told)
+    index = groups.whole(source, folder, _told)
     try:
         if args.task and args.task not in index.tasks():
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         if args.output is not None:
-            count = export.written(index, wanted, args.output)
+            count = groups.written(index, wanted, args.output)
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _told(steps: int) -> None:
     if steps % 20 == 0:
-        from sapo_desktop.dashboard.history.groups.index import STEP
+        from sapo_desktop.dashboard.history.groups import STEP
 
         print(f"reading the journal once: {steps * STEP:,} groups", file=sys.stderr)
 
@@ -98,7 +98,7 @@ def _show(event: GroupRecorded | None, number: int) -> int:
         raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
     from sapo_desktop.dashboard.look.glyphs import choose
     from sapo_desktop.dashboard.screens.rollouts.detail import detail
-    from sapo_desktop.services.tasks.truth import Truths
+    from sapo_desktop.services.tasks.looking import Truths
 
     async def asked() -> str:
         truths = Truths()

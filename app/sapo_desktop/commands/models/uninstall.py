@@ -9,7 +9,7 @@ import sys
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.machine.login import service
+from sapo_desktop.services.machine import login
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)
-    if not found and not held and not service.of(home):
+    if not found and not held and not login.of(home):
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
@@ -69,7 +69,7 @@ def _tell_of_bases(home: Home) -> None:
 
 def _require_rest(home: Home) -> None:
     """Raises AppError where something still works with what is to go, or would make it anew."""
-    if service.of(home):
+    if login.of(home):
         raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
     if asyncio.run(supervisor.running(home)) is not None:
         raise AppError("A node is running here. Stop it first: sapo-desktop stop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.machine.login import service
+from sapo_desktop.services.machine import login
 from sapo_desktop.services.models import training
 from sapo_desktop.settings import editing
 from sapo_swarm.node.governor.rules import PRESETS
@@ -30,8 +30,8 @@ def main(args: argparse.Namespace) -> int:
         training.chosen(home, args.name)  # a name that is no model is an error now, not at the next login
         if args.preset:
             editing.preset(home.settings, args.preset)
-        print(service.install(service.starter(home, args.name)))
+        print(login.install(login.starter(home, args.name)))
     else:
-        one = service.starter(home)
-        print(service.uninstall(one) if args.action == "uninstall" else service.status(one))
+        one = login.starter(home)
+        print(login.uninstall(one) if args.action == "uninstall" else login.status(one))
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import hosting, qr
+from sapo_desktop.services.swarms import hosting, invite_text
 from sapo_swarm.coordinator.admin_client import InviteView
 from sapo_swarm.coordinator.records import INVITE_EXPIRED, INVITE_REVOKED
 from sapo_swarm.loopback import is_loopback
@@ -62,7 +62,7 @@ def _show(invites: Sequence[Invite], code: bool) -> None:
     for invite in ordered:
         print(f"{invite}{'   (this machine only)' if is_loopback(invite.host) else ''}")
     if code:
-        print(qr.for_terminal(str(ordered[0])))
+        print(invite_text.for_terminal(str(ordered[0])))
 
 
 def pick(views: Sequence[InviteView], which: str) -> InviteView:

@@ -7,7 +7,7 @@ import asyncio
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.leaving import leave, stay
+from sapo_desktop.services.swarms.membership import leave, stay
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

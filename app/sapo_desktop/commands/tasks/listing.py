@@ -27,7 +27,7 @@ def every() -> int:
 
 async def samples(task: str, preset: str, count: int) -> int:
     """Print held-out questions, and for a task of the catalogue what its verifier accepts beside the true answer."""
-    from sapo_desktop.services.tasks import accepted
+    from sapo_desktop.services.tasks import looking
     from sapo_swarm.scoring.scorer import Scorer
 
     async with Scorer() as scorer:
@@ -35,7 +35,7 @@ async def samples(task: str, preset: str, count: int) -> int:
             text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
             print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
     if not catalogue.is_own(task):
-        print("\n".join(accepted.sentences(task, preset)))
+        print("\n".join(looking.sentences(task, preset)))
     return 0
 
 

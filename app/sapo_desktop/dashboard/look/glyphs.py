@@ -1,4 +1,4 @@
-"""Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot."""
+"""Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot, cell by cell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import locale
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+# Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot.
 
 
 @dataclass(frozen=True)
@@ -124,3 +132,64 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     """The mean of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+# Plain ASCII for terminals that cannot show more: every line is translated, cell by cell, as it is painted.
+
+_LOOKS_LIKE = {
+    "·": "-",
+    "…": "~",
+    "—": "-",
+    "–": "-",
+    "‖": "=",
+    "▶": ">",
+    "◂": "<",
+    "▸": ">",
+    "→": ">",
+    "←": "<",
+    "↑": "^",
+    "↓": "v",
+    "↔": "=",
+    "✓": "x",
+    "✗": "!",
+    "°": " ",
+    "±": "~",
+    "×": "x",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "∧": "&",
+    "∨": "|",
+    "¬": "!",
+    "⏎": "/",
+    "┊": ":",
+    "◆": "@",
+}
+_ACROSS, _DOWN = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┋╎╏║╵╷╹╻╽╿"
+"""Lines of frames. Others with a corner become a plus, blocks a number sign; what else is not here a question mark."""
+_LOOKS_LIKE |= dict.fromkeys(_ACROSS, "-") | dict.fromkeys(_DOWN, "|")
+
+
+@lru_cache(4096)
+def to_ascii(text: str) -> str:
+    """The text in printable ASCII, as many cells wide as before."""
+    return text if text.isascii() else "".join(_cells(char) for char in text)
+
+
+def _cells(char: str) -> str:
+    if char.isascii():
+        return char
+    other = "+" if "\u2500" <= char <= "\u257f" else "#" if "\u2580" <= char <= "\u259f" else "?"
+    known = _LOOKS_LIKE.get(char, other)
+    return known.ljust(cell_len(char), known)[: cell_len(char)]
+
+
+class AsciiFilter(LineFilter):
+    """Translates the text of every segment; control segments stay as they are."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002 - Textual passes it
+        """The segments with their text in ASCII, as wide as before."""
+        return [
+            segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
+            for segment in segments
+        ]

@@ -1,7 +1,8 @@
-"""How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup."""
+"""How numbers, ages, foreign text and a round's stage are shown: plain strings or Content, never markup."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import strftime
 
 from rich.cells import cell_len, set_cell_size
@@ -11,6 +12,8 @@ from sapo_backends.errors import size_text
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_swarm.node.clock import local
 from sapo_swarm.protocol.safe_text import safe_text
+
+# How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup.
 
 
 def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
@@ -107,3 +110,27 @@ def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Content:
     """A bar of whole cells: `fraction` of `width` full."""
     full = round(min(max(fraction, 0.0), 1.0) * width)
     return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))
+
+
+# What a round's stage did, in words: hints of others, or corrected attempts.
+
+SECOND = {
+    "relay": "a question that others solved",
+    "relay/shown": "generated again with a hint of others",
+    "relay_start": "a question that others solved",
+    "relay_start/shown": "begun with a hint of others",
+    "retry": "a question that others solved",
+    "retry/shown": "generated again",
+    "critique/shown": "after a wrong attempt that was shown",
+}
+"""Group.stage -> what it means, beside a group."""
+
+
+def stage_words(figures: Mapping[str, float]) -> str:
+    """Of a round's figures; "" where it had no stage, or nothing to work on."""
+    count = {name: round(figures.get(f"stage_{name}", 0.0)) for name in ("attempted", "hinted", "revived", "corrected")}
+    if "stage_corrected" in figures and count["attempted"]:
+        return f"{count['corrected']} of {count['attempted']} wrong attempts corrected after a look at them"
+    if count["hinted"]:
+        return f"all attempts had failed at {count['hinted']} that others solved: {count['revived']} solved with a hint"
+    return f"{count['attempted']} questions of others attempted, no hint needed" if count["attempted"] else ""

@@ -17,9 +17,7 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.header import header
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.dashboard.widgets.panel import Panel
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Panel, header
 
 MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
 BIG_WIDTH, BIG_HEIGHT = 160, 44

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import known
 from sapo_desktop.services.first_questions import BaseGroup, BaseOffer, Offers
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from sapo_desktop.dashboard.widgets.axis import Axis
 from sapo_desktop.dashboard.widgets.chart import Chart
+from sapo_desktop.dashboard.widgets.plot import Axis
 
 _STEP, _FINE = 0.25, 0.02
 """Shares of the width that an arrow key moves the window, and the crosshair."""

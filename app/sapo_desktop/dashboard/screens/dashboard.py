@@ -15,12 +15,10 @@ from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets import panels
-from sapo_desktop.dashboard.widgets.canvas import Line, Mark
-from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.curves import heldout_marks
-from sapo_desktop.dashboard.widgets.held_out.panel import heldout
-from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.dashboard.widgets.panel import Panel
+from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
+from sapo_desktop.dashboard.widgets.frame import Key, Panel
+from sapo_desktop.dashboard.widgets.held_out import heldout
+from sapo_desktop.dashboard.widgets.plot import Line, Mark
 from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 UNEQUAL = "Groups with unequal rewards"

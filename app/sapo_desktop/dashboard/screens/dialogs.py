@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.messages import QuitChoice
 from sapo_desktop.dashboard.screens.base import Closing
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Listing
 
 T = TypeVar("T")
 

@@ -1,17 +1,24 @@
-"""Help: keys, those of the place first, and the words that the screens use."""
+"""Help (keys, those of the place first, and words) and the doctor, as dialogs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.content import Content
 
-from sapo_desktop.dashboard.history.moments import MEANINGS
+from sapo_desktop.dashboard.history.run import MEANINGS
+from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
 from sapo_desktop.dashboard.look.keys import LISTS, PALETTE, Rows
 from sapo_desktop.dashboard.look.show import hang, plain
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
+from sapo_desktop.errors import known
+from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
+
+# Help: keys, those of the place first, and the words that the screens use.
 
 WORDS = (
     ("task", "a kind of question, with a program that judges the answers: the verifier"),
@@ -113,3 +120,54 @@ class HelpScreen(TextDialog):
         told = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
         lines = [Content.assemble((name, style), hang(text, width, len(name))) for name, text in told]
         return [Content.styled(title, "bold"), *lines, Content("")]
+
+
+# The doctor as a dialog: the same checks as `sapo-desktop doctor`, told as they come in.
+
+_LABEL = COLUMN + 3
+_STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
+_VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line says what to do."}
+
+
+class DoctorScreen(TextDialog):
+    """Findings as they come, the good and the bad."""
+
+    TITLE = "Doctor"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
+
+    def __init__(self, examine: Examine, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._examine, self._glyphs = examine, glyphs
+        self.findings: list[Finding] = []
+        self.verdict = "Looking …"
+
+    def on_mount(self) -> None:
+        """Begin to examine."""
+        self.run_worker(self._look(), name="doctor", exit_on_error=True)
+
+    async def _look(self) -> None:
+        try:
+            async for finding in self._examine():
+                self.findings.append(finding)
+                self.draw()
+        except known() as error:
+            self.verdict = str(error)
+        else:
+            failed = sum(finding.verdict == "fail" for finding in self.findings)
+            self.verdict = _VERDICTS.get(failed, f"{failed} things do not work: their lines say what to do.")
+        self.draw()
+
+    def text(self, width: int) -> Content:
+        """The verdict and the findings so far."""
+        rows = [Content.styled(hang(plain(self.verdict, 300), width, 0), "bold"), Content("")]
+        rows += [finding_line(finding, width, self._glyphs) for finding in self.findings]
+        return Content("\n").join(rows)
+
+
+def finding_line(finding: Finding, width: int, glyphs: Glyphs) -> Content:
+    """Mark, what was looked at, what was found; the mark says without colour how it is."""
+    mark = {"ok": glyphs.done, "note": glyphs.todo, "fail": glyphs.bad}[finding.verdict]
+    return Content.assemble(
+        (f"{mark} {finding.what:<{COLUMN}} ", _STYLES[finding.verdict]),
+        hang(plain(finding.text, 600), width, _LABEL),
+    )

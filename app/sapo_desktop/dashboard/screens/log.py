@@ -13,7 +13,7 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.look.show import date, hang, plain
 from sapo_desktop.dashboard.screens.base import BaseScreen, Searching
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_swarm.events import LogLine
 
 _STYLES = {"info": "", "warning": "$warning", "error": "bold $error"}

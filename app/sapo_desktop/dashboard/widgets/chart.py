@@ -1,8 +1,10 @@
-"""The chart widget: draws `plot` into cached strips and repaints only when its data or its size changed."""
+"""The chart widget with its keys of zooming and panning and the line of values below it; it repaints only what changed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from math import isclose
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -14,14 +16,162 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.history.clock import Clock
+from sapo_desktop.dashboard.history.run import MEANINGS, Clock, Figures
 from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
-from sapo_desktop.dashboard.look.show import wrap
-from sapo_desktop.dashboard.widgets.axis import Axis, View, length
-from sapo_desktop.dashboard.widgets.canvas import Line, Mark
-from sapo_desktop.dashboard.widgets.navigation import moved, zoomed
-from sapo_desktop.dashboard.widgets.plot import axis_for, columns_of, plot
-from sapo_desktop.dashboard.widgets.readout import at_crosshair, legend
+from sapo_desktop.dashboard.look.show import percent, reward, wrap
+from sapo_desktop.dashboard.widgets.plot import (
+    Axis,
+    Line,
+    Mark,
+    Span,
+    View,
+    axis_for,
+    columns_of,
+    drawn,
+    length,
+    plot,
+    sample,
+    when,
+)
+
+# Zooming and panning of charts: pure functions from one view to the next.
+
+
+def zoomed(view: View, axis: Axis | None, steps: int, share: float | None) -> View:
+    """steps: +1 half of the window, -1 twice of it, 0 all. share: of the width, the place that stays where it is; None: the
+    right end."""
+    if axis is None or not steps:
+        return replace(view, window=0, end=None)
+    first, last = axis.whole
+    seen = axis.last - axis.first
+    window = max(seen * 0.5**steps, axis.least)
+    if isclose(window, seen, rel_tol=1e-6):
+        return view
+    if window >= last - first:
+        return replace(view, window=0, end=None)
+    fixed = 1.0 if share is None else share
+    end = axis.place(fixed) + (1 - fixed) * window
+    return _at(replace(view, window=window), axis, end)
+
+
+def moved(view: View, axis: Axis | None, share: float) -> View:
+    """`share` of the window further to the right."""
+    if axis is None or not view.window:
+        return view
+    return _at(view, axis, axis.last + share * (axis.last - axis.first))
+
+
+def _at(view: View, axis: Axis, end: float) -> View:
+    """With that right end; at the newest it follows what comes."""
+    first, last = axis.whole
+    end = max(end, first + view.window)
+    return replace(view, end=None if end >= last else end)
+
+
+# The line under a chart: what its lines and letters are and their values now, or all values where the crosshair is.
+
+ColourOf = Callable[[str], str]
+"""From the name of a component to its colour."""
+
+
+def legend(
+    lines: list[Line], marks: list[Mark], view: View, axis: Axis | None, room: int, glyphs: Glyphs, style: ColourOf
+) -> Content:
+    """Every line with its mean now, the held-out mark, and the letters that are seen with their words.
+
+    Where it is narrow the words go first, then the letters, then the figures; the names of the lines stay.
+    """
+    known = [(line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None]
+    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in known]
+    bare = [_named(line, "", glyphs, style) for line, _ in known]
+    held = [Content.styled(f"{glyphs.mark} held-out", style("mark"))] if any(m.y is not None for m in marks) else []
+    letters = _letters(marks, axis)
+    words = [Content.styled(f"{letter} {word}", style("mark")) for letter, word in letters]
+    short = [Content.styled("".join(letter for letter, _ in letters), style("mark"))] if letters else []
+    wide = Content("  ").join(named + held + words)
+    tight = [named + held + words, named + held + short, named + held, named, bare]
+    return _first_that_fits([wide, *(Content(" ").join(parts) for parts in tight)], room)
+
+
+def at_crosshair(
+    lines: list[Line],
+    marks: list[Mark],
+    view: View,
+    axis: Axis,
+    columns: int,
+    room: int,
+    glyphs: Glyphs,
+    style: ColourOf,
+) -> Content:
+    """The round and its time, each line with the range that its mean is of, a held-out result and what happened there."""
+    column = axis.column(view.cross or 0.0, columns) if columns > 0 else None
+    if column is None or view.cross is None:
+        return Content.styled("the crosshair is outside of what is seen", style("cross"))
+    span = axis.spans(columns)[column]
+    if span is None:
+        return Content.styled(f"{when(view.cross)}: nothing ran", style("cross"))
+    place = max(round(axis.round_at(axis.share(view.cross))), 1)
+    at = f" {glyphs.dot} {when(view.cross)}" if axis.clock is not None else ""
+    head = [Content.styled(f"round {place}{at}", style("cross"))]
+    found = [(line, mean) for line in lines if (mean := drawn(line.series, span, line.smooth(view.smooth))) is not None]
+    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in found]
+    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in found]
+    near = [m for m in marks if axis.column(_place(m, axis), columns) == column]
+    tail = [Content.styled(f"{glyphs.mark} {_measurement(m)}", style("mark")) for m in near[-1:] if m.y is not None]
+    tail += [Content.styled(f"{letter} {word}", style("mark")) for letter, word in _letters(near, axis)]
+    rows = [head + ranges + tail, head + means + tail, head + means, means]
+    return _first_that_fits([Content("  ").join(parts) for parts in rows], room)
+
+
+def _first_that_fits(texts: list[Content], room: int) -> Content:
+    return next((text for text in texts if text.cell_length <= room), texts[-1])
+
+
+def _place(mark: Mark, axis: Axis) -> float:
+    return axis.place(axis.share_of_round(mark.x, mark.time))
+
+
+def _value(line: Line, value: float) -> str:
+    return percent(value, 1) if line.share else reward(value)
+
+
+def _ranged(line: Line, mean: float, span: Span, view: View) -> str:
+    """The mean, and between what it lies."""
+    spread = line.series.spread(min(span[0], span[1] - line.smooth(view.smooth) + 1), span[1])
+    if spread is None or spread.low == spread.high:
+        return _value(line, mean)
+    return f"{_value(line, mean)} ({_value(line, spread.low)} to {_value(line, spread.high)})"
+
+
+def _measurement(mark: Mark) -> str:
+    interval = f" (95 %: {reward(mark.low)} to {reward(mark.high)})" if mark.low is not None else ""
+    return reward(mark.y) + interval
+
+
+def _named(line: Line, value: str, glyphs: Glyphs, style: ColourOf) -> Content:
+    return Content.styled(f"{sample(line.pattern, glyphs)} {line.label} {value}".rstrip(), style(line.style))
+
+
+def _letters(marks: list[Mark], axis: Axis | None) -> list[tuple[str, str]]:
+    """Letters that are seen, the weightiest first, each with its word."""
+    if axis is None:
+        return []
+    seen = {m.letter for m in marks if m.y is None and 0 <= axis.share_of_round(m.x, m.time) <= 1}
+    return [(letter, word) for letter, word in MEANINGS.items() if letter in seen]
+
+
+# From what the dashboard remembers of a run to marks of a chart.
+
+
+def heldout_marks(figures: Figures) -> list[Mark]:
+    """Held-out results with their intervals."""
+    held = figures.held_out
+    lows, highs = held.low.buckets(), held.high.buckets()
+    together = zip(held.mean.buckets(), lows, highs, strict=True)
+    return [Mark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]
+
+
+# The chart widget: draws `plot` into cached strips and repaints only when its data or its size changed.
 
 SMOOTHS = (20, 50, 1, 5)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
-from sapo_desktop.dashboard.look.show import bar, count, fit, memory, percent, plain, reward, wrap
-from sapo_desktop.dashboard.look.stage_words import stage_words
+from sapo_desktop.dashboard.look.show import bar, count, fit, memory, percent, plain, reward, stage_words, wrap
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
 from sapo_swarm.node.clock import age

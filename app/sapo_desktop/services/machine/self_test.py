@@ -21,8 +21,8 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
+from sapo_desktop.services.machine import login
 from sapo_desktop.services.machine.finding import Finding
-from sapo_desktop.services.machine.login import service
 
 ODD = "self test é 空"
 """Part of the name of the folder: a space, an accent, and a character of two columns."""
@@ -94,7 +94,7 @@ def _awake() -> Finding:
 
 
 def _login() -> Finding:
-    starter = service.starter(Home.find())
+    starter = login.starter(Home.find())
     program = starter.install[0][0]
     if shutil.which(program) is None:
         return Finding("note", "login", f"not available here: {program} is missing, a node cannot start at login")

@@ -9,7 +9,7 @@ from sapo_backends.base import CheckpointCorrupt, Engine, Progress
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import base_folder, history, store
+from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.store import Model, rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import read_state
@@ -57,7 +57,7 @@ def choose(home: Home, name: str, checkpoint: str) -> Chosen:
 
 def of(model: Model, checkpoint: str = "latest") -> Chosen:
     """The same of a model at hand. Raises UsageError, ModelNotFound where its base is not there."""
-    base_folder.require(model)
+    mending.require(model)
     config = history.with_room(engines.stored_config(model.config, model.folder), model.folder)
     if checkpoint == "base":
         return Chosen(f"base {config.model}", config, None, model.name)

@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import base_folder, changes, creating, history, keeping, names, store
+from sapo_desktop.services.models.shelf import changes, creating, history, keeping, mending, names, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 
@@ -60,7 +60,7 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
         kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
         return Session(names.FIRST, kept, rounds, None)
     if config.model == model.config.model:
-        base_folder.require(model)
+        mending.require(model)
     changes.refuse_other_identity(model, config, meant(model))
     kept = changes.kept_identity(model, config)
     if rounds is not None:

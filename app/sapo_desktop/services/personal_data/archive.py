@@ -1,28 +1,150 @@
-"""A backup as a file: an uncompressed tar whose first member, manifest.json, names every other with size and SHA-256.
-
-Archives are read as if a stranger had made them: only plain files under known places, nothing beside the manifest, nothing
-larger than it says, and no piece of the file is held in memory that the manifest's bound does not cover.
-"""
+"""A backup as a file: what is a person's on this machine, as an uncompressed tar whose first member names every other one."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
+import re
+import stat
 import tarfile
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import IO, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from sapo_desktop.errors import AppError
+from sapo_desktop import __version__
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.personal_data import contents
+from sapo_desktop.services.models.shelf import keeping, mending
+from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_swarm.protocol.identity import KeyStoreError, node_in_keyring
+from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import on_disk
+from sapo_swarm.whole_file import on_disk, opened
+
+# What is a person's on this machine: each file with its place in an archive, and how such a place is spelled.
+#
+#     settings/config.toml     models/FOLDER/...     tasks/NAME/...     ratings/MODEL.jsonl     judged/judges.json
+#     runs/ID/...              keys/...              (only where keys are asked for)
+#
+# Left out: what can be made again (exports, caches, downloaded bases, measurements), what is half written, experiments of the
+# lab, tokens of other services, the swarm that this machine hosts (`swarm export` moves it), and every yes to a task's code:
+# that is said anew on another machine.
+
+SETTINGS = "settings/config.toml"
+JUDGES = "judged/judges.json"
+IDENTITY = "keys/node.key"
+LONGEST, DEEPEST = 240, 8
+"""Of a place in an archive: characters, and parts."""
+_PART = re.compile(r"[^\x00-\x1f\x7f<>:\"/\\|?*\ud800-\udfff]{1,120}")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_FOLDERS = ("models", "runs", "tasks")
+_LEFT_OUT = ("exports", "journal.db-shm")
+
+
+def places(home: Home) -> dict[str, Path]:
+    """The first part of an archive's places, or a whole place -> where it lies on this machine."""
+    return {
+        "models": home.models,
+        "runs": home.runs,
+        "tasks": home.tasks,
+        "ratings": home.data / "ratings",
+        SETTINGS: home.settings,
+        JUDGES: home.data / "judges.json",
+        IDENTITY: home.data / "identity" / "node.key",
+        "keys/invite": home.invite,
+        "keys/trial": home.invite.with_name("trial"),
+        f"keys/{library.FILE}": home.tasks / library.FILE,
+    }
+
+
+def place(home: Home, name: str) -> Path | None:
+    """Where an archive's file belongs on this machine; None where it may not be in an archive."""
+    known, parts = places(home), PurePosixPath(name).parts
+    if name in known:
+        return known[name] if "/" in name else None
+    if not _spelled_well(name, parts) or parts[0] not in known:
+        return None
+    if parts[0] in _FOLDERS:
+        return known[parts[0]].joinpath(*parts[1:]) if len(parts) > 2 else None
+    return known["ratings"] / parts[1] if len(parts) == 2 and parts[1].endswith(".jsonl") else None
+
+
+def _spelled_well(name: str, parts: tuple[str, ...]) -> bool:
+    """Only what is a plain path on every system; never one that leaves its folder."""
+    if not 1 < len(parts) <= DEEPEST or len(name) > LONGEST or "/".join(parts) != name:
+        return False
+    good = (_PART.fullmatch(p) and p[-1] not in " ." and not _DEVICE.fullmatch(p) for p in parts)
+    return all(good) and not parts[1].startswith(".")
+
+
+def item(name: str) -> str:
+    """What a file is restored with, or not at all: its model, its run, its task; else itself."""
+    parts = PurePosixPath(name).parts
+    return "/".join(parts[:2]) if parts[0] in _FOLDERS else name
+
+
+def is_key(name: str) -> bool:
+    """Whoever has it can be this node in its swarm."""
+    return name.startswith("keys/")
+
+
+def files(home: Home, keys: bool) -> dict[str, Path]:
+    """Place in an archive -> file, in order. keys: the node's identity and its swarm, too (a key of the keyring is no file)."""
+    found = {}
+    for name, path in places(home).items():
+        if is_key(name) and not keys:
+            continue
+        for one in _below(path) if "/" not in name else [path]:
+            inside = one.relative_to(path).as_posix()
+            full = name if inside == "." else f"{name}/{inside}"
+            if _is_file(one) and place(home, full) is not None:
+                found[full] = one
+    return dict(sorted(found.items()))
+
+
+def keyring_key(home: Home) -> str:
+    """The node's secret key where the system's keyring holds it, else ""."""
+    path = places(home)[IDENTITY]
+    try:
+        return "" if path.exists() else node_in_keyring(path.parent, path.stem)[1]
+    except KeyStoreError:
+        return ""
+
+
+def in_keyring(home: Home) -> bool:
+    """The node's key was given to a keyring (keystore leaves its node's id behind)."""
+    return places(home)[IDENTITY].with_suffix(".id").exists()
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
+        for name in names:
+            if name not in _LEFT_OUT and not name.startswith(".") and not name.endswith(".partial"):
+                yield Path(root, name)
+
+
+def _is_file(path: Path) -> bool:
+    """Not a link, which may lead anywhere; not an empty journal of changes, which every reader makes and removes."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and (found.st_size > 0 or not path.name.endswith("-wal"))
+
+
+# A backup as a file: an uncompressed tar whose first member, manifest.json, names every other with size and SHA-256.
+#
+# Archives are read as if a stranger had made them: only plain files under known places, nothing beside the manifest, nothing
+# larger than it says, and no piece of the file is held in memory that the manifest's bound does not cover.
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -37,7 +159,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 class Entry(msgspec.Struct, frozen=True):
     """A file. name: its place in the archive; size in bytes."""
 
-    name: Annotated[str, Meta(max_length=contents.LONGEST)]
+    name: Annotated[str, Meta(max_length=LONGEST)]
     size: Size
     sha256: Digest
 
@@ -125,7 +247,7 @@ class _Bounded(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path, home: Home) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
+def opened_archive(path: Path, home: Home) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
     """The archive after its manifest, whose names and sizes are checked. Raises Damaged, AppError, OSError."""
     with (
         path.open("rb") as file,
@@ -160,7 +282,7 @@ def _checked(read: object, home: Home) -> Manifest:
         raise Damaged("The archive names a file twice, or has no known format. Nothing was restored.")
     folders = {parent.as_posix().casefold() for name in names for parent in Path(name).parents}
     for name in names:
-        if contents.place(home, name) is None or name.casefold() in folders:
+        if place(home, name) is None or name.casefold() in folders:
             raise Damaged(f"The archive holds {name[:80]!r}, which no backup holds. Nothing was restored.")
     return manifest
 
@@ -198,3 +320,66 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry, target: P
     if seen.hexdigest() != entry.sha256:
         raise Damaged(f"The archive's {entry.name[:80]!r} is damaged: its SHA-256 differs. Nothing was restored.")
     os.utime(target, (max(0, min(member.mtime, 2**32)),) * 2)
+
+
+# Everything that is a person's, in one archive; nothing is changed, and a kill leaves no half archive under its name.
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An archive. size in bytes; besides: sentences on what lies elsewhere."""
+
+    path: Path
+    manifest: Manifest
+    size: int
+    besides: tuple[str, ...]
+
+
+def backup(home: Home, path: Path, keys: bool = False) -> Saved:
+    """Write the archive, readable by its owner only. keys: with the node's identity, its invite and what it shares there.
+
+    Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk or the keyring refuses.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already: choose another name.")
+    home.runtime.mkdir(0o700, parents=True, exist_ok=True)
+    try:
+        with NodeLock(home.lock), tempfile.TemporaryDirectory() as scratch:
+            sources = files(home, keys)
+            if keys and (secret := keyring_key(home)):
+                sources[IDENTITY] = Path(scratch) / "node.key"
+                sources[IDENTITY].write_text(secret + "\n")
+            elif keys and IDENTITY not in sources and in_keyring(home):
+                raise AppError(
+                    "Your node's key is in the system's keyring, which does not give it here. Unlock the keyring, or save "
+                    "without --keys."
+                )
+            if not sources:
+                raise AppError("There is nothing of yours here to save.")
+            manifest = _manifest(sources)
+            keeping.require_room(path.parent, manifest.size + 2048 * len(sources), "The archive needs")
+            with opened(path, private=True) as out:
+                write(out, manifest, sources)
+    except OSError as error:
+        raise AppError(
+            f"The archive could not be made ({error.strerror or error}). {path} was not written, and nothing was changed."
+        ) from error
+    return Saved(path, manifest, path.stat().st_size, tuple(_besides(home, keys)))
+
+
+def _manifest(sources: dict[str, Path]) -> Manifest:
+    if len(sources) > MAX_FILES:
+        raise AppError(f"An archive holds {MAX_FILES:,} files at most, here are {len(sources):,}.")
+    entries = (Entry(name, path.stat().st_size, digest(path)) for name, path in sources.items())
+    return Manifest(FORMAT, time.time(), __version__, tuple(entries))
+
+
+def _besides(home: Home, keys: bool) -> list[str]:
+    said = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
+    for folder, names in mending.folders(home).items():
+        said.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
+    if not keys:
+        said.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
+    if (home.data / "swarm.sqlite").exists():
+        said.append("The swarm that you host has an archive of its own: sapo-desktop swarm export FILE")
+    return said

@@ -20,9 +20,9 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import base_folder, keeping, names, store
+from sapo_desktop.services.models.shelf import keeping, mending, names, store
 from sapo_desktop.services.nodes.lock import NodeLock
-from sapo_desktop.services.personal_data import archive, contents
+from sapo_desktop.services.personal_data import archive
 from sapo_desktop.services.personal_data.archive import Manifest
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import read_task
@@ -47,7 +47,7 @@ class Outcome:
 def listed(home: Home, path: Path) -> Manifest:
     """What an archive says that it holds, without restoring anything. Raises AppError."""
     try:
-        with archive.opened(path, home) as (manifest, _):
+        with archive.opened_archive(path, home) as (manifest, _):
             return manifest
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror or error}).") from error
@@ -73,7 +73,7 @@ def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) 
 
 def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
     try:
-        with archive.opened(path, home) as (manifest, tar):
+        with archive.opened_archive(path, home) as (manifest, tar):
             keeping.require_room(home.data, manifest.size + _SPARE, "To restore it needs")
             archive.unpack(tar, manifest, staging)
             return manifest
@@ -86,16 +86,16 @@ class _Restoring:
 
     def __init__(self, home: Home, staging: Path, manifest: Manifest, replace: Callable[[str], bool]) -> None:
         self._home, self._staging, self._replace = home, staging, replace
-        self._here = contents.files(home, keys=True)
+        self._here = archive.files(home, keys=True)
         self._replaced = home.data / "replaced" / time.strftime("%Y%m%d-%H%M%S")
         self._items: dict[str, dict[str, archive.Entry]] = {}
         for entry in manifest.files:
-            self._items.setdefault(contents.item(entry.name), {})[entry.name] = entry
+            self._items.setdefault(archive.item(entry.name), {})[entry.name] = entry
 
     def all(self, keys: bool) -> Iterator[Outcome]:
         """Own tasks first: models are trained on them."""
         for item in sorted(self._items, key=lambda item: (not item.startswith("tasks/"), item)):
-            if contents.is_key(item) and not keys:
+            if archive.is_key(item) and not keys:
                 yield Outcome(item, "left in the archive: a key (--keys brings it back)", done=False)
                 continue
             try:
@@ -104,7 +104,7 @@ class _Restoring:
                 yield Outcome(item, f"not restored: {safe_text(str(error), 300, lines=False)}", done=False)
 
     def _one(self, item: str) -> Outcome:
-        target = contents.place(self._home, item) or contents.place(self._home, f"{item}/x")
+        target = archive.place(self._home, item) or archive.place(self._home, f"{item}/x")
         assert target is not None  # every name was checked
         target = target.parent if item not in self._items[item] else target
         if self._same(item):
@@ -113,7 +113,7 @@ class _Restoring:
         if item.startswith("models/"):
             return self._model(item, source)
         self._check(item, source)
-        keyring = item == contents.IDENTITY and contents.keyring_key(self._home)
+        keyring = item == archive.IDENTITY and archive.keyring_key(self._home)
         if keyring and keyring == source.read_text("ascii", "replace").strip():
             return Outcome(item, "is here already")
         if target.exists() or keyring:
@@ -124,7 +124,7 @@ class _Restoring:
         return Outcome(item, "restored")
 
     def _same(self, item: str) -> bool:
-        here = {name: path for name, path in self._here.items() if contents.item(name) == item}
+        here = {name: path for name, path in self._here.items() if archive.item(name) == item}
         there = self._items[item]
         return here.keys() == there.keys() and all(
             here[name].stat().st_size == entry.size and archive.digest(here[name]) == entry.sha256
@@ -133,7 +133,7 @@ class _Restoring:
 
     def _check(self, item: str, source: Path) -> None:
         """What cannot be read does not take the place of what can. Raises AppError, BadTask."""
-        if item == contents.SETTINGS:
+        if item == archive.SETTINGS:
             settings.load(source)
         elif item.startswith("tasks/"):
             read_task(source, need_held_out=False)
@@ -155,7 +155,7 @@ class _Restoring:
         target = self._home.models / store.free_folder(self._home.models, name)
         source.rename(target)
         said = f"restored as {name}, beside the one that is here" if beside else "restored"
-        lost = base_folder.missing(store.read(target))
+        lost = mending.missing(store.read(target))
         return Outcome(item, f"{said}. {lost}" if lost else said)
 
     def _put_aside(self, item: str, target: Path) -> None:

@@ -83,13 +83,13 @@ class HomeActions:
 
     async def leave(self) -> str:
         """Leave the swarm and forget its invite. A sentence."""
-        from sapo_desktop.services.swarms.leaving import leave
+        from sapo_desktop.services.swarms.membership import leave
 
         return await leave(self._home)
 
     async def stay(self) -> str:
         """End the trial: normal settings after the round. A sentence."""
-        from sapo_desktop.services.swarms.leaving import stay
+        from sapo_desktop.services.swarms.membership import stay
 
         return await stay(self._home)
 
@@ -142,7 +142,7 @@ class HomeActions:
     async def accept(self, task: OfferedTask) -> str:
         """Store the task as it was shown, and train on it beside the model's other tasks. A sentence."""
         from sapo_desktop.services.models import control
-        from sapo_desktop.services.models.screen import model_settings
+        from sapo_desktop.services.models.screen import settings_actions
         from sapo_desktop.services.swarms import sharing
 
         home = self._home
@@ -155,7 +155,7 @@ class HomeActions:
         model = await control.shown(home)
         if model is not None:
             tasks = dict.fromkeys([*model.config.tasks, task.name])
-            await asyncio.to_thread(model_settings.change, model, "run.tasks", ",".join(tasks))
+            await asyncio.to_thread(settings_actions.change, model, "run.tasks", ",".join(tasks))
         await control.restart(home, keep_mode=True)
         return f"{said} The node trains on it from now on."
 

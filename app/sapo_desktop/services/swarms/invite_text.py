@@ -1,4 +1,4 @@
-"""An invite as a verb gets it: a secret, which must not stand in the list of processes for every account to read."""
+"""An invite as a verb gets it, a secret that must not stand in the list of processes, and as a QR code for a terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+
+# An invite as a verb gets it: a secret, which must not stand in the list of processes for every account to read.
 
 VARIABLE = "SAPO_INVITE"
 _INVITE = re.compile(r"(--[a-z-]+=)?(sapo://.*)", re.DOTALL)
@@ -38,3 +40,26 @@ def read(given: str) -> str:
     if given != "-":
         return given
     return os.environ.pop(VARIABLE, "") or sys.stdin.readline(1024)
+
+
+# A QR code as lines of half blocks: two modules a character, dark on light, with the quiet zone that scanners need.
+
+QUIET = 2
+"""Modules around the code; the standard asks for 4, phones are content with 2."""
+
+
+def lines(text: str) -> list[str]:
+    """The code of `text`; "█" is a dark module above and below. Show it dark on a light ground."""
+    import segno
+
+    code = segno.make(text, error="l", micro=False, boost_error=False)
+    rows = [list(map(bool, row)) for row in code.matrix_iter(border=QUIET)]
+    if len(rows) % 2:
+        rows.append([False] * len(rows[0]))
+    glyphs = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
+    return ["".join(glyphs[pair] for pair in zip(*rows[i : i + 2], strict=True)) for i in range(0, len(rows), 2)]
+
+
+def for_terminal(text: str) -> str:
+    """The code with its colours: black on white, whatever the terminal's own are."""
+    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in lines(text))

@@ -1,4 +1,4 @@
-"""Being in a swarm: the saved invite, the identity, and the exchange that a node gets."""
+"""Being in a swarm: the saved invite, the identity, the exchange that a node gets, and leaving it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.models import control
+from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import trial
 from sapo_desktop.services.swarms.together import together
 from sapo_desktop.settings import Settings
@@ -29,6 +32,8 @@ from sapo_swarm.protocol.wire import TaskOffer
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.whole_file import write_whole
+
+# Being in a swarm: the saved invite, the identity, and the exchange that a node gets.
 
 OWN, EXTERNAL = 2, 8
 """I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
@@ -247,3 +252,37 @@ async def offered(client: NodeClient) -> tuple[TaskOffer, ...]:
 
 def _sentence(error: CoordinatorError) -> str:
     return f"{safe_text(str(error), 300, lines=False)} Training alone until it answers."
+
+
+# Leaving a swarm: the node trains alone, the coordinator is told, the invite is forgotten. Or staying after a trial.
+
+
+async def leave(home: Home, keep_invite: bool = False) -> str:
+    """Take the node's groups out of the pool, train alone from the next round on. Raises AppError."""
+
+    invite = load(home.invite)
+    settings.change(home.settings, "swarm.join", "false")
+    status = await supervisor.found(home)
+    if status is not None and status.mode == "swarm":
+        await control.restart(home)
+    told = "The coordinator knows."
+    try:
+        async with NodeClient(invite, (await asyncio.to_thread(identity, home)).identity) as client:
+            await client.leave()
+    except (AppError, CoordinatorError) as error:  # AppError: the keyring is locked, so nothing can be signed
+        told = f"The coordinator could not be told: {error} Its copies of your groups expire by themselves."
+    if not keep_invite:
+        forget(home.invite)
+    return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"
+
+
+async def stay(home: Home) -> str:
+    """End the trial with a yes: normal settings from the next round on. Raises UsageError, AppError."""
+    invite = await asyncio.to_thread(load, home.invite)
+    if await asyncio.to_thread(trial.find, home.invite, invite.swarm) is None:
+        raise UsageError("This node is on no trial: it takes part with its normal settings already.")
+    await asyncio.to_thread(trial.stay, home.invite, invite.swarm)
+    status = await supervisor.found(home)
+    if status is not None and status.mode == "swarm":
+        await control.restart(home, keep_mode=True)
+    return "The trial is over: the node stays in the swarm, with its normal settings"

@@ -17,7 +17,7 @@ import msgspec
 from sapo_backends.base import Completion, Sampling
 from sapo_desktop.services.bases.forecast import Forecast, in_words
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.tasks.answer_form import has_form, written_answer_of
+from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson

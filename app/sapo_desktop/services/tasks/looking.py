@@ -1,8 +1,11 @@
-"""Everything that is told of a task before a model is trained on it: the verb `tasks` and the wizard say the same."""
+"""Everything that is told of a task before a model is trained on it: its answers, what it accepts, its examples."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -14,9 +17,81 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.tasks import review
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
+from sapo_swarm.scoring.process import ScorerUnavailable
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Table
 from sapo_swarm.tasks.own.spec import Choice, Exact, Number, Verifier
+from sapo_swarm.types import Question
+
+# What a task of the catalogue accepts beside its true answer, as it was measured over 25 questions of each.
+#
+# The list is printed by `tests/benchmarks/near_misses.py`, and `tests/unit/swarm/test_near_misses.py` holds it to the code.
+
+
+def every() -> dict[str, dict[str, int]]:
+    """Task/preset -> what was done to the true answer -> percent of such texts that have full marks."""
+    text = resources.files("sapo_assets").joinpath("accepted.json").read_text("utf-8")
+    found: dict[str, dict[str, int]] = json.loads(text)
+    return found
+
+
+def sentences(task: str, preset: str) -> list[str]:
+    """Which rule judges, and what it accepts."""
+    rule = f"{task} ({preset}): {_rule(task, preset)}"
+    kinds = every()[f"{task}/{preset}"]
+    if not kinds:
+        return [rule, "Accepted beside the true answer: none of the changes that were tried."]
+    shown = "; ".join(kind if percent == 100 else f"{kind} ({percent} %)" for kind, percent in kinds.items())
+    return [rule, f"Accepted beside the true answer, of changes to it that were tried: {shown}."]
+
+
+def _rule(task: str, preset: str) -> str:
+    if task not in SOFT:
+        return "judged by one rule in every preset."
+    if preset == LIBRARY_PRESET:
+        return "judged by reasoning_gym's own rule, which accepts more than right answers."
+    return "judged exactly; --preset library shows what reasoning_gym's own rule accepts."
+
+
+# The answers that tasks themselves give: regenerated here by the limited scorer worker, when somebody asks.
+
+NONE = "not known: the task gives no single answer, or makes another question of these coordinates in this version"
+
+
+class Truths:
+    """Asks one worker, which is started with the first question (about a second) and lives until `close`."""
+
+    def __init__(self) -> None:
+        self._scorer: Scorer | None = None
+        self._known: dict[str, str] = {}
+        self._one = asyncio.Lock()
+
+    async def of(self, question: Question) -> str:
+        """A right answer, or a sentence why there is none to show."""
+        label = f"{question.ref.generator} {question.ref.label}"
+        async with self._one:
+            if label not in self._known:
+                try:
+                    self._known[label] = await self._ask(question)
+                except ScorerUnavailable as error:
+                    return f"not known: {error}"
+        return self._known[label]
+
+    async def _ask(self, question: Question) -> str:
+        if self._scorer is None:
+            self._scorer = await Scorer().__aenter__()
+        return await self._scorer.truth(question) or NONE
+
+    async def close(self) -> None:
+        """End the worker."""
+        scorer, self._scorer = self._scorer, None
+        if scorer is not None:
+            await scorer.__aexit__(None, None, None)
+
+
+# Everything that is told of a task before a model is trained on it: the verb `tasks` and the wizard say the same.
 
 SHOWN = 5
 """Rows that are shown."""

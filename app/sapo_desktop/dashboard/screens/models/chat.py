@@ -17,7 +17,7 @@ from textual.widgets import Input, Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.pieces import CUT, HeldOut, Marks, Said, mark
 

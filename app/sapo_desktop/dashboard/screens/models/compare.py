@@ -1,4 +1,4 @@
-"""Two models, or one and its base: their curves in one chart, and the paired held-out test in one table."""
+"""Two models, or one and its base: their curves and marks in one chart, and the paired held-out test in one table."""
 
 from __future__ import annotations
 
@@ -12,15 +12,57 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from sapo_desktop.dashboard.history.run import Clock, Figures, Moment, of_session
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
-from sapo_desktop.dashboard.screens.models import curves
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
+from sapo_desktop.dashboard.widgets.frame import Key
+from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
 from sapo_desktop.errors import known
+from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview
+from sapo_swarm.events import Evaluated, RoundFinished
+
+# A model's history as lines and marks of a chart: pure functions of what its journal tells.
+
+
+def of_one(story: Story) -> tuple[list[Line], list[Mark], Clock]:
+    """Local and external reward over rounds, held-out results, where something changed, and when it all was."""
+    figures = _figures(story)
+    external = figures.reward_external
+    lines = [] if external.empty else [Line("external", external, "dashed", "line-2")]
+    lines.append(Line("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
+    moments = [moment for session in story.sessions for moment in of_session(session)]
+    moments += [Moment("R", back.round, back.time) for back in story.backs]
+    marks = [Mark(m.round, None, letter=m.letter, time=m.time) for m in moments]
+    return lines, [*heldout_marks(figures), *marks], figures.clock
+
+
+def of_two(first: tuple[str, Story], second: tuple[str, Story] | None) -> tuple[list[Line], list[Mark], Clock | None]:
+    """Local reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's.
+
+    Two models ran at different times: their axis is rounds.
+    """
+    if second is None:
+        return of_one(first[1])
+    if first[1].judged != second[1].judged:
+        return of_one(first[1])  # judged and verified rewards never stand in one figure
+    styles: tuple[tuple[Pattern, str], ...] = (("solid", "line-1"), ("dashed", "line-2"))
+    pairs = zip((first, second), styles, strict=True)
+    return [Line(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
+
+
+def _figures(story: Story) -> Figures:
+    figures = Figures()
+    events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
+    for event in sorted(events, key=lambda event: event.seq):
+        figures = figures.finished(event) if isinstance(event, RoundFinished) else figures.evaluated(event)
+    return figures
+
+
+# Two models, or one and its base: their curves in one chart, and the paired held-out test in one table.
 
 
 class CompareScreen(ChartKeys, BaseScreen):
@@ -59,7 +101,7 @@ class CompareScreen(ChartKeys, BaseScreen):
 
     def _draw(self) -> None:
         named = [(plain(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
-        lines, marks, clock = curves.of_two(named[0], named[1] if len(named) > 1 else None)
+        lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
         self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
 
     async def _measure(self) -> None:

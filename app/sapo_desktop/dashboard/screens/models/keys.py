@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import known
 from sapo_desktop.services.models.screen.interface import ExportChoice, Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
@@ -256,7 +256,7 @@ class ModelKeys(BaseScreen):
         """Export it for other programs: ask for the format."""
         if (one := self.chosen) is None:
             return
-        from sapo_desktop.dashboard.screens.models.work import ExportScreen
+        from sapo_desktop.dashboard.screens.models.dialogs import ExportScreen
 
         id, name = one.model.record.id, one.model.name
         answers = [(choice.label, choice.what, choice) for choice in self.actions.exports(id)]

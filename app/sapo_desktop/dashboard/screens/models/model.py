@@ -14,11 +14,11 @@ from textual.widgets import Static
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.dialogs import hint
-from sapo_desktop.dashboard.screens.models import curves, rows
+from sapo_desktop.dashboard.screens.models import compare, rows
 from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.services.models.screen.interface import Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
 
@@ -73,7 +73,7 @@ class ModelScreen(ModelKeys, ChartKeys):
         width = max(box.scrollable_content_region.width, 40)
         text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
-        lines, marks, clock = curves.of_one(one.story)
+        lines, marks, clock = compare.of_one(one.story)
         training = one.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
         self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward", clock)

@@ -13,12 +13,11 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import hint
-from sapo_desktop.dashboard.screens.models import curves, rows
+from sapo_desktop.dashboard.screens.models import compare, rows
 from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.keybar import Key
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Key, Listing
 from sapo_desktop.services.models.shelf.overview import Overview
 
 
@@ -103,7 +102,7 @@ class ModelsScreen(ModelKeys):
         width = max(box.scrollable_content_region.width, 40)
         if self.big:
             text = rows.whole(one, self.dashboard.feed.now(), width, self.glyphs)
-            lines, marks, clock = curves.of_one(one.story)
+            lines, marks, clock = compare.of_one(one.story)
             name = f"{plain(one.model.name, 40)}: reward"
             self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
         else:

@@ -1,14 +1,26 @@
-"""One group in full: where it comes from, the question, each attempt with its verdict, what would have been right."""
+"""One group in full, two of its attempts beside each other, and the list that shows one page of many."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.message import Message
+from textual.widgets import Static
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import plain, reward
-from sapo_desktop.dashboard.look.stage_words import SECOND
+from sapo_desktop.dashboard.look.show import SECOND, plain, reward
+from sapo_desktop.dashboard.screens.dialogs import Dialog
+from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Group, Rollout
+
+# One group in full: where it comes from, the question, each attempt with its verdict, what would have been right.
 
 
 def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
@@ -69,3 +81,137 @@ def verdict_words(rollout: Rollout) -> str:
     if rollout.shortcut:
         word = "right on other questions too"
     return f"{word}, cut at the limit" if rollout.finish == "length" else word
+
+
+# Two attempts at one question beside each other: what one has that the other has not, in signs as well as in colours.
+
+_PIECES = re.compile(r"\s+|\w+|[^\w\s]")
+_MOST = 3000
+"""Words and signs of an attempt that are compared; the rest is shown as it is not: cut off."""
+
+
+def compared(first: str, second: str) -> Content:
+    """One text: [-only in the first-] {+only in the second+}."""
+    one, other = (_PIECES.findall(plain(text.strip(), lines=True))[:_MOST] for text in (first, second))
+    parts: list[str | tuple[str, str]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append("".join(one[a:b]))
+            continue
+        if b > a:
+            parts.append((f"[-{''.join(one[a:b])}-]", "$error"))
+        if d > c:
+            parts.append((f"{{+{''.join(other[c:d])}+}}", "$success"))
+    return Content.assemble(*parts)
+
+
+def farthest(event: GroupRecorded) -> tuple[int, int]:
+    """The places of the best and the worst attempt: what there is to learn from."""
+    rewards = event.group.rewards
+    best = max(range(len(rewards)), key=rewards.__getitem__)
+    worst = min((place for place in range(len(rewards)) if place != best), key=rewards.__getitem__)
+    return best, worst
+
+
+class DiffScreen(Dialog[None]):
+    """Two attempts of a group with at least two; a and b choose which."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "other(0)", "first", show=False),
+        Binding("b", "other(1)", "second", show=False),
+        Binding("escape,q,x", "back", "close", show=False),
+    ]
+    AUTO_FOCUS: ClassVar[str | None] = "#lines"
+
+    def __init__(self, event: GroupRecorded, glyphs: Glyphs) -> None:
+        super().__init__()
+        self.event, self.glyphs = event, glyphs
+        self.places = list(farthest(event))
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box dialog diff") as box:
+            box.border_title = Content.styled("Two attempts compared", "bold")
+            box.border_subtitle = Content.styled("a b choose which · arrows scroll · Esc closes", "$muted")
+            yield Static("", id="which", markup=False)
+            with VerticalScroll(id="lines"):
+                yield Static("", id="text", markup=False)
+
+    def on_mount(self) -> None:
+        """Compare the best with the worst."""
+        self._show()
+
+    def _show(self) -> None:
+        first, second = self.places
+        group = self.event.group
+        signs = Content.assemble(("[-only in the first-]", "$error"), "  ", ("{+only in the second+}", "$success"))
+        heads = [verdict(group, place, self.glyphs) for place in self.places]
+        self.query_one("#which", Static).update(Content("\n").join([*heads, signs, Content("")]))
+        self.query_one("#text", Static).update(compared(group.rollouts[first].text, group.rollouts[second].text))
+
+    def action_other(self, side: int) -> None:
+        """The next attempt on that side; never one and the same on both."""
+        count = len(self.event.group.rollouts)
+        self.places[side] = (self.places[side] + 1) % count
+        if self.places[0] == self.places[1]:
+            self.places[side] = (self.places[side] + 1) % count
+        self._show()
+
+    def action_back(self) -> None:
+        """Close."""
+        self.dismiss()
+
+
+# A list that shows one page of many: whoever walks over its edge gets the next page.
+
+Edge = Literal["older", "newer", "newest", "oldest"]
+
+
+class GroupList(Listing):
+    """Rows of one page. Tells by Left when the cursor wants to go where the page does not reach."""
+
+    class Left(Message):
+        """Another page is wanted."""
+
+        def __init__(self, edge: Edge) -> None:
+            super().__init__()
+            self.edge = edge
+
+    @property
+    def _last(self) -> int:
+        return self.option_count - 1
+
+    def _walk(self, edge: Edge, at: int) -> bool:
+        """At that row a step leads to another page."""
+        if self.highlighted not in (None, at):
+            return False
+        self.post_message(self.Left(edge))
+        return True
+
+    def action_cursor_down(self) -> None:
+        """The next row, or page."""
+        if not self._walk("older", self._last):
+            super().action_cursor_down()
+
+    def action_cursor_up(self) -> None:
+        """The row before, or page."""
+        if not self._walk("newer", 0):
+            super().action_cursor_up()
+
+    def action_page_down(self) -> None:
+        """A screenful on."""
+        if not self._walk("older", self._last):
+            super().action_page_down()
+
+    def action_page_up(self) -> None:
+        """A screenful back."""
+        if not self._walk("newer", 0):
+            super().action_page_up()
+
+    def action_first(self) -> None:
+        """The newest group of all."""
+        self.post_message(self.Left("newest"))
+
+    def action_last(self) -> None:
+        """The oldest group of all."""
+        self.post_message(self.Left("oldest"))

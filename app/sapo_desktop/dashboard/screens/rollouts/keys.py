@@ -1,4 +1,4 @@
-"""What the keys of screen 3 do: filters, and what can be done with the chosen group or with all that fit."""
+"""What the keys of screen 3 do: filters, what can be done with the chosen group or all that fit, and where they are written."""
 
 from __future__ import annotations
 
@@ -9,15 +9,58 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.history.groups.export import write
-from sapo_desktop.dashboard.history.groups.query import REWARDS, SOURCES, TRAINED, GroupFilter
-from sapo_desktop.dashboard.history.groups.reader import Answer
-from sapo_desktop.dashboard.look.show import groups
+from sapo_desktop.dashboard.history.groups import REWARDS, SOURCES, TRAINED, Answer, GroupFilter, write
+from sapo_desktop.dashboard.look.show import groups, plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.errors import UsageError
+from sapo_desktop.paths import typed_target
 from sapo_swarm.events import GroupRecorded
+
+# Where the groups that fit are written to: a small question over screen 3.
+
+
+class ExportDialog(Dialog[Path | None]):
+    """Gives the file, None at Esc. A file that exists is never written over."""
+
+    AUTO_FOCUS: ClassVar[str | None] = "#file"
+
+    def __init__(self, count: int, wanted: GroupFilter) -> None:
+        super().__init__()
+        self.count, self.wanted = count, wanted
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box dialog form"):
+            yield Static(Content.styled(f"Write {groups(self.count)} as JSON lines", "bold"), markup=False)
+            yield Static(Content.styled(plain(self.wanted.describe(), 200), "$muted"), markup=False)
+            yield Input("rollouts.jsonl", id="file", compact=True)
+            yield Static("", id="complaint", markup=False)
+            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Answer with the file, unless there is one already."""
+        event.stop()
+        typed = event.value.strip()
+        try:
+            path = typed_target(typed)
+            if typed and not path.exists():
+                self.dismiss(path)
+                return
+            said = f"There is something at {path} already: write another name." if typed else "Write a name."
+        except UsageError as error:
+            said = str(error)
+        self.complain(said)
+
+
+# What the keys of screen 3 do: filters, and what can be done with the chosen group or with all that fit.
 
 T = TypeVar("T")
 
@@ -93,7 +136,7 @@ class GroupKeys(BaseScreen):
         return self._truths[event.seq]
 
     async def _look_up(self, event: GroupRecorded) -> None:
-        from sapo_desktop.services.tasks.truth import Truths  # the scorer's modules: only when somebody asks
+        from sapo_desktop.services.tasks.looking import Truths  # the scorer's modules: only when somebody asks
 
         asker = self._asker = self._asker or Truths()
         assert isinstance(asker, Truths)
@@ -104,7 +147,7 @@ class GroupKeys(BaseScreen):
 
     async def close_truths(self) -> None:
         """End the worker that knows the answers."""
-        from sapo_desktop.services.tasks.truth import Truths
+        from sapo_desktop.services.tasks.looking import Truths
 
         asker, self._asker = self._asker, None
         if isinstance(asker, Truths):
@@ -117,7 +160,7 @@ class GroupKeys(BaseScreen):
 
     def action_diff(self) -> None:
         """Compare two attempts of the group."""
-        from sapo_desktop.dashboard.screens.rollouts.diff import DiffScreen
+        from sapo_desktop.dashboard.screens.rollouts.detail import DiffScreen
 
         event = self.chosen
         if event is None or len(event.group.rollouts) < 2:
@@ -138,7 +181,6 @@ class GroupKeys(BaseScreen):
 
     def action_export(self) -> None:
         """Ask for a file, then write all groups that fit as JSON lines."""
-        from sapo_desktop.dashboard.screens.rollouts.export import ExportDialog
 
         source = self.dashboard.feed.groups()
         if source is None or not self.newest.total:

@@ -13,18 +13,14 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.history.groups.index import GroupIndex
-from sapo_desktop.dashboard.history.groups.query import GroupFilter
-from sapo_desktop.dashboard.history.groups.reader import PAGE, Answer, GroupReader, Wish
-from sapo_desktop.dashboard.history.groups.sources import GroupSource
+from sapo_desktop.dashboard.history.groups import PAGE, Answer, GroupFilter, GroupIndex, GroupReader, GroupSource, Wish
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import Searching
-from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.dashboard.screens.rollouts.detail import GroupList, detail
 from sapo_desktop.dashboard.screens.rollouts.keys import GroupKeys
-from sapo_desktop.dashboard.screens.rollouts.listing import GroupList
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_swarm.events import GroupRecorded
 

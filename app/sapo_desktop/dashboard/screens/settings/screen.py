@@ -1,4 +1,4 @@
-"""F2: every setting of the one schema, its value, where it comes from, and an editor that refuses what is wrong."""
+"""F2: every setting of the one schema, its value, where it comes from, and an editor that refuses with a sentence."""
 
 from __future__ import annotations
 
@@ -14,15 +14,74 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
 from sapo_desktop.dashboard.screens.base import Searching
-from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.screens.settings.editor import SettingEditor
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
 from sapo_desktop.errors import known
-from sapo_desktop.settings.rows import SIMPLE, SettingRow, spaced
+from sapo_desktop.settings.editing import SIMPLE, SettingRow, spaced
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
+
+# The editor of one setting: a line to type into, or the choices there are. What is refused says why and stays.
+
+
+class SettingEditor(Dialog[str | None]):
+    """Gives the value that was written, None at Esc."""
+
+    AUTO_FOCUS: ClassVar[str | None] = "#value"
+
+    def __init__(self, row: SettingRow, actions: HomeSettings) -> None:
+        super().__init__()
+        self.row, self.actions = row, actions
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        row = self.row
+        with Vertical(classes="box dialog editor"):
+            yield Static(Content.styled(row.key, "bold"), markup=False)
+            yield Static(plain(row.help, 400), markup=False)
+            if self.choices:
+                yield Listing(*self.choices, id="value", markup=False)
+            else:
+                yield Input(row.value, id="value", compact=True)
+            yield Static("", id="complaint", markup=False)
+            allowed = f"{row.kind} · default {plain(spaced(row, row.default), 200)}"
+            yield Static(Content.styled(allowed, "$muted"), markup=False)
+            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Themes are known to the application only."""
+        return tuple(sorted(self.app.available_themes)) if self.row.key == "ui.theme" else self.row.choices
+
+    def on_mount(self) -> None:
+        """The cursor stands on the present value."""
+        if self.row.value in self.choices:
+            self.query_one("#value", OptionList).highlighted = self.choices.index(self.row.value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Take the chosen value."""
+        event.stop()
+        self._write(self.choices[event.option_index])
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the typed value, or say why not."""
+        event.stop()
+        self._write(event.value.strip())
+
+    def _write(self, value: str) -> None:
+        self.run_worker(self._try(value), name="write", exclusive=True, exit_on_error=True)
+
+    async def _try(self, value: str) -> None:
+        try:
+            await self.actions.change(self.row.key, value, self.row.owner)
+        except known() as error:
+            self.complain(str(error))
+        else:
+            self.dismiss(value)
+
+
+# F2: every setting of the one schema, its value, where it comes from, and an editor that refuses what is wrong.
 
 WIDE = 100
 """Columns from which a row says what its setting does."""

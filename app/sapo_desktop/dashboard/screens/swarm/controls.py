@@ -11,12 +11,18 @@ from textual.binding import Binding, BindingType
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
-from sapo_desktop.dashboard.screens.swarm.dialogs import FOR_WHOM, RUNNING, HostChoice, HostedDialog, JoinDialog
+from sapo_desktop.dashboard.screens.swarm.dialogs import (
+    FOR_WHOM,
+    RUNNING,
+    HostChoice,
+    HostedDialog,
+    JoinDialog,
+    TaskDialog,
+)
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
-from sapo_desktop.dashboard.screens.swarm.tasks import TaskDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.keybar import Key
+from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.services.swarms.interface import Guest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.look.show import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import known
 from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS

@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar
 from sapo_desktop.errors import known
 from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen
 from sapo_swarm.tasks.own.spec import Extract

@@ -15,7 +15,7 @@ from textual.worker import Worker
 
 from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar
 from sapo_desktop.errors import known
 from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Step
 

@@ -18,8 +18,7 @@ from sapo_desktop.dashboard.look.show import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
 from sapo_desktop.dashboard.screens.tasks.measuring import SMALL
-from sapo_desktop.dashboard.widgets.keybar import Key, KeyBar
-from sapo_desktop.dashboard.widgets.listing import Listing
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
 from sapo_desktop.errors import known
 from sapo_desktop.services.tasks.wizard.interface import Made, Place
 

@@ -4,10 +4,16 @@ Nothing here imports a numerical library or Textual: the work is done by child p
 """
 
 from sapo_desktop.services.models.exports.card import Record
-from sapo_desktop.services.models.exports.export import export
+from sapo_desktop.services.models.exports.export import (
+    Agreement,
+    Estimate,
+    Exported,
+    default_target,
+    estimate,
+    export,
+    formats_for,
+)
 from sapo_desktop.services.models.exports.formats import FORMATS, QUANTS, ExportFailed, Format, Plan, Quant, Source
-from sapo_desktop.services.models.exports.report import Agreement, Exported
-from sapo_desktop.services.models.exports.room import Estimate, default_target, estimate, formats_for
 
 __all__ = [
     "FORMATS",

@@ -1,19 +1,308 @@
-"""One export from beginning to end: check, write, read again, tell, rename."""
+"""One export from beginning to end: where it goes and whether it fits, the child that writes it, the check, the report."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
+
+import msgspec
 
 from sapo_backends.base import Progress
 from sapo_backends.common import precisions
-from sapo_desktop.services.models.exports import child, room
+from sapo_backends.errors import size_text
+from sapo_desktop.errors import AppError, EngineMissing, UsageError
+from sapo_desktop.services.machine.load_request import local_folder, request
 from sapo_desktop.services.models.exports.card import card
-from sapo_desktop.services.models.exports.formats import ADAPTER, FORMATS, ExportFailed, Plan, Source
-from sapo_desktop.services.models.exports.job import Answered, Failed, Missing, Read, Write, Written
-from sapo_desktop.services.models.exports.report import LIBRARIES, Agreement, Exported, compare
+from sapo_desktop.services.models.exports.formats import ADAPTER, FORMATS, ExportFailed, Format, Plan, Source
+from sapo_desktop.services.models.exports.job import (
+    Answered,
+    Failed,
+    Job,
+    Missing,
+    Progressed,
+    Read,
+    Reply,
+    Write,
+    Written,
+)
 from sapo_desktop.services.models.exports.usage import usage
+from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.tasks.own import library
+
+# Where an export goes and whether it fits: asked before anything is written.
+
+BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "same": 2.0}
+"""Of "same" those of the 16 bits that it is made from: the file is smaller."""
+FLOAT32 = 4
+BESIDE = 32 * 2**20
+"""Tokenizer, settings, card, file system."""
+SPARE = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes: size of the finished export, the most that is on disk while it is made, and what is free there now."""
+
+    size: int
+    peak: int
+    free: int
+
+    @property
+    def fits(self) -> bool:
+        """There is room for the whole way."""
+        return self.peak <= self.free
+
+
+def estimate(source: Source, plan: Plan) -> Estimate:
+    """Read from the headers of the base model's files; nothing is loaded. Raises ModelNotFound."""
+    from sapo_backends.measure.sizing import model_size
+
+    size, _ = model_size(local_folder(source.config), request(source.config))
+    merged = FLOAT32 * size.parameters
+    if plan.format == "adapter":
+        final = FLOAT32 * size.trainable
+        peak = final
+    elif plan.format == "gguf":
+        eight_bits = size.vocabulary * size.hidden * (BYTES_A_WEIGHT["q8_0"] - BYTES_A_WEIGHT["q4_0"])
+        final = int(BYTES_A_WEIGHT[plan.quant] * size.parameters + (eight_bits if plan.quant == "q4_0" else 0))
+        peak = final + merged
+    else:
+        final = peak = merged
+    return Estimate(int(final * SPARE), int(peak * SPARE) + BESIDE, free_bytes(plan.target))
+
+
+def default_target(model_folder: Path, source: Source, plan_label: str) -> Path:
+    """exports/<checkpoint>-<format> in the model's own folder."""
+    name = source.checkpoint.name if source.checkpoint is not None else "base"
+    return model_folder / "exports" / f"{name}-{plan_label}"
+
+
+def formats_for(source: Source) -> tuple[Format, ...]:
+    """The formats that this model can have: an adapter only where one was trained. Raises ModelNotFound."""
+    from sapo_backends.measure.sizing import model_size
+
+    _, method = model_size(local_folder(source.config), request(source.config))
+    return tuple(name for name in FORMATS if name != "adapter" or method == "lora")
+
+
+def check(source: Source, plan: Plan) -> None:
+    """The model has that format, the target is new or an empty folder, and the disk has room.
+
+    Raises UsageError, ExportFailed, ModelNotFound.
+    """
+    if plan.format not in formats_for(source):
+        raise UsageError(
+            f"{source.record.name} has no LoRA adapter: all of its weights were trained. Use --format hf, gguf or mlx."
+        )
+    if plan.target.is_file() or (plan.target.is_dir() and any(plan.target.iterdir())):
+        raise UsageError(f"{plan.target} is there already and not empty. Name another folder: --to FOLDER")
+    found = estimate(source, plan)
+    if not found.fits:
+        raise ExportFailed(
+            f"This needs {size_text(found.peak)} on the disk of {plan.target.parent}, and {size_text(found.free)} are "
+            "free. Free some, name a folder on another disk with --to, or choose fewer bits (gguf, q4_0)."
+        )
+
+
+@contextlib.contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that becomes it when the block ends well; otherwise nothing is left. Raises AppError."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        partial.mkdir()
+    except FileExistsError as error:
+        raise UsageError(f"{target} is being written already.") from error
+    except OSError as error:
+        raise AppError(
+            f"Cannot write in {target.parent} ({error.strerror}). Name another folder: --to FOLDER"
+        ) from error
+    try:
+        yield partial
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Half exports to the same place by processes that were killed."""
+    import psutil
+
+    pattern = re.compile(rf"^\.{re.escape(target.name)}\.(\d+)\.partial$")
+    for folder in target.parent.iterdir():
+        match = pattern.match(folder.name)
+        if match and int(match[1]) != os.getpid() and not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# The parent's side of a child process: start it, pass its progress on, end it whatever happens.
+
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Crashed(ExportFailed):
+    """The child process ended without an answer."""
+
+
+def run(job: Job, progress: Progress) -> Written | Answered | Missing | Failed:
+    """The child's last reply; an interrupt or an error of progress ends the child. Raises Crashed."""
+    with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for reply in replies(lines):
+                if not isinstance(reply, Progressed):
+                    return reply
+                progress(reply.fraction, reply.phrase)
+        raise Crashed(_last_words(process.wait(), errors))
+
+
+@contextlib.contextmanager
+def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "sapo_desktop.services.models.exports.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: what it said last is told
+            process.stdin.write(msgspec.json.encode(job))
+            process.stdin.close()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def replies(lines: Iterable[bytes]) -> Iterator[Reply]:
+    """Every reply of the child. What a library prints between them, or a kill cuts off, is none."""
+    decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decoder.decode(line)
+
+
+def _last_words(code: int, errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+    how = f"signal {-code}" if code < 0 else f"code {code}"
+    return f"The process that did it ended with {how}" + (f": {lines[-1][:200]}" if lines else ".")
+
+
+def refuse(failed: Failed, doing: str) -> AppError:
+    """The error of a child that said why."""
+    kinds: dict[int, type[AppError]] = {2: UsageError, 4: EngineMissing}
+    return kinds.get(failed.code, ExportFailed)(f"{doing}{failed.message}")
+
+
+# What an export gave: where it lies and how far the library it is for agrees with the engine that trained it.
+
+LIBRARIES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama.cpp", "mlx_lm": "mlx_lm"}
+"""import name -> what people call it."""
+TIES = 10
+"""One in so many answers may differ where nothing was rounded: near-ties of two tokens may fall either way."""
+KEPT = 0.9
+"""Share of identical answers under which a file of few bits is no copy of what was trained."""
+UNDONE = (
+    "Rounding to so few bits undid part of what was learned. Use --quant q8_0, or of a model made from a GGUF file "
+    "--format adapter, which leaves that file as it is."
+)
+FOLLOWED = 0.6
+"""Mean part that is followed from which on one answer of fewer may differ, too."""
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Greedy answers to held-out questions, by the engine that trained the model and by another library.
+
+    prompts: questions that the other library split into the same tokens. identical: answers with the same tokens to
+    the end. followed: mean part of an answer before the first other token, in [0, 1]. tokens: longest answer compared.
+    """
+
+    library: str
+    version: str
+    answers: int
+    prompts: int
+    identical: int
+    followed: float
+    tokens: int
+
+    def sentence(self) -> str:
+        """For people."""
+        name = LIBRARIES.get(self.library, self.library)
+        told = f"Loaded again by {name} {self.version}: {self.identical} of {self.answers} greedy answers identical"
+        if self.identical < self.answers:
+            told += f", {100 * self.followed:.0f} % of each followed before the first other token"
+        if self.prompts < self.answers:
+            told += f"; {self.answers - self.prompts} of {self.answers} questions split into other tokens"
+        return f"{told} (at most {self.tokens} tokens each)."
+
+    def wrong(self, lossless: bool) -> bool:
+        """Another model, not rounding: other prompts, or other answers in a format that keeps every number."""
+        ties = max(self.answers // TIES, self.followed >= FOLLOWED)
+        return self.prompts < self.answers or (lossless and self.answers - self.identical > ties)
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """folder: where it lies. size: bytes on disk. agreement: None where it was not checked; unchecked: why. few_bits: the weights
+    were rounded to 4 bits, or to those of the base's file."""
+
+    folder: Path
+    size: int
+    agreement: Agreement | None = None
+    unchecked: str = ""
+    few_bits: bool = False
+
+    def sentence(self) -> str:
+        """How it was checked, for people; and what to do where rounding to few bits undid what was learned."""
+        if self.agreement is None:
+            return self.unchecked
+        lost = self.few_bits and self.agreement.identical < KEPT * self.agreement.answers
+        return f"{self.agreement.sentence()} {UNDONE}" if lost else self.agreement.sentence()
+
+
+def compare(
+    library: str,
+    version: str,
+    ours: Sequence[tuple[Sequence[int], Sequence[int]]],
+    theirs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    tokens: int,
+) -> Agreement:
+    """Agreement of (prompt ids, answer ids) pairs, in the same order. An empty answer agrees with an empty one."""
+    pairs = [(tuple(a[1]), tuple(b[1])) for a, b in zip(ours, theirs, strict=True)]
+    prompts = sum(tuple(a[0]) == tuple(b[0]) for a, b in zip(ours, theirs, strict=True))
+    followed = [_followed(a, b) for a, b in pairs]
+    return Agreement(
+        library=library,
+        version=version,
+        answers=len(pairs),
+        prompts=prompts,
+        identical=sum(a == b for a, b in pairs),
+        followed=sum(followed) / len(followed) if followed else 1.0,
+        tokens=tokens,
+    )
+
+
+def _followed(ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
+    longest = max(len(ours), len(theirs))
+    same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return same / longest if longest else 1.0
+
+
+# One export from beginning to end: check, write, read again, tell, rename.
 
 QUESTIONS = 20
 TOKENS = 64
@@ -28,8 +317,8 @@ def export(source: Source, plan: Plan, progress: Progress | None = None) -> Expo
 
     Neither an interrupt nor an error leaves anything behind. Raises UsageError, ExportFailed, EngineMissing, ModelNotFound.
     """
-    room.check(source, plan)
-    with room.beside(plan.target) as folder:
+    check(source, plan)
+    with beside(plan.target) as folder:
         making = _Making(source, plan, folder, progress)
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
@@ -85,7 +374,7 @@ class _Making:
                 self.progress(start + (end - start) * fraction, phrase)
 
         report(0.0, "starting")
-        return child.run(job, report)
+        return run(job, report)
 
     def write(self) -> Written:
         """The files, without card. Raises ExportFailed, EngineMissing, UsageError."""
@@ -103,7 +392,7 @@ class _Making:
         )
         reply = self._run(job, 0.0, WRITING if verify else 1.0)
         if isinstance(reply, Failed):
-            raise child.refuse(reply, "")
+            raise refuse(reply, "")
         if not isinstance(reply, Written):
             raise ExportFailed("The process that writes gave no result. Try again.")
         return reply
@@ -125,10 +414,10 @@ class _Making:
         refused = f"{LIBRARIES[library]} does not load what was written, so nothing was kept. "
         try:
             reply = self._run(job, WRITING, 1.0)
-        except child.Crashed as error:
+        except Crashed as error:
             raise ExportFailed(f"{refused}{error}") from error
         if isinstance(reply, Failed):
-            raise child.refuse(reply, refused)
+            raise refuse(reply, refused)
         if isinstance(reply, Written):
             raise ExportFailed("The process that reads gave no result. Try again.")
         return reply

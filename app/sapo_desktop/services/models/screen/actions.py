@@ -25,8 +25,8 @@ from sapo_desktop.services.models.screen.interface import (
     Shelf,
     Told,
 )
-from sapo_desktop.services.models.screen.own_tasks import fitted
-from sapo_desktop.services.models.shelf import base_folder, names, store
+from sapo_desktop.services.models.screen.settings_actions import fitted
+from sapo_desktop.services.models.shelf import mending, names, store
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import children
@@ -142,7 +142,7 @@ class HomeModels:
         """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
         says what is free again."""
         model = await self._find(id)
-        await asyncio.to_thread(base_folder.require_unused, self._home, model)
+        await asyncio.to_thread(mending.require_unused, self._home, model)
         freed = await control.delete(self._home, model)
         return f"Deleted {model.name}: {size_text(freed)} are free again"
 

@@ -1,18 +1,86 @@
-"""F2's actions over this home: the settings file, the model that is shown and, where one runs, the node."""
+"""F2's actions over this home: the settings file, the settings of the model that is shown, and a node that runs."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 
+import msgspec
+
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models import control
-from sapo_desktop.services.models.screen import model_settings
-from sapo_desktop.services.models.shelf import store
-from sapo_desktop.settings import editing
-from sapo_desktop.settings.rows import SettingRow
+from sapo_desktop.services.models import control, training
+from sapo_desktop.services.models.shelf import changes, store
+from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.settings import editing, flags
+from sapo_desktop.settings.editing import NEVER, SettingRow
+from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control_api import ControlClient, NodeError
+from sapo_swarm.tasks import catalogue
+from sapo_swarm.tasks.own import library
+
+# The settings of a model that is made for tasks of the person's own.
+
+
+def fitted(config: RunConfig) -> RunConfig:
+    """Room for the longest answers, and its levels of difficulty chosen from where a task has them. Raises BadTask."""
+    own = [task for task in config.tasks if catalogue.is_own(task)]
+    if config.curriculum == "uniform" and any(len(library.presets(task)) > 1 for task in own):
+        config = msgspec.structs.replace(config, curriculum="presets")
+    return flags.with_room(config)
+
+
+# The settings of one model: its model.json holds them, and every change is checked like a new model's.
+
+COUNTS = "when the node starts again; the model goes on from its weights"
+
+
+def rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
+    """Every setting: those of a run as this model has them, the others as the file has them. Raises UsageError, AppError.
+
+    The default of a model's setting is what a new model would get.
+    """
+    defaults = settings.load(home.settings).run
+    found = editing.rows(home.settings)
+    return tuple(_row(row, model, defaults) if row.key.startswith("run.") else row for row in found)
+
+
+def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
+    name = row.key.removeprefix("run.")
+    value, default = settings.text(getattr(model.config, name)), settings.text(getattr(defaults, name))
+    return replace(
+        row,
+        value=value,
+        default=default,
+        saved=value != default,
+        counts=NEVER if name in changes.IDENTITY else COUNTS,
+        owner=model.name,
+    )
+
+
+def change(model: Model, key: str, typed: str) -> str:
+    """Set one setting of the model's run; the value as it was understood. The weights stay what they are.
+
+    Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
+    """
+    name = editing.known(key).removeprefix("run.")
+    typed = flags.absolute(typed) if name == "model" else typed
+    config = settings.edited(model.config, key, typed)
+    flags.check(config)
+    config = flags.with_room(config) if flags.asks_for_room(model.config, config) else config
+    model = store.read(model.folder)  # a node may have written it meanwhile
+    changes.refuse_other_identity(model, config, training.meant(model))
+    store.write(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
+    return settings.text(getattr(config, name))
+
+
+def reset(home: Home, model: Model, key: str) -> str:
+    """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
+    name = editing.known(key).removeprefix("run.")
+    return change(model, key, settings.text(getattr(settings.load(home.settings).run, name)))
+
+
+# F2's actions over this home: the settings file, the model that is shown and, where one runs, the node.
 
 
 class HomeSettings:
@@ -31,7 +99,7 @@ class HomeSettings:
         if model is None:
             found = await asyncio.to_thread(editing.rows, self._home.settings)
         else:
-            found = await asyncio.to_thread(model_settings.rows, self._home, model)
+            found = await asyncio.to_thread(rows, self._home, model)
         running = await self._running()
         return tuple(replace(row, running=_other(row, running)) for row in found)
 
@@ -63,9 +131,9 @@ class HomeSettings:
         if not owner:
             editing.reset(home.settings, key) if value is None else editing.change(home.settings, key, value)
         elif value is None:
-            model_settings.reset(home, store.find(home, owner), key)
+            reset(home, store.find(home, owner), key)
         else:
-            model_settings.change(store.find(home, owner), key, value)
+            change(store.find(home, owner), key, value)
 
     async def restart(self) -> str:
         """The node finishes its round and starts again with what was changed here. A sentence."""

@@ -11,7 +11,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed
 from sapo_desktop.services.bases import fetching
-from sapo_desktop.services.models.shelf import base_folder, names
+from sapo_desktop.services.models.shelf import mending, names
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
@@ -69,7 +69,7 @@ def _same(model: Model, field: str, new: str, now: str) -> bool:
         return len(trainers) == 1 or trainers <= _ONE_FORM
     if field != "model" or not (found := _content(new)):
         return False
-    if not model.trained and base_folder.missing(model):
+    if not model.trained and mending.missing(model):
         return True
     return found == (_trained_on(model) or _content(now))
 

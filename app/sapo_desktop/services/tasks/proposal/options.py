@@ -1,10 +1,11 @@
-"""Multiple choice: the options of a row, in columns of their own or in one that lists them, become lines of its question. So do
-the wrong ones alone (distractors), with the answer among them."""
+"""Multiple choice: the options of a row, in columns of their own or in one that lists them, become letters or a list."""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import takewhile
@@ -12,8 +13,52 @@ from string import ascii_uppercase as LETTERS
 from typing import Literal
 
 from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, heading, headings
-from sapo_desktop.services.tasks.proposal.listed import Entry, bare_text, listed
-from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, Table, slug
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, Table, cell, slug
+
+# The options that one cell of a file lists.
+
+_LABEL = re.compile(r"\(?([A-Z])[).:]\s+", re.IGNORECASE)
+_LABELS = re.compile(r"(?:^|(?<=\s))\(?[A-Z][).:]\s+")
+Entry = tuple[str, str]
+"""What the file calls an option, "" where it has no name, and its text, "" where the row has none in that place."""
+
+
+def bare_text(text: str, letter: str) -> str:
+    """The text without this letter before it, as in A) or (A)."""
+    found = _LABEL.match(text)
+    return text[found.end() :] if found and found[1].casefold() == letter.casefold() else text
+
+
+def listed(text: str) -> Iterator[Entry]:
+    """The options of a cell that lists them."""
+    value = _value(text)
+    if isinstance(value, dict) and isinstance(texts := value.get("text"), list):
+        labels = value.get("label")
+        value = dict(zip(labels, texts, strict=False)) if isinstance(labels, list) else texts
+    if isinstance(value, dict):
+        value = [{"label": label, "text": one} for label, one in value.items()]
+    for one in value if isinstance(value, list) else []:
+        label, said = (one.get("label"), one.get("text")) if isinstance(one, dict) else ("", one)
+        yield cell(label), cell(said)
+
+
+def _value(text: str) -> object:
+    """JSON or what Python prints of a list, else the pieces between letters, lines, bars or semicolons."""
+    plain = text.strip()
+    if plain[:1] in ("[", "{"):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return read(plain)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+        return None
+    if len(_LABELS.findall(plain)) > 1:
+        return _LABELS.split(plain)[1:]
+    return next((plain.split(mark) for mark in ("\n", "|", ";") if mark in plain), None)
+
+
+# Multiple choice: the options of a row, in columns of their own or in one that lists them, become lines of its question. So do
+# the wrong ones alone (distractors), with the answer among them.
 
 COLUMN = "options"
 """Holds a row's options as its question shows them."""

@@ -16,7 +16,7 @@ import msgspec
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.screen.actions import HomeModels
-from sapo_desktop.services.models.screen.holding import node_held
+from sapo_desktop.services.models.screen.conversation import node_held
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.shelf import names, store
 from sapo_desktop.services.nodes import children

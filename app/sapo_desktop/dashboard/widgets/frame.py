@@ -1,15 +1,122 @@
-"""The header: what runs on the left, one status sentence with its age on the right."""
+"""What frames every screen: the header line, the footer of keys, titled boxes, and Textual's list without its early fault."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.cells import cell_len
 from textual.content import Content
+from textual.events import Click
+from textual.widget import Widget
+from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.look.glyphs import Glyphs
 from sapo_desktop.dashboard.look.show import after, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import State
 from sapo_swarm.node.clock import age
+
+# A titled box of text that repaints only when its text changed.
+
+Draw = Callable[[DashboardState, float, int, int, Glyphs], Content]
+"""(state, now, width, height, glyphs) -> the text; pure, so that it is tested without a terminal."""
+
+
+class Panel(Widget):
+    """Shows what its pure `draw` function makes of the state."""
+
+    def __init__(self, draw: Draw, glyphs: Glyphs, title: str = "", id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._draw, self.glyphs = draw, glyphs
+        self._content = Content("")
+        self._seen: tuple[DashboardState, float] | None = None
+        if title:
+            self.border_title = Content.styled(title, "bold")
+
+    def show(self, state: DashboardState, now: float) -> None:
+        """Paint the state, if that changes the text."""
+        self._seen = (state, now)
+        size = self.content_size
+        if not size:
+            return
+        text = self._draw(state, now, size.width, size.height, self.glyphs)
+        if not text.is_same(self._content):
+            self._content = text
+            self.refresh()
+
+    def on_resize(self) -> None:
+        """Fit the text to the new size."""
+        if self._seen is not None:
+            self.show(*self._seen)
+
+    def render(self) -> Content:
+        """The text painted last."""
+        return self._content
+
+
+# Textual's list of options, without what ends the app where a key comes before the first layout.
+
+
+class Listing(OptionList):
+    """Rows to choose from. Textual's raises KeyError at a page up or down while it has no line to be drawn on."""
+
+    def action_page_up(self) -> None:
+        """A page up."""
+        if self.scrollable_content_region:
+            super().action_page_up()  # type: ignore[no-untyped-call]
+
+    def action_page_down(self) -> None:
+        """A page down."""
+        if self.scrollable_content_region:
+            super().action_page_down()  # type: ignore[no-untyped-call]
+
+
+# The footer: at most eight keys in one line, each also a button for the mouse.
+
+MAX_KEYS = 8
+Key = tuple[str, str, str]
+"""What to press, what it does, and the Textual action behind it."""
+
+
+class KeyBar(Widget):
+    """One line; drops the rightmost keys but the last two (help and quit) where there is no room."""
+
+    def __init__(self, keys: list[Key]) -> None:
+        super().__init__(id="keys")
+        self.keys: list[Key] = []
+        self.put(keys)
+
+    def put(self, keys: list[Key]) -> None:
+        """Show these keys, MAX_KEYS of them: where there are more, those before the last two go."""
+        keys = [*keys[: MAX_KEYS - 2], *keys[-2:]] if len(keys) > MAX_KEYS else keys
+        if keys != self.keys:
+            self.keys = keys
+            self.refresh()
+
+    def render(self) -> Content:
+        """Key and label of those that fit."""
+        parts = [Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label, _ in self._fitting()]
+        return Content("  ").join(parts)
+
+    def _fitting(self) -> list[Key]:
+        keys = list(self.keys)
+        while len(keys) > 2 and sum(len(key) + len(label) + 3 for key, label, _ in keys) - 2 > self.size.width:
+            keys.pop(-3)
+        return keys
+
+    async def on_click(self, event: Click) -> None:
+        """Run the action of the key under the pointer."""
+        offset = event.get_content_offset(self)
+        end = -2
+        for key, label, action in self._fitting():
+            end += len(key) + len(label) + 3
+            if offset is not None and offset.x < end:
+                if action:
+                    await self.run_action(action)
+                return
+
+
+# The header: what runs on the left, one status sentence with its age on the right.
 
 _LOOKS: dict[State, tuple[str, str]] = {
     "running": ("$success", "▶"),

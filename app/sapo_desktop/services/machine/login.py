@@ -1,9 +1,12 @@
-"""Start the node at login, look whether it does, and end that. Nothing is installed unless the person asks for it."""
+"""Start the node at login, look whether it does, and end that, by what each system reads: a systemd unit, a launch agent, a
+task. Nothing is installed unless the person asks for it.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
+import plistlib
 import re
 import subprocess
 import sys
@@ -11,12 +14,118 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
-from sapo_desktop.services.machine.login import definitions
 
-_LIMIT_S = definitions.STOP_S + 30.0
+# What the systems' own starters read, as pure functions of a command line: a systemd user unit, a launchd property list, a
+# Windows scheduled task. Each asks for an end with a signal that the node answers by saving, and waits STOP_S for it.
+
+NAME = "sapo-desktop"
+LABEL = "io.github.sapo-desktop.node"
+STOP_S = 60
+RETRY_S = 60
+FINAL_CODES = (2, 3, 4)
+"""Exit codes that another start does not mend: usage, node, engine missing."""
+_TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
+
+
+def systemd_unit(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A user unit: started at login, again after a crash, but not for ever."""
+    lines = [f"Environment={_quoted(f'{key}={value}')}" for key, value in environment.items()]
+    return "\n".join(
+        [
+            "[Unit]",
+            "Description=sapo-desktop trains a small language model in the background",
+            "StartLimitIntervalSec=3600",
+            "StartLimitBurst=5",
+            "",
+            "[Service]",
+            f"ExecStart={' '.join(_quoted(word, command=True) for word in command)}",
+            *lines,
+            "KillMode=mixed",
+            f"TimeoutStopSec={STOP_S}",
+            "Restart=on-failure",
+            f"RestartSec={RETRY_S}",
+            f"RestartPreventExitStatus={' '.join(map(str, FINAL_CODES))}",
+            "",
+            "[Install]",
+            "WantedBy=default.target",
+            "",
+        ]
+    )
+
+
+def _quoted(word: str, command: bool = False) -> str:
+    """A word of a unit file: specifiers, line ends and, in a command, variables are taken literally."""
+    escaped = (
+        word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n").replace("\r", "\\r")
+    )
+    return f'"{escaped.replace("$", "$$") if command else escaped}"'
+
+
+def launch_agent(command: Sequence[str], environment: Mapping[str, str], log: str) -> bytes:
+    """A property list. log: where what it prints goes."""
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": list(command),
+            "EnvironmentVariables": dict(environment),
+            "RunAtLoad": True,
+            "KeepAlive": {"Crashed": True},
+            "ThrottleInterval": RETRY_S,
+            "ExitTimeOut": STOP_S,
+            "ProcessType": "Background",
+            "StandardOutPath": log,
+            "StandardErrorPath": log,
+        }
+    )
+
+
+def scheduled_task(command: Sequence[str], user: str) -> bytes:
+    """A task in UTF-16, as schtasks reads it. The governor, not the scheduler, decides about batteries and idleness."""
+    ElementTree.register_namespace("", _TASK)
+    task = ElementTree.Element(f"{{{_TASK}}}Task", version="1.2")
+    _add(task, "RegistrationInfo", Description="sapo-desktop trains a small language model in the background")
+    _add(_add(task, "Triggers"), "LogonTrigger", Enabled="true", UserId=user)
+    _add(_add(task, "Principals"), "Principal", UserId=user, LogonType="InteractiveToken", RunLevel="LeastPrivilege")
+    settings = _add(
+        task,
+        "Settings",
+        MultipleInstancesPolicy="IgnoreNew",
+        DisallowStartIfOnBatteries="false",
+        StopIfGoingOnBatteries="false",
+        AllowHardTerminate="true",
+        ExecutionTimeLimit="PT0S",
+        Priority="7",
+    )
+    _add(settings, "RestartOnFailure", Interval=f"PT{RETRY_S}S", Count="5")
+    program, *rest = command
+    _add(_add(task, "Actions"), "Exec", Command=program, Arguments=" ".join(map(windows_word, rest)))
+    text: bytes = ElementTree.tostring(task, encoding="utf-16", xml_declaration=True)
+    return text
+
+
+def windows_word(word: str) -> str:
+    """A word of a Windows command line, in quotes where it needs them."""
+    if word and not set(word) & set(' \t"'):
+        return word
+    from subprocess import list2cmdline
+
+    return list2cmdline([word])
+
+
+def _add(parent: ElementTree.Element, tag: str, **children: str) -> ElementTree.Element:
+    element = ElementTree.SubElement(parent, f"{{{_TASK}}}{tag}")
+    for name, text in children.items():
+        ElementTree.SubElement(element, f"{{{_TASK}}}{name}").text = text
+    return element
+
+
+# Start the node at login, look whether it does, and end that. Nothing is installed unless the person asks for it.
+
+_LIMIT_S = STOP_S + 30.0
 _POLL_S = 0.5
 PASSED_ON = (
     *("SAPO_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "SAPO_WITHOUT"),
@@ -45,10 +154,10 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
     command = [*words, "node", *([name] if name else []), "--quiet", "--as-left"]
     environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
     if platform == "darwin":
-        file = Path.home() / "Library" / "LaunchAgents" / f"{definitions.LABEL}.plist"
-        content = definitions.launch_agent(command, environment, str(home.logs / "service.log"))
+        file = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        content = launch_agent(command, environment, str(home.logs / "service.log"))
         domain = f"gui/{_user_number()}"
-        target = f"{domain}/{definitions.LABEL}"
+        target = f"{domain}/{LABEL}"
         return Starter(
             file,
             content,
@@ -60,8 +169,8 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
         file = home.data / "service.xml"
         quiet = Path(words[0]).with_name("pythonw.exe")  # python.exe opens a window
         user = "\\".join(filter(None, (os.environ.get("USERDOMAIN"), getpass.getuser())))
-        content = definitions.scheduled_task([str(quiet if quiet.exists() else words[0]), *command[1:]], user)
-        task = definitions.NAME
+        content = scheduled_task([str(quiet if quiet.exists() else words[0]), *command[1:]], user)
+        task = NAME
         create = ("schtasks", "/create", "/f", "/tn", task, "/xml", str(file))
         return Starter(
             file,
@@ -72,11 +181,11 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
             _of_the_account(environment),
         )
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    unit = f"{definitions.NAME}.service"
+    unit = f"{NAME}.service"
     systemctl = ("systemctl", "--user")
     return Starter(
         base / "systemd" / "user" / unit,
-        definitions.systemd_unit(command, environment).encode(),
+        systemd_unit(command, environment).encode(),
         ((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", unit)),
         ((*systemctl, "disable", "--now", unit),),
         (*systemctl, "is-active", unit),
@@ -149,8 +258,8 @@ def _end(one: Starter, pause: Callable[[float], None] = time.sleep) -> str:
             refused.append(str(error))
     waited = 0.0
     while _known(one):
-        if waited >= definitions.STOP_S:
-            raise AppError(refused[0] if refused else f"The node did not end within {definitions.STOP_S} s.")
+        if waited >= STOP_S:
+            raise AppError(refused[0] if refused else f"The node did not end within {STOP_S} s.")
         pause(_POLL_S)
         waited += _POLL_S
     return " ".join(refused)

@@ -1,0 +1,734 @@
+"""The groups of a run: where they come from, the index that finds them, the thread that asks it, and their export."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import re
+import sqlite3
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, get_args
+from unicodedata import normalize
+
+import msgspec
+
+from sapo_desktop.errors import AppError
+from sapo_desktop.streams import json_line
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.journal import JournalError, readable
+
+# Which groups are wanted, and what the index knows of a group to answer that.
+
+Reward = Literal["", "all right", "mixed", "none right"]
+Source = Literal["", "local", "external"]
+Trained = Literal["", "trained on", "not trained on"]
+REWARDS: tuple[Reward, ...] = get_args(Reward)
+SOURCES: tuple[Source, ...] = get_args(Source)
+TRAINED: tuple[Trained, ...] = get_args(Trained)
+
+_BITS = ("local", "external", "all right", "mixed", "none right", "first solved", "trained on", "not trained on")
+_BIT = {name: 1 << place for place, name in enumerate(_BITS)}
+_FLAG, _TASK = "\ue000", "\ue001"
+"""Private characters that begin the index's own words: no text holds one when it is indexed or asked for."""
+_WORD = re.compile(r"[^\W_]+")
+_UNSPACED = (  # Thai and Lao, Burmese, Khmer, Japanese and Chinese
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff]"
+)
+"""Signs of scripts without blanks between words: there every two in a row are a word of the index, and the last one alone."""
+_RUN = re.compile(f"{_UNSPACED}+")
+MAX_WORDS = 16
+
+
+@dataclass(frozen=True)
+class GroupFilter:
+    """ "" everywhere: all groups. reward "mixed": rewards that are not all equal. text: words; the last may be unfinished."""
+
+    task: str = ""
+    source: Source = ""
+    reward: Reward = ""
+    trained: Trained = ""
+    first_solved: bool = False
+    text: str = ""
+
+    @property
+    def flags(self) -> int:
+        """The bits that a group must have, see flags_of."""
+        names = [self.source, self.reward, self.trained, "first solved" if self.first_solved else ""]
+        return sum(_BIT[name] for name in names if name)
+
+    @property
+    def words(self) -> list[str]:
+        """What is looked for in the texts, at most MAX_WORDS words."""
+        return _WORD.findall(_in_words(self.text))[:MAX_WORDS]
+
+    def match(self, task: int) -> str:
+        """The filter for the index's full-text table; task: its number there, if one is wanted."""
+        *whole, last = self.words
+        unfinished = normalize("NFC", self.text)[-1:].isalnum()
+        words = [f'"{word}"*' if re.fullmatch(_UNSPACED, word) else f'"{word}"' for word in whole]
+        words.append(f'"{last}"*' if unfinished else f'"{last}"')
+        if self.task:
+            words.append(f'"{_TASK}{task}"')
+        return " ".join([*words, *(f'"{_FLAG}{bit}"' for bit in _set(self.flags))])
+
+    def describe(self) -> str:
+        """The filter in words: only what is left out, where anything is."""
+        parts = [self.task, self.source, self.reward, self.trained, "first solved" if self.first_solved else ""]
+        set_ones = [part for part in (*parts, f"“{self.text}”" if self.text else "") if part]
+        return " · ".join(set_ones or ["all tasks", "local and external", "any reward"])
+
+
+def flags_of(event: GroupRecorded) -> int:
+    """What is known of a group besides its task, a bit each."""
+    group, rewards = event.group, event.group.rewards
+    names = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]
+    names += ["all right"] if min(rewards, default=0.0) >= 1 else []
+    names += ["none right"] if max(rewards, default=0.0) <= 0 else []
+    names += ["mixed"] if group.nonzero_advantage else []
+    names += ["first solved"] if event.first_solved else []
+    return sum(_BIT[name] for name in names)
+
+
+def indexed_text(event: GroupRecorded, task: int) -> str:
+    """What the full-text table gets of a group: its texts, and its task and flags as words of their own."""
+    group = event.group
+    texts = [group.question.prompt, *(rollout.text for rollout in group.rollouts)]
+    texts += [turn.text for rollout in group.rollouts for turn in rollout.turns if turn.environment]
+    own = [f"{_TASK}{task}", *(f"{_FLAG}{bit}" for bit in _set(flags_of(event)))]
+    return _in_words(" ".join(texts)).replace("_", " ") + " " + " ".join(own)
+
+
+def _in_words(text: str) -> str:
+    """Without the index's own signs, accents composed, blanks between the words of every script."""
+    if text.isascii():  # most are
+        return text
+    return _RUN.sub(_pairs, normalize("NFC", text.replace(_FLAG, " ").replace(_TASK, " ")))
+
+
+def _pairs(run: re.Match[str]) -> str:
+    return " ".join(["", *map("".join, zip_longest(run[0], run[0][1:], fillvalue="")), ""])
+
+
+def _set(flags: int) -> Iterator[int]:
+    return (bit for bit in range(len(_BITS)) if flags >> bit & 1)
+
+
+# Where groups come from: a journal that a node may be writing, or a recording. They are only read.
+
+Numbered = tuple[int, GroupRecorded | None]
+"""A group with its number, which only rises and is never used again; None where it cannot be read."""
+
+
+class GroupSource(Protocol):
+    """Used by one thread, which is not the one that made it."""
+
+    @property
+    def name(self) -> str:
+        """Which source it is, the same in every process."""
+        ...
+
+    def again(self) -> GroupSource:
+        """The same source for another thread."""
+        ...
+
+    def identity(self) -> str:
+        """What it holds: another one under the same name has another identity. Raises JournalError."""
+        ...
+
+    def version(self) -> int:
+        """Changes whenever the source did. Raises JournalError."""
+        ...
+
+    def newer(self, after: int, limit: int) -> list[Numbered]:
+        """The oldest `limit` groups with a number above `after`, in order. Raises JournalError."""
+        ...
+
+    def older(self, before: int, limit: int) -> list[Numbered]:
+        """The newest `limit` groups with a number below `before`, in order. Raises JournalError."""
+        ...
+
+    def count(self, first: int, last: int) -> int:
+        """Groups with numbers from first to last. Raises JournalError."""
+        ...
+
+    def numbers(self, first: int, last: int) -> list[int]:
+        """The numbers themselves. Raises JournalError."""
+        ...
+
+    def read(self, numbers: Sequence[int]) -> list[Numbered]:
+        """These groups in this order, without those that are gone. Raises JournalError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files."""
+        ...
+
+
+class JournalGroups:
+    """The groups of a journal.db."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._open: sqlite3.Connection | None = None
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return str(self.path)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._open is None:
+            if not self.path.exists():
+                raise JournalError(f"There is no journal at {self.path}.")
+            self._open = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        return self._open
+
+    def _rows(self, query: str, *values: object) -> list[tuple[int, bytes]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"Cannot read the journal {self.path} ({error}). Try: sapo-desktop runs check --repair"
+            ) from error
+
+    def again(self) -> GroupSource:
+        """With a connection of its own."""
+        return JournalGroups(self.path)
+
+    def identity(self) -> str:
+        """Of its first event, which is never taken back."""
+        rows = self._rows("SELECT seq, body FROM events ORDER BY seq LIMIT 1")
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+    def version(self) -> int:
+        """Of the file, as SQLite counts other connections' commits."""
+        return self._rows("PRAGMA data_version")[0][0]
+
+    def newer(self, after: int, limit: int) -> list[Numbered]:
+        """See GroupSource."""
+        query = "SELECT seq, body FROM events WHERE kind = 'group' AND seq > ? ORDER BY seq LIMIT ?"
+        return _read(self._rows(query, after, limit))
+
+    def older(self, before: int, limit: int) -> list[Numbered]:
+        """See GroupSource."""
+        query = "SELECT seq, body FROM events WHERE kind = 'group' AND seq < ? ORDER BY seq DESC LIMIT ?"
+        return _read(self._rows(query, before, limit))[::-1]
+
+    def count(self, first: int, last: int) -> int:
+        """See GroupSource."""
+        query = "SELECT count(*) FROM events WHERE kind = 'group' AND seq BETWEEN ? AND ?"
+        return self._rows(query, first, last)[0][0]
+
+    def numbers(self, first: int, last: int) -> list[int]:
+        """See GroupSource."""
+        query = "SELECT seq FROM events WHERE kind = 'group' AND seq BETWEEN ? AND ?"
+        return [row[0] for row in self._rows(query, first, last)]
+
+    def read(self, numbers: Sequence[int]) -> list[Numbered]:
+        """See GroupSource."""
+        marks = ",".join("?" * len(numbers))
+        rows = dict(self._rows(f"SELECT seq, body FROM events WHERE kind = 'group' AND seq IN ({marks})", *numbers))
+        return _read([(number, rows[number]) for number in numbers if number in rows])
+
+    def close(self) -> None:
+        """See GroupSource."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class RecordedGroups:
+    """The groups of a list of events, numbered by their place in it from 1."""
+
+    def __init__(self, events: Sequence[object]) -> None:
+        self._groups = {place: event for place, event in enumerate(events, 1) if isinstance(event, GroupRecorded)}
+        self._numbers = list(self._groups)
+
+    @property
+    def name(self) -> str:
+        """A recording has none: its index is kept in memory."""
+        return ""
+
+    def again(self) -> GroupSource:
+        """Nothing of it changes."""
+        return self
+
+    def identity(self) -> str:
+        """Of a list in memory there is only the one."""
+        return "recording"
+
+    def version(self) -> int:
+        """It does not change."""
+        return 0
+
+    def newer(self, after: int, limit: int) -> list[Numbered]:
+        """See GroupSource."""
+        start = bisect_right(self._numbers, after)
+        return self.read(self._numbers[start : start + limit])
+
+    def older(self, before: int, limit: int) -> list[Numbered]:
+        """See GroupSource."""
+        end = bisect_left(self._numbers, before)
+        return self.read(self._numbers[max(end - limit, 0) : end])
+
+    def count(self, first: int, last: int) -> int:
+        """See GroupSource."""
+        return len(self.numbers(first, last))
+
+    def numbers(self, first: int, last: int) -> list[int]:
+        """See GroupSource."""
+        return self._numbers[bisect_left(self._numbers, first) : bisect_right(self._numbers, last)]
+
+    def read(self, numbers: Sequence[int]) -> list[Numbered]:
+        """See GroupSource."""
+        found = [(number, self._groups[number]) for number in numbers if number in self._groups]
+        return [(number, msgspec.structs.replace(event, seq=number)) for number, event in found]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _read(rows: Sequence[tuple[int, bytes]]) -> list[Numbered]:
+    found: list[Numbered] = []
+    for number, body in rows:
+        event = readable(body)
+        found.append((number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None))
+    return found
+
+
+# The index of a source's groups: one row a group, and a full-text table without the texts. A file of the dashboard's own.
+#
+# It follows the source: new groups come in, from the newest to the oldest the first time; groups that were dropped or taken
+# back go. What goes leaves its words in the full-text table (SQLite before 3.43 cannot take them out); when these are most
+# of it, the index is made again.
+
+STEP = 256
+"""Groups that one step takes in: about 40 ms, and a question asked meanwhile waits no longer."""
+NEWEST = 2**62
+"""Above every group's number."""
+_VERSION = 2
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value);
+CREATE TABLE IF NOT EXISTS tasks (number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, round INTEGER, task INTEGER, flags INTEGER NOT NULL);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', detail=none, prefix='1 2 3');
+"""
+_SPARE = 2000
+"""Groups that may have gone before the index is made again."""
+
+Direction = Literal["older", "newer"]
+Counted = TypeVar("Counted")
+
+
+@dataclass(frozen=True)
+class Page:
+    """seqs: newest first. total: groups that fit the filter. indexed, of: how much of the source the index holds."""
+
+    seqs: tuple[int, ...]
+    total: int
+    indexed: int
+    of: int
+
+
+class GroupIndex:
+    """The index of one source. For one thread; several processes may use the same file."""
+
+    def __init__(self, source: GroupSource, folder: Path | None = None) -> None:
+        """folder: where indexes are kept; None, or a source without a name: in memory. Raises JournalError."""
+        self.source = source
+        self.path = folder / f"{_key(source.name)}.db" if folder is not None and source.name else None
+        self._looked: int | None = None
+        self._counted: dict[str, tuple[object, Any]] = {}
+        try:
+            self._db = self._usable()
+        except BaseException:
+            source.close()
+            raise
+
+    def _usable(self) -> sqlite3.Connection:
+        try:
+            return self._opened()
+        except (sqlite3.DatabaseError, OSError):  # damaged, or of another version: it is made again
+            try:
+                self.remove()
+                return self._opened()
+            except (sqlite3.DatabaseError, OSError) as error:
+                raise JournalError(f"Cannot keep an index of the rollouts at {self.path} ({error}).") from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self.path is not None:
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            if not self.path.exists():
+                _forget_lost(self.path.parent)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(self.path or ":memory:", isolation_level=None, timeout=10.0)
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=OFF")  # it can be made again
+            db.executescript(_SCHEMA)
+            identity = f"{_VERSION} {self.source.identity()}"
+            known = db.execute("SELECT value FROM about WHERE name = 'identity'").fetchone()
+            if known is not None and known[0] != identity:
+                raise sqlite3.DatabaseError("It is the index of another journal.")
+            db.execute("INSERT OR IGNORE INTO about VALUES ('identity', ?)", (identity,))
+            db.execute("INSERT OR REPLACE INTO about VALUES ('source', ?)", (self.source.name,))
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def remove(self) -> None:
+        """The file goes."""
+        for end in ("", "-wal", "-shm"):
+            if self.path is not None:
+                Path(f"{self.path}{end}").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """The index and its source."""
+        self._db.close()
+        self.source.close()
+
+    # Following the source
+
+    def step(self) -> bool:
+        """Take in some groups; False when all are in. Raises JournalError."""
+        with self._writing():
+            span = self._about("span")
+            low, high = span if span is not None else (NEWEST, 0)
+            if span is None:
+                taken = self.source.older(NEWEST, STEP)
+            else:
+                taken = self.source.newer(high, STEP) or self.source.older(low, STEP)
+            self._take(taken)
+            if taken:
+                low, high = min(low, taken[0][0]), max(high, taken[-1][0])
+                self._db.execute("INSERT OR REPLACE INTO about VALUES ('span', ?)", (f"{low} {high}",))
+        return len(taken) > 0
+
+    def changed(self) -> bool:
+        """The source has new groups, or groups of it are gone (these leave the index). Raises JournalError."""
+        version, (low, high) = self.source.version(), self._about("span") or (NEWEST, 0)
+        if version == self._looked:
+            return False
+        self._looked = version
+        held = self._number("SELECT count(*) FROM groups")
+        if held and self.source.count(low, high) != held:
+            self._drop(low, high)
+            return True
+        return bool(self.source.newer(high, 1) or self.source.older(low, 1))
+
+    def _take(self, groups: Sequence[Numbered]) -> None:
+        rows, texts = [], []
+        for seq, event in groups:
+            task = self._task(event.group.question.ref.dataset) if event is not None else None
+            rows.append((seq, event.round if event else None, task, flags_of(event) if event else 0))
+            if event is not None and task is not None:
+                texts.append((seq, indexed_text(event, task)))
+        self._db.executemany("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)", rows)
+        self._db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
+
+    def _task(self, name: str) -> int:
+        self._db.execute("INSERT OR IGNORE INTO tasks (name) VALUES (?)", (name,))
+        return self._number("SELECT number FROM tasks WHERE name = ?", name)
+
+    def _drop(self, low: int, high: int) -> None:
+        with self._writing():
+            kept = set(self.source.numbers(low, high))
+            gone = [row for row in self._db.execute("SELECT seq FROM groups").fetchall() if row[0] not in kept]
+            self._db.executemany("DELETE FROM groups WHERE seq = ?", gone)
+            stale = self._number("SELECT coalesce((SELECT value FROM about WHERE name = 'gone'), 0)") + len(gone)
+            if stale > max(_SPARE, len(kept)):
+                for table in ("groups", "about WHERE name = 'span'"):
+                    self._db.execute(f"DELETE FROM {table}")
+                self._db.execute("INSERT INTO words (words) VALUES ('delete-all')")
+                stale = 0
+            self._db.execute("INSERT OR REPLACE INTO about VALUES ('gone', ?)", (stale,))
+
+    # Asking
+
+    def page(
+        self, wanted: GroupFilter, size: int, start: int = NEWEST, direction: Direction = "older", upto: int = NEWEST
+    ) -> Page:
+        """Groups below (direction older) or above `start`, none above `upto`. Raises JournalError."""
+        order, sign = ("DESC", "<") if direction == "older" else ("ASC", ">")
+        tables, where, values = self._asked(wanted)
+        with self._reading():
+            query = f"SELECT groups.seq FROM {tables} WHERE {where} AND {{row}} <= ? AND {{row}} {sign} ?"
+            query = f"{query} ORDER BY {{row}} {order} LIMIT ?".format(row=self._row(tables))
+            seqs = [row[0] for row in self._db.execute(query, (*values, upto, start, size))]
+            total = self._total(wanted, upto)
+        held = self._still("held", self._version(), lambda: self._number("SELECT count(*) FROM groups"))
+        of = self._still("of", self.source.version(), lambda: self.source.count(0, NEWEST))
+        return Page(tuple(seqs if direction == "older" else seqs[::-1]), total, held, of)
+
+    def _version(self) -> tuple[int, int]:
+        """Of the index: of what was written here, and by other windows."""
+        return self._db.total_changes, self._number("PRAGMA data_version")
+
+    def _still(self, name: str, version: object, count: Callable[[], Counted]) -> Counted:
+        """What was counted of that version; all groups are gone through once a version, not with every key."""
+        if name not in self._counted or self._counted[name][0] != version:
+            self._counted[name] = version, count()
+        found: Counted = self._counted[name][1]
+        return found
+
+    def _total(self, wanted: GroupFilter, upto: int) -> int:
+        tables, where, values = self._asked(wanted)
+        stale = self._number("SELECT coalesce((SELECT value FROM about WHERE name = 'gone'), 0)")
+        if wanted.words and not stale:
+            tables, where = "words", where.replace(_JOINED, "")
+        return self._number(f"SELECT count(*) FROM {tables} WHERE {where} AND {self._row(tables)} <= ?", *values, upto)
+
+    def _asked(self, wanted: GroupFilter) -> tuple[str, str, list[object]]:
+        """Tables, condition and its values."""
+        found = self._db.execute("SELECT number FROM tasks WHERE name = ?", (wanted.task,)).fetchone()
+        task = found[0] if found else -1
+        if wanted.words:
+            return "words CROSS JOIN groups", f"words MATCH ?{_JOINED}", [wanted.match(task)]
+        where, values = "flags & ? = ?", [wanted.flags, wanted.flags]
+        return ("groups", f"{where} AND task = ?", [*values, task]) if wanted.task else ("groups", where, [*values])
+
+    def _row(self, tables: str) -> str:
+        return "words.rowid" if tables.startswith("words") else "groups.seq"
+
+    def every(self, wanted: GroupFilter, upto: int = NEWEST) -> Iterator[GroupRecorded]:
+        """All groups that fit, newest first, read a page at a time. Raises JournalError."""
+        start = NEWEST
+        while seqs := self.page(wanted, STEP, start, upto=upto).seqs:
+            yield from (event for _, event in self.source.read(seqs) if event is not None)
+            start = seqs[-1]
+
+    def tasks(self) -> list[str]:
+        """Every task that has groups, by name."""
+        return self._still("tasks", self._version(), self._tasks)
+
+    def _tasks(self) -> list[str]:
+        with self._reading():
+            query = "SELECT name FROM tasks WHERE number IN (SELECT DISTINCT task FROM groups) ORDER BY name"
+            return [row[0] for row in self._db.execute(query)]
+
+    def _number(self, query: str, *values: object) -> int:
+        with self._reading():
+            return int(self._db.execute(query, values).fetchone()[0])
+
+    def _about(self, name: str) -> tuple[int, int] | None:
+        with self._reading():
+            row = self._db.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        low, high = row[0].split()
+        return int(low), int(high)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"Cannot read the index of the rollouts ({error}).") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._reading():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+_JOINED = " AND groups.seq = words.rowid"
+
+
+def _key(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _forget_lost(folder: Path) -> None:
+    """Remove the indexes of journals that are not there any more: they hold words of theirs."""
+    for path in folder.glob("*.db"):
+        with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(path)) as db:
+            row = db.execute("SELECT value FROM about WHERE name = 'source'").fetchone()
+            if row is not None and not Path(row[0]).exists():
+                for end in ("", "-wal", "-shm"):
+                    Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+# The groups that fit a filter as JSON lines: the events of the journal, in plain ASCII.
+
+
+def whole(source: GroupSource, folder: Path | None, told: Callable[[int], None] = lambda _: None) -> GroupIndex:
+    """The index with all groups in it. told: called with how many are in, after each step. Raises JournalError."""
+    index = GroupIndex(source, folder)
+    try:
+        index.changed()
+        done = 0
+        while index.step():
+            done += 1
+            told(done)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def write(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
+    """The same as written(), of an index that is made for it."""
+    index = whole(source, folder)
+    try:
+        return written(index, wanted, path, upto)
+    finally:
+        index.close()
+
+
+def written(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
+    """Write a new file, this person's only; how many groups are in it. Raises AppError, JournalError; then there is no file."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                return sum(file.write(json_line(event) + "\n") > 0 for event in index.every(wanted, upto))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    except FileExistsError as error:
+        raise AppError(f"{path} exists already. Name another file.") from error
+    except OSError as error:
+        raise AppError(f"Cannot write {path} ({error.strerror}). Name a file in a folder of your own.") from error
+
+
+# A thread that asks the index, so that no key waits for a disk; between two questions it takes in more of the journal.
+
+PAGE = 60
+"""Groups on a page."""
+IDLE_S = 1.0
+"""Seconds between two looks whether the journal has changed."""
+_TELL_S = 0.25
+"""A first page is told again while the index grows, this often."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A page of the groups that fit: below (older) or above the number `start`; none above `upto`."""
+
+    filter: GroupFilter = field(default_factory=GroupFilter)
+    start: int = NEWEST
+    direction: Direction = "older"
+    upto: int = NEWEST
+
+    @property
+    def first(self) -> bool:
+        """It is the page of the newest groups, which changes as the journal grows."""
+        return self.start == NEWEST and self.direction == "older"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """groups: newest first. total: all that fit. indexed of of: how far the index is. tasks: known ones. problem: "" none."""
+
+    wish: Wish
+    groups: tuple[GroupRecorded, ...] = ()
+    total: int = 0
+    indexed: int = 0
+    of: int = 0
+    tasks: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class _Nothing:
+    """No wish came."""
+
+
+class GroupReader:
+    """Answers the newest wish only: whoever types on does not wait for what was typed before."""
+
+    def __init__(self, open_index: Callable[[], GroupIndex], told: Callable[[Answer], None]) -> None:
+        """open_index, told: called in the reader's thread."""
+        self._open, self._told = open_index, told
+        self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def ask(self, wish: Wish) -> None:
+        """Answered as soon as may be, unless another wish comes first."""
+        self._wishes.put(wish)
+
+    def close(self) -> None:
+        """End the thread, after what it is doing."""
+        self._wishes.put(None)
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        """An index that does not open (a full disk, say) is tried again from time to time."""
+        wish: Wish | None = Wish()
+        while wish is not None:
+            try:
+                index = self._open()
+            except JournalError as error:
+                self._told(Answer(wish, problem=str(error)))
+                newer = self._next(IDLE_S)
+                wish = wish if isinstance(newer, _Nothing) else newer
+                continue
+            try:
+                return self._serve(index, wish)
+            finally:
+                index.close()
+
+    def _serve(self, index: GroupIndex, wish: Wish) -> None:
+        growing, told_at, pause = True, 0.0, 0.0
+        asked: Wish | None = wish
+        while asked is not None:
+            wish = asked
+            self._answer(index, wish)
+            told_at = time.monotonic()
+            while isinstance(newer := self._next(pause), _Nothing):
+                began = time.monotonic()
+                grew, growing = self._follow(index, growing)
+                pause = time.monotonic() - began if growing else IDLE_S
+                done = grew and not growing
+                if grew and wish.first and (done or time.monotonic() - told_at > _TELL_S):
+                    self._answer(index, wish)
+                    told_at = time.monotonic()
+            asked = newer
+
+    def _next(self, wait: float) -> Wish | _Nothing | None:
+        """The newest wish, None at the end, or nothing after so many seconds."""
+        newest: Wish | _Nothing | None = _Nothing()
+        with suppress(queue.Empty):
+            newest = self._wishes.get(timeout=max(wait, 0.001))
+            while newest is not None:
+                newest = self._wishes.get_nowait()
+        return newest
+
+    def _follow(self, index: GroupIndex, growing: bool) -> tuple[bool, bool]:
+        """(something changed, there is more to take in)."""
+        try:
+            if not growing:
+                changed = index.changed()
+                return changed, changed and index.step()
+            return True, index.step()
+        except JournalError:  # the journal is being replaced, or another window holds the index: at the next look
+            return False, False
+
+    def _answer(self, index: GroupIndex, wish: Wish) -> None:
+        try:
+            page = index.page(wish.filter, PAGE, wish.start, wish.direction, wish.upto)
+            groups = tuple(event for _, event in index.source.read(page.seqs) if event is not None)
+            self._told(Answer(wish, groups, page.total, page.indexed, page.of, tuple(index.tasks())))
+        except JournalError as error:
+            self._told(Answer(wish, problem=str(error)))

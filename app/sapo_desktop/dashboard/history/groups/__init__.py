@@ -1,1 +1,0 @@
-"""Every group of a journal, however many: an index beside it, filters, text search, pages"""

@@ -1,0 +1,281 @@
+"""What the dashboard remembers of a run: figures as series, when which round ran, marks of a chart, what others brought."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
+
+from sapo_desktop.dashboard.history.series import Series, Trail
+from sapo_swarm.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    ExamplesRead,
+    ExternalSwitched,
+    FirstSuccess,
+    GroupRecorded,
+    RoundFinished,
+    RunStarted,
+    StateChanged,
+    SwarmUpdated,
+    TrialMeasured,
+    Vitals,
+)
+
+# When which round ran: from rounds to wall-clock time and back, and when nothing ran.
+
+PAUSE_S = 120.0
+"""A time in which nothing ran that is longer than this is a gap; shorter ones are bridged."""
+_PAUSES = 400
+
+Pause = tuple[float, float]
+"""Unix seconds from and to which nothing ran."""
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """ends: Unix seconds of the end of every round, its range beginning where the work on it began."""
+
+    ends: Series = field(default_factory=Series)
+    pauses: tuple[Pause, ...] = ()
+    """Ascending; of very many the longest."""
+    beside: float = 0.0
+    """Seconds worked since the last round on something that is no round (an evaluation)."""
+    ahead: float = 0.0
+    """Seconds that these times are ahead of the wall's clock since that was set back; idle time takes them back."""
+
+    def worked(self, seconds: float) -> Clock:
+        """Something ran beside the rounds for so long: no pause."""
+        return replace(self, beside=self.beside + seconds)
+
+    def finished(self, round_: float, time: float, seconds: float, covers: int = 1) -> Clock:
+        """Round `round_` ended at `time` after so many seconds of work; covers: rounds up to it that are told as one. A clock
+        that was set back makes no round shorter than its work."""
+        before = self.ends.latest
+        if before is None:
+            return Clock(self.ends.append(round_, time, covers, time - seconds, time))
+        worked = seconds + self.beside
+        without_idle = before + worked - time
+        set_back = time + self.ahead < before
+        ahead = without_idle if set_back else min(self.ahead, max(without_idle, 0.0))
+        end = time + ahead
+        start = max(end - worked, before)
+        pauses = self.pauses
+        if start - before > PAUSE_S:
+            pauses = _bounded((*pauses, (before, start)))
+        return Clock(self.ends.append(round_, end, covers, start, end), pauses, ahead=ahead)
+
+    def paused_at(self, time: float) -> bool:
+        """Nothing ran at that time, for longer than PAUSE_S."""
+        place = bisect_right(self.pauses, time, key=lambda pause: pause[0]) - 1
+        return place >= 0 and time < self.pauses[place][1]
+
+    def time_of(self, round_: float) -> float | None:
+        """When that round ended, about; None when there is none yet. Before the first and after the last: their ends."""
+        return self.ends.rising_at(round_) if len(self.ends) else None
+
+    def round_at(self, time: float) -> float | None:
+        """The round that ran at that time, as a number between rounds; None when there is none yet."""
+        return self.ends.x_of_rising(time) if len(self.ends) else None
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """When the first round began and the last one ended; None when there is none yet."""
+        spread = self.ends.range()
+        return None if spread is None else (spread.low, spread.high)
+
+
+def _bounded(pauses: tuple[Pause, ...]) -> tuple[Pause, ...]:
+    if len(pauses) <= _PAUSES:
+        return pauses
+    longest = sorted(pauses, key=lambda pause: pause[1] - pause[0])[_PAUSES // 2 :]
+    return tuple(sorted(longest))
+
+
+# What came from other nodes into this model's training, and where it stood before.
+
+
+class Gained(msgspec.Struct, frozen=True):
+    """batches: groups in all training batches so far, external: those of them that came from other nodes. before: the last
+    held-out result from before the first external group."""
+
+    batches: int = 0
+    external: int = 0
+    before: Evaluated | None = None
+
+    def after(self, event: Event) -> Gained:
+        """With what the event adds."""
+        if isinstance(event, RoundFinished):
+            batch = event.local_groups + event.external_groups
+            return replace(self, batches=self.batches + batch, external=self.external + event.external_groups)
+        if isinstance(event, Evaluated) and not self.external:
+            return replace(self, before=event)
+        return self
+
+
+# What happened in a run that a chart marks with a letter.
+
+Letter = Literal["P", "J", "L", "C", "R", "B", "S", "E"]
+MEANINGS: dict[Letter, str] = {
+    "B": "best",
+    "R": "rolled back",
+    "S": "first solved",
+    "E": "examples began or ended",
+    "J": "joined",
+    "L": "left",
+    "C": "changed",
+    "P": "paused",
+}
+"""What the letters stand for; where several fall on one place, the first of these is shown."""
+_MOST = 800
+JOINED, LEFT = "joined", "left"
+"""How a session's `changed` begins where a swarm was joined or left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """round: rounds that were done (the first success: the round it came in). time: Unix seconds."""
+
+    letter: Letter
+    round: float
+    time: float
+
+
+def noted(known: tuple[Moment, ...], event: Event, rounds: int) -> tuple[Moment, ...]:
+    """With what the event says, if a chart marks it. rounds: done so far. Of very many the old ones grow sparse."""
+    found = _of(event, rounds)
+    if not found or (found[0].letter == "S" and any(m.letter == "S" and m.round == found[0].round for m in known)):
+        return known
+    known = (*known, *found)
+    return known if len(known) < _MOST else (*known[: _MOST // 2 : 2], *known[_MOST // 2 :])
+
+
+def of_session(event: RunStarted) -> tuple[Moment, ...]:
+    """What was different when training went on."""
+    letters: set[Letter] = set()
+    for change in event.changed:
+        letters.add("J" if change.startswith(JOINED) else "L" if change.startswith(LEFT) else "C")
+    return tuple(Moment(letter, event.round, event.time) for letter in sorted(letters))
+
+
+def _of(event: Event, rounds: int) -> tuple[Moment, ...]:
+    match event:
+        case RunStarted():
+            return of_session(event)
+        case StateChanged(state="paused"):
+            return (Moment("P", rounds, event.time),)
+        case TrialMeasured(plan="examples" | "only") | ExamplesRead(over=True):
+            return (Moment("E", event.round, event.time),)
+        case ExternalSwitched() | CheckpointSaved() if _went_back(event):
+            return (Moment("R", event.round, event.time),)
+        case GroupRecorded(first_solved=True) | FirstSuccess(node=""):
+            return (Moment("S", event.round + 1, event.time),)
+    return ()
+
+
+def _went_back(event: ExternalSwitched | CheckpointSaved) -> bool:
+    """Older weights came back: by the tripwire, or by a person, who may go back to round 0."""
+    return event.restored > (-1 if isinstance(event, CheckpointSaved) else 0)
+
+
+# One series per figure, from what the node's events say.
+
+_RECENT = 300
+"""Values that a sparkline looks back on; what only it shows is not kept for longer."""
+
+
+def _recent() -> Trail[float | None]:
+    return Trail(_RECENT)
+
+
+class HeldOut(msgspec.Struct, frozen=True):
+    """Held-out pass@1 over rounds, with both ends of its 95 % interval."""
+
+    mean: Series = field(default_factory=Series)
+    low: Series = field(default_factory=Series)
+    high: Series = field(default_factory=Series)
+    best: tuple[float, float] | None = None
+    """Round and pass@1 of the best one; of equal ones the first."""
+    tasks: Mapping[str, Series] = field(default_factory=dict)
+    """pass@1 of every task that was asked."""
+
+    def append(self, event: Evaluated) -> HeldOut:
+        """With one more result."""
+        best = self.best
+        if best is None or event.pass_at_1 > best[1]:
+            best = (event.round, event.pass_at_1)
+        return HeldOut(
+            self.mean.append(event.round, event.pass_at_1),
+            self.low.append(event.round, event.low),
+            self.high.append(event.round, event.high),
+            best,
+            {
+                **self.tasks,
+                **{s.task: self.tasks.get(s.task, Series()).append(event.round, s.pass_at_1) for s in event.tasks},
+            },
+        )
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
+
+    reward_local: Series = field(default_factory=Series)
+    reward_external: Series = field(default_factory=Series)
+    nonzero_groups: Series = field(default_factory=Series)
+    """Share of local groups with unequal rewards, in [0, 1]."""
+    tokens_per_s: Trail[float | None] = field(default_factory=_recent)
+    external_share: Series = field(default_factory=Series)
+    """As the node says (SwarmUpdated), like the share below."""
+    share: Series = field(default_factory=Series)
+    """My accepted groups / all accepted groups."""
+    memory: Trail[float | None] = field(default_factory=_recent)
+    """Bytes of the node's process tree, as the node tells them, like the two below."""
+    cpu: Trail[float | None] = field(default_factory=_recent)
+    celsius: Trail[float | None] = field(default_factory=_recent)
+    held_out: HeldOut = field(default_factory=HeldOut)
+    clock: Clock = field(default_factory=Clock)
+
+    def finished(self, event: RoundFinished) -> Figures:
+        """With one more round, or a block of rounds."""
+        x, covers = event.round + 1, event.covers
+        generating = event.seconds.get("generate", 0.0)
+
+        def ranged(name: str) -> Series:
+            series: Series = getattr(self, name)
+            return series.append(x, getattr(event, name), covers, event.lowest.get(name), event.highest.get(name))
+
+        unequal = event.nonzero_groups / event.local_groups if event.local_groups else None
+        return replace(
+            self,
+            reward_local=ranged("reward_local"),
+            reward_external=ranged("reward_external"),
+            nonzero_groups=self.nonzero_groups.append(x, unequal, covers),
+            tokens_per_s=self.tokens_per_s.append(event.tokens_generated / generating if generating > 0 else None),
+            clock=self.clock.finished(x, event.time, sum(event.seconds.values()), covers),
+        )
+
+    def measured(self, event: Vitals) -> Figures:
+        """With what the machine does now."""
+        return replace(
+            self,
+            memory=self.memory.append(event.memory),
+            cpu=self.cpu.append(event.cpu_percent),
+            celsius=self.celsius.append(event.celsius),
+        )
+
+    def told(self, event: SwarmUpdated, rounds: int) -> Figures:
+        """With what the coordinator said after so many rounds."""
+        return replace(
+            self,
+            share=self.share.append(rounds, event.share),
+            external_share=self.external_share.append(rounds, event.external_share),
+        )
+
+    def evaluated(self, event: Evaluated) -> Figures:
+        """With a held-out result."""
+        return replace(self, held_out=self.held_out.append(event), clock=self.clock.worked(event.seconds))

@@ -1,0 +1,215 @@
+"""Held-out results on screen 1: the panel, a strip of every task over time, and where the adaptive sampler is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from textual.content import Content
+
+from sapo_desktop.dashboard.history.run import HeldOut
+from sapo_desktop.dashboard.history.series import Series
+from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look.show import bar, fit, plain, wrap
+from sapo_desktop.dashboard.state import DashboardState, before_measurement
+from sapo_desktop.services.against_base import base_scores, interval, paired, unpaired
+from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
+from sapo_swarm.tasks.own.library import PRESET
+from sapo_swarm.tasks.own.row_roles import PREFIX
+
+# Where the difficulty-adaptive sampler is: how often each level of a task was asked lately, and how often solved.
+
+LATELY = 256
+"""Local groups that are looked back on."""
+
+
+def levels(state: DashboardState, width: int) -> list[Content]:
+    """One line a level of a person's own task, the tasks in order, and before them one line a preset of the usual tasks
+    together where these are asked at several; nothing where there is one difficulty."""
+    usual: dict[tuple[str, str], list[float]] = defaultdict(list)
+    own: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in state.groups.newest(LATELY):
+        ref, rewards = event.group.question.ref, event.group.rewards
+        if event.group.source == "own" and rewards:
+            mean = sum(rewards) / len(rewards)
+            if ref.preset.startswith(PREFIX):
+                own[ref.dataset, ref.preset.removeprefix(PREFIX)].append(mean)
+            elif ref.preset != PRESET:
+                usual["", ref.preset].append(mean)
+    asked = {**(usual if len(usual) > 1 else {}), **own}
+    total = sum(map(len, asked.values()))
+    rows = []
+    for (task, level), rates in sorted(asked.items()):
+        name = fit(plain(f"{task} {level}".strip(), 60), max(width - 26, 8))
+        figures = f" asked {100 * len(rates) / total:3.0f} %  right {100 * sum(rates) / len(rates):3.0f} %"
+        rows.append(Content.assemble(name, (figures, "$muted")))
+    return [Content.styled("Difficulty, lately", "bold"), *rows] if rows else []
+
+
+# Held-out pass@1 of every task over time: a strip of cells each, whose height and colour say how much, and figures beside it.
+
+MUTED = "$muted"
+SHORTCUT = "shortcut: "
+"""Before a task with an answer-only shortcut: most of its score can be had with the answers to other questions."""
+FIGURES = 80
+"""Columns from which every cell holds its figure."""
+_HEAD = "after round"
+_CELL = 5
+"""Columns of such a cell."""
+_FIGURE = 10
+"""Columns of a task's first and newest figure."""
+_STYLES = ("$muted", "$chart-local", "bold $chart-local")
+"""Of the lowest, middle and highest third."""
+
+Columns = list[tuple[float, float]]
+"""First and last round of every column."""
+
+
+def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> list[Content]:
+    """A line a task, the largest gain over the base first, as many as fit; from FIGURES columns on with the rounds above.
+
+    All cells are on one scale, from 0 to the largest of them.
+    """
+    latest, held = state.latest, state.figures.held_out
+    if latest is None or not latest.tasks or height <= 0:
+        return []
+    before = base_scores(latest, state.base)
+    scores = sorted(latest.tasks, key=lambda score: before.get(score.task, 0.0) - score.pass_at_1)
+    wide, cell = width >= FIGURES, _CELL if width >= FIGURES else 1
+    name = _name_room(scores, width, wide)
+    columns = columns_of(held, max((width - name - _FIGURE) // cell, 0))
+    shown = scores if len(scores) <= height - wide else scores[: max(height - wide - 1, 1)]
+    values = {score.task: cells(held.tasks.get(score.task, Series()), columns) for score in scores}
+    top = max((value for row in values.values() for value in row if value is not None), default=0.0) or 1.0
+    rows = [_rounds(columns, name)] if wide else []
+    stretch = 1 if wide else max((width - name - _FIGURE) // max(len(columns), 1), 1)
+    for score in shown:
+        strip = Content("").join(_cell(value, top, wide, stretch, glyphs) for value in values[score.task])
+        label = fit((SHORTCUT if score.shortcut else "") + plain(score.task, 60), name - 1) + " "
+        figure = _change(before.get(score.task), score.pass_at_1, glyphs)
+        gap = width - name - strip.cell_length - len(figure)
+        rows.append(Content.assemble(label, strip, " " * max(min(gap, 2) if wide else gap, 0), (figure, MUTED)))
+    if len(shown) < len(scores) and len(rows) < height:
+        rows.append(Content.styled(f"{len(scores) - len(shown)} more: e 3 times", MUTED))
+    return rows[:height]
+
+
+def columns_of(held: HeldOut, room: int) -> Columns:
+    """A column a result; where they are more than there is room for, equal stretches of rounds."""
+    ends = [(first, last) for first, last, _ in held.mean.buckets()]
+    if len(ends) <= room or room < 1:
+        return ends[-room:] if room >= 1 else []
+    begin, end = ends[0][0], ends[-1][1]
+    step = (end - begin) / room
+    edges = [begin + place * step for place in range(room)]
+    return [(edge + (step * 1e-6 if place else 0.0), edge + step) for place, edge in enumerate(edges)]
+
+
+def cells(series: Series, columns: Columns) -> list[float | None]:
+    """The mean of the results in each column; where there is none, the one before."""
+    found: list[float | None] = []
+    for first, last in columns:
+        spread = series.spread(first, last)
+        found.append(spread.mean if spread else found[-1] if found else None)
+    return found
+
+
+def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
+    longest = max(len(score.task) + (len(SHORTCUT) if score.shortcut else 0) for score in scores) + 1
+    return min(max(longest, len(_HEAD) + 1), 32) if wide else min(longest, max(width - _FIGURE - 6, 6))
+
+
+def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Glyphs) -> Content:
+    if value is None:
+        return Content(" " * (_CELL if wide else stretch))
+    share = min(max(value / top, 0.0), 1.0)
+    bar = glyphs.bars[round(share * (len(glyphs.bars) - 1))]
+    style = _STYLES[min(int(share * len(_STYLES)), len(_STYLES) - 1)]
+    return Content.styled(f"{bar}{100 * value:3.0f} " if wide else bar * stretch, style)
+
+
+def _rounds(columns: Columns, name: int) -> Content:
+    """The last round of every column, where it fits."""
+    return Content.styled(_HEAD.ljust(name) + "".join(f"{_short(last):>4} " for _, last in columns), MUTED)
+
+
+def _short(rounds: float) -> str:
+    """At most four characters: 9999, 400k, 1.2M."""
+    if rounds < 9_999.5:
+        return f"{rounds:.0f}"
+    return f"{rounds / 1e3:.0f}k" if rounds < 999_500 else f"{rounds / 1e6:.{int(rounds < 9.95e6)}f}M"
+
+
+def _change(before: float | None, now: float, glyphs: Glyphs) -> str:
+    old = "" if before is None else f"{100 * before:.0f}{glyphs.arrow}"
+    return f"{old}{100 * now:.0f} %".rjust(_FIGURE)
+
+
+# The panel of held-out results, a pure function of the state and the room it has.
+
+NONE = "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with."
+
+
+def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
+    latest = state.latest
+    if latest is None:
+        text = plain(before_measurement(state), 400) or NONE
+        return Content.styled("\n".join(wrap(text, width)[:height]), MUTED)
+    base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
+    top = max(latest.high, base or 0.0, 0.05)
+    room = max(min(width - 18, 40), 4)
+    rows = [Content.styled("by a judge, not verified", MUTED)] if state.run and state.run.judged else []
+    if latest.greedy is not None:
+        rows += _both_temperatures(latest, latest.greedy, width)
+    else:
+        if base is not None:
+            rows.append(
+                Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED))
+            )
+        label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
+        rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
+        rows += _verdict(latest, width)
+    if height >= 5:
+        when = f"round {latest.round}" if latest.round else "untrained"
+        at = "" if latest.greedy is not None else f"T={latest.temperature:g}, "
+        rows.append(Content.styled(f"{latest.items} items, {at}{when}", MUTED))
+    rows += levels(state, width)
+    if height >= 12:
+        rows.append(Content(""))
+    if height > len(rows):
+        rows += strips(state, width, height - len(rows), glyphs)
+    return Content("\n").join(rows[:height])
+
+
+def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> list[Content]:
+    """A column a temperature, base above now, and what changed at each; greedy is how chat answers."""
+    rows = [Content.styled("      sampled  greedy (chat)", MUTED)]
+    both: tuple[Evaluated | GreedyScore, ...] = (latest, greedy)
+    if all(score.delta is not None for score in both):
+        before = "  ".join(f"{100 * (score.pass_at_1 - (score.delta or 0.0)):5.1f} %" for score in both)
+        rows.append(Content.assemble(("base  ", MUTED), before))
+    now = "  ".join(f"{100 * score.pass_at_1:5.1f} %" for score in both)
+    rows.append(Content.assemble(("now   " if latest.round else "base  ", MUTED), (now, "bold")))
+    if latest.round and not latest.base_missing:
+        for name, score in zip(("sampled", "greedy"), both, strict=True):
+            first, *rest = _verdict(score, width - len(name) - 1)
+            rows += [Content.assemble((f"{name} ", MUTED), first), *rest]
+        return rows
+    return rows + (_verdict(latest, width) if latest.base_missing else [])
+
+
+def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
+    """The paired difference in words, with its interval: one row, or two where it is narrow."""
+    if (found := paired(latest)) is None:
+        rows = [Content.styled(interval(latest.low, latest.high), MUTED)]
+        return rows + [Content.styled(line, "$warning") for line in wrap(unpaired(latest), width)]
+    delta, low, high = found
+    rest = interval(low, high, "+")
+    if low <= 0 <= high:
+        said, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
+    else:
+        said = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
+    if len(said[0]) + 1 + len(rest) <= width:
+        return [Content.assemble(said, " ", (rest, MUTED))]
+    return [Content.assemble(said), Content.styled(rest, MUTED)]

@@ -1,1 +1,0 @@
-"""Held-out results: base and now, the strip of every task over time, levels of difficulty."""

@@ -1,1 +1,0 @@
-"""A node that starts at login: systemd, launchd, Windows' task scheduler."""
