@@ -40,6 +40,9 @@ from sapo_swarm.events import ExamplesRead, RoundFinished  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "practice-worth.jsonl"
 TRAINING_ROWS, HELD_OUT_ROWS = 112, 200
+RULE = 2
+"""How the examples end. 1: a reading after every pass, the end after one without a gain from 90 % on. 2: readings at least twelve
+steps apart, two without a gain."""
 
 
 def write_parts(folder: Path, table: str, seed: int) -> tuple[Path, Path]:
@@ -70,6 +73,7 @@ def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dic
     practised = [event for event in events if isinstance(event, RoundFinished) and not event.examples]
     compared = person.types("eval", "m", "--before", str(over.round), "--items", str(HELD_OUT_ROWS), "--json")
     return {
+        "rule": RULE,
         "arm": "practice",
         "model": Path(model).name,
         "table": table,
@@ -106,6 +110,7 @@ def measure_longer(model: str, table: str, seed: int, folder: Path) -> dict[str,
     node = person.types(*words, stop_after=known["node_s"], first=WITHOUT_END)
     compared = person.types("eval", "m", "--items", str(HELD_OUT_ROWS), "--json")
     return {
+        "rule": RULE,
         "arm": "longer",
         "model": Path(model).name,
         "table": table,
@@ -143,12 +148,16 @@ def gain_with_interval(lines: list[dict[str, Any]], temperature: str) -> tuple[f
 def markdown() -> str:
     """A row for each table and temperature: after examples, after practice, the gain, and examples for the same seconds."""
     lines = read_lines()
-    head = ("model", "table", "runs", "T", "after examples", "after practice", "gain, points", "practice, s")
+    head = ("model", "table", "rule", "runs", "T", "after examples", "after practice", "gain, points", "practice, s")
     head += ("examples for the same seconds",)
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for model, table in sorted({(line["model"], line["table"]) for line in lines}):
+    for model, table, rule in sorted({(line["model"], line["table"], line["rule"]) for line in lines}):
         runs, longer = (
-            [line for line in lines if (line["model"], line["table"], line["arm"]) == (model, table, arm)]
+            [
+                line
+                for line in lines
+                if (line["model"], line["table"], line["rule"], line["arm"]) == (model, table, rule, arm)
+            ]
             for arm in ("practice", "longer")
         )
         for temperature in ("0", "1"):
@@ -157,7 +166,7 @@ def markdown() -> str:
             seconds = statistics.fmean(run["practice_s"] for run in runs)
             control = f"{mean_score(longer, temperature, 'trained'):.1%}, {len(longer)} runs" if longer else "not run"
             text.append(
-                f"| {model} | {table} | {len(runs)} | {temperature} | {before:.1%} | {after:.1%} "
+                f"| {model} | {table} | {rule} | {len(runs)} | {temperature} | {before:.1%} | {after:.1%} "
                 f"| {mean:+.1f} [{low:+.1f}, {high:+.1f}] | {seconds:.0f} | {control} |"
             )
     return "\n".join(text)
