@@ -297,7 +297,7 @@ class Node:
 
     def _finished_by_examples(self) -> str:
         """Once, where a phase of examples ended: what to say where it is all that this run needs; "" where practice follows."""
-        finished, self.examples.finished = self.examples.finished, ""
+        finished, self.examples.ending = self.examples.ending, ""
         asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
         return "" if asked else finished
 

@@ -95,21 +95,26 @@ async def test_examples_can_be_switched_off_and_practice_that_teaches_nothing_sa
 async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(tmp_path: Path) -> None:
     rows = [{"question": f"Judge letter {n}.", "answer": "No"} for n in range(100)]
     write_folder(tmp_path / "tasks" / "plain", '[[verifier]]\nkind = "exact"\n', rows[:80], rows[80:])
-    config = msgspec.structs.replace(UNTAUGHT, tasks=("plain",), rounds=0, temperature=0.01)
+    config = msgspec.structs.replace(UNTAUGHT, tasks=("plain",), rounds=0, temperature=0.01, eval_every=25)
     model = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config)
     seen: list[Event] = []
+
+    pauses: list[str] = []
 
     def watch(event: Event) -> None:
         seen.append(event)
         if isinstance(event, StateChanged) and event.reason == "done":
-            model.command("stop")
+            pauses.append(event.sentence)
+            model.command("resume" if len(pauses) == 1 else "stop")
 
     await follow(model, watch)
-    _, practised = rounds(seen)
-    assert len(practised) == 3
-    assert any(
-        "nothing to learn from" in e.sentence for e in seen if isinstance(e, StateChanged) and e.reason == "done"
-    )
+    imitated, practised = rounds(seen)
+    assert imitated
+    assert len(practised) == 3, "none before it was let go on"
+    assert "rows set aside are right after the examples" in pauses[0]
+    assert "nothing to learn from" in pauses[1]
+    evaluated = [e.round for e in seen if isinstance(e, Evaluated)]
+    assert evaluated[:2] == [0, len(imitated)], "the result is measured before the pause"
 
 
 async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class _Reading:
 @dataclass
 class ExamplesPhase:
     """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
-    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. finished:
+    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. ending:
     what is said where it ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
@@ -148,7 +148,7 @@ class ExamplesPhase:
     tokens: int = 0
     seconds: float = 0.0
     source: ExampleSource | None = None
-    finished: str = ""
+    ending: str = ""
     _steps_of_a_pass: int = 0
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
@@ -463,8 +463,8 @@ class ExamplesPhase:
         await self.bus.publish(event)
         self.readings.append(event)
         if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
-            right = f"{event.right} of {event.items} rows set aside are right after the examples"
-            self.finished = f"Finished: {right} · space practises on"
+            learned = f"{event.right} of {event.items} rows set aside are right after the examples"
+            self.ending = f"Finished: {learned} · space practises on"
         self._reading = None
         context.stream(context.activity.end(event.sentence))
         return event
