@@ -13,7 +13,7 @@ from sapo_backends.common.round_memory import SHARDED_BELOW, ModelSize
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
 
-PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.61), (0.35, 0.35), (0.14, 0.4)
+PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.66), (0.35, 0.35), (0.14, 0.4)
 """Shares of the limit that generation of a full batch and the update reach. Where a matrix unit multiplies (AMX, a GPU), it
 waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
 OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
