@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WORKER = """
 import decimal, hashlib, os, socket, subprocess, sys, threading, time
-from sapo_swarm.scoring import verifiers, worker
+from sapo_swarm.scoring import verify as verifiers, worker
 
 def loop(answer, entry):
     while True:

@@ -10,17 +10,17 @@ import pytest
 
 ESCAPES = """
 import ctypes, os, platform, resource, signal, sys, threading
-from sapo_swarm.scoring import kernel_limits
-applied, _ = kernel_limits.apply()
-if kernel_limits.PHRASES[1] not in applied:
+from sapo_swarm.scoring import sandbox
+applied, _ = sandbox.apply_kernel_limits()
+if sandbox.PHRASES[1] not in applied:
     sys.exit(77)
 libc = ctypes.CDLL(None, use_errno=True)
-numbers = kernel_limits._SYSCALLS[platform.machine()][1]
+numbers = sandbox._SYSCALLS[platform.machine()][1]
 parent = os.getppid()
 calls = {name: (parent, parent, 0) for name in numbers}
 calls |= {"prlimit64": (parent, 7, 0), "clone": (17, 0, 0), "tkill": (parent, 0), "kill": (parent, 0)}
 print(*sorted({"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"} - set(numbers)), end="")
-calls |= {f"{name} {number}": (0, number, parent) for name, two in kernel_limits._COMMANDS.items() for number in two}
+calls |= {f"{name} {number}": (0, number, parent) for name, two in sandbox._COMMANDS.items() for number in two}
 numbers |= {name: numbers[name.split()[0]] for name in calls}
 calls |= {"fcntl": None, "ioctl": None}  # tried with the arguments that are denied
 calls |= {"vfork": None, "fork": None}  # tried as clone, which they are
@@ -43,9 +43,9 @@ thread.join()
 
 MARKS = """
 import ctypes, os, struct, sys
-from sapo_swarm.scoring import kernel_limits
-applied, _ = kernel_limits.apply()
-if kernel_limits.PHRASES[1] not in applied:
+from sapo_swarm.scoring import sandbox
+applied, _ = sandbox.apply_kernel_limits()
+if sandbox.PHRASES[1] not in applied:
     sys.exit(77)
 libc = ctypes.CDLL(None, use_errno=True)
 file, parent = sys.argv[1].encode(), os.getppid()
@@ -98,10 +98,10 @@ def test_every_call_on_the_list_is_denied_and_what_the_interpreter_needs_is_not(
 
 PIPE_SIGNAL = """
 import ctypes, fcntl, os, sys
-from sapo_swarm.scoring import kernel_limits
+from sapo_swarm.scoring import sandbox
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(38, 1, 0, 0, 0)
-if not kernel_limits._restrict_calls(libc):
+if not sandbox._restrict_calls(libc):
     sys.exit(77)
 reading, writing = os.pipe()
 for command, value in ((8, int(sys.argv[1])), (10, 9), (4, os.O_ASYNC | os.O_NONBLOCK)):

@@ -15,9 +15,12 @@ from sapo_swarm.protocol.wire import RoundReply, SwarmInfo, WireError, encode, u
 
 WIRE = [
     kind
-    for module in (wire, snapshot, wire, admin_client)
+    for module in (wire, snapshot, admin_client)
     for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
+    if isinstance(kind, type)
+    and issubclass(kind, msgspec.Struct)
+    and kind.__module__ == module.__name__
+    and kind is not admin_client.AdminAccess  # a file of the host's own
 ]
 """Every struct that the modules of the wire define."""
 
