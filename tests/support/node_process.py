@@ -90,8 +90,8 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end."""
+def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S, typed: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end. typed: its standard input."""
     if arguments[:1] == ("node",):
         calm(home)
     return subprocess.run(
@@ -100,7 +100,7 @@ def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S) -> subprocess
         capture_output=True,
         text=True,
         timeout=timeout,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         check=False,
     )
 

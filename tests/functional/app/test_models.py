@@ -14,6 +14,7 @@ from tests.support.archives import unpack
 from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator
 
+from sapo_desktop.commands.nodes.dashboard import is_new
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.pieces import CUT
 from sapo_desktop.services.models.shelf import adopt, history, keeping, store
@@ -231,6 +232,11 @@ def test_a_chat_marks_the_answers_to_held_out_questions_by_their_own_verifier(ho
     assert f"base {counted[0]} of 3 right, kim {counted[1]} of 3 right" in whole
     assert whole.count("Held-out question") == 3
     assert "asks instead of" in refused(home, "chat", "kim", "What is 2 + 3?", "--questions", "2")
+    assert "from 1 on" in refused(home, "chat", "kim", "--questions", "0")
+    assert "greedily" in refused(home, "chat", "kim", "--questions", "2", "--temperature", "0.5")
+    piped = sapo(home.config, "chat", "kim", typed="/next\n\n")
+    assert piped.stdout.count("Held-out question 1") == 1
+    assert "of 1 right" in piped.stdout, "/next asks the next one in a pipe too"
 
 
 def answers_by_question(lines: list[dict[str, object]]) -> list[dict[int, str]]:
@@ -328,3 +334,11 @@ def test_exports_are_no_part_of_the_disk_budget(home: Home) -> None:
         file.truncate(50 * 2**20)
     run(home, "node", "kim", "--rounds", "2", "--disk-budget-gb", "0.01")
     assert store.find(home, "kim").rounds_done == 2
+
+
+def test_the_first_questions_are_not_asked_of_somebody_who_made_a_model_by_a_verb(home: Home) -> None:
+    home.settings.unlink(missing_ok=True)
+    assert is_new(home)
+    run(home, "new", "kim", *NEW)
+    home.settings.unlink(missing_ok=True)
+    assert not is_new(home)

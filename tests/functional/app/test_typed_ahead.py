@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.models.pieces import Said
+from sapo_desktop.services.models.pieces import HeldOut, Marks, Said
 from sapo_desktop.services.models.screen.interface import NewModelInfo
 
 
@@ -80,6 +80,36 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
         assert asked == ["is F", " zrq2"]
         assert app.screen is chat
     assert feed_of(app).commands == []
+
+
+async def test_next_typed_as_a_word_in_the_chat_asks_the_next_held_out_question_and_is_no_question_itself() -> None:
+    asked: list[str] = []
+
+    class Models(ScriptedModels):
+        async def chat(self, id: str) -> ScriptedChat:
+            return Line()
+
+    class Line(ScriptedChat):
+        async def ask(self, question: str) -> AsyncGenerator[Said]:
+            asked.append(question)
+            yield Said(0, "four")
+
+        async def next_held_out(self) -> AsyncGenerator[HeldOut | Said | Marks]:
+            asked.append("held out")
+            async for part in super().next_held_out():
+                yield part
+
+    app = app_over(SILO, model_actions=Models(SILO))
+    async with app.run_test(size=NARROW) as pilot:
+        chat = ChatScreen("0", "sums")
+        await app.push_screen(chat)
+        while not (asked and chat.ready):
+            await pilot.pause()
+        await pilot.press(*" /next ", "enter")
+        while not (len(asked) == 2 and chat.ready):
+            await pilot.pause()
+        assert asked == ["held out", "held out"]
+        assert chat.query_one("#question", Input).value == ""
 
 
 async def test_a_key_that_is_pressed_twice_opens_one_dialog() -> None:

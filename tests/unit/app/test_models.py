@@ -331,3 +331,14 @@ def test_a_chat_over_judged_tasks_says_why_nothing_is_marked(tmp_path: Path) -> 
         rows = [{"question": f"Write of {n}."} for n in range(24)]
         write_folder(tmp_path / "poems", judged, rows[:20], rows[20:])
         assert "no single right answer" in without_marks(RunConfig(tasks=("poems",)))
+
+
+def test_a_task_that_is_gone_or_damaged_takes_only_its_own_held_out_questions_from_a_chat(tmp_path: Path) -> None:
+    with library_in(tmp_path):
+        sums(tmp_path / "sums")
+        damaged = write_folder(tmp_path / "damaged", "this is [ no TOML", [], []).name
+        some = RunConfig(tasks=("gone", damaged, "sums"))
+        assert {ref.dataset for ref in marked_questions(some)} == {"sums"}
+        assert without_marks(some) == ""
+        assert "There is no task 'gone'" in without_marks(RunConfig(tasks=("gone",)))
+        assert "not valid TOML" in without_marks(RunConfig(tasks=(damaged,)))

@@ -1,7 +1,7 @@
 """`sapo-desktop chat`: one question, two answers: the base model's and the trained one's.
 
 At a terminal it opens with a held-out question of the model's tasks, and an empty line brings the next; marks say who is right.
-With --json a line NEXT on standard input does that, and what is written are JSON lines.
+A line NEXT on standard input brings it everywhere; with --json what is written are JSON lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import Chat, too_early, without_marks
-from sapo_desktop.services.models.pieces import CUT, NEXT, HeldOut, Marks, Said, mark, tally
+from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark, tally
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.streams import json_line
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--questions",
         type=int,
-        default=0,
+        default=None,
         metavar="N",
         help="answer N held-out questions of its tasks, mark them, and exit",
     )
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         if early and not args.json:
             print(early, file=sys.stderr)
         if args.questions:
-            all(_next(chat, args.json) for _ in range(args.questions))
+            _ask_questions(chat, args.questions, args.json)
         elif question:
             (_pieces if args.json else _whole)(chat, question, args.temperature)
         elif args.json:
@@ -77,8 +77,20 @@ def _check(args: argparse.Namespace, question: str) -> None:
     """Raises UsageError."""
     if not 0 <= args.temperature <= 4:
         raise UsageError("--temperature is a number from 0 to 4.")
-    if args.questions < 0 or (args.questions and question):
+    if args.questions is None:
+        return
+    if args.questions < 1 or question:
         raise UsageError("--questions is a number from 1 on, and asks instead of a question of yours.")
+    if args.temperature:
+        raise UsageError("Held-out questions are answered greedily in a chat: leave out --temperature, or use eval.")
+
+
+def _ask_questions(chat: Chat, count: int, as_json: bool) -> None:
+    """So many held-out questions; where there are fewer, that is said at the end."""
+    for number in range(count):
+        if not _next(chat, as_json):
+            print(f"A chat has no more than {number} held-out questions of its tasks; eval asks more.", file=sys.stderr)
+            return
 
 
 def _serve(chat: Chat, temperature: float) -> None:
@@ -99,16 +111,16 @@ def _converse(chat: Chat, temperature: float, piped: bool, without: str) -> None
             without
             or "Held-out questions of its tasks, answered greedily. Enter: the next one. Or ask your own. Ctrl+D ends."
         )
-        more = not without and _next(chat, as_json=False)
+        if not without:
+            _next(chat, as_json=False)
     while line := sys.stdin.readline():
-        if question := line.strip():
-            _whole(chat, question, temperature)
-        elif piped:
+        question = line.strip()
+        if piped and not question:
             return
-        elif not without and more:
-            more = _next(chat, as_json=False)
-            if not more:
-                print("These were all held-out questions of its tasks.")
+        if question and question != NEXT:
+            _whole(chat, question, temperature)
+        elif without or not _next(chat, as_json=False):
+            print(without or ALL_ASKED)
 
 
 def _next(chat: Chat, as_json: bool) -> bool:

@@ -62,9 +62,10 @@ def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
     return bool(args.linear) or chosen.ui.linear or os.environ.get("TERM") == "dumb"
 
 
-def _new(home: Home) -> bool:
-    """Nothing was answered yet, and no node runs."""
-    return not home.settings.exists() and not home.socket.exists()
+def is_new(home: Home) -> bool:
+    """Nothing was answered yet, no model was made by a verb, and no node runs."""
+    known = (home.settings, home.socket, *home.models.glob("*/model.json"))
+    return not any(path.exists() for path in known)
 
 
 def _feed(home: Home) -> ControlFeed:
@@ -101,7 +102,7 @@ def _tell(home: Home) -> str | None:
     async def session() -> str | None:
         typed = TypedLines()
         answers: list[FirstRunAnswers | None] = [None]
-        if _new(home):
+        if is_new(home):
             answers = [await Questions(typed, say).ask(questions.info())]
             if answers[0] is None:
                 say("Nothing was started. The questions come again: sapo-desktop --linear")
@@ -191,7 +192,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
 
     app = SapoDashboard(
         _feed(home),
-        _new(home),
+        is_new(home),
         start,
         offer,
         glyphs=chosen.ui.glyphs,

@@ -21,8 +21,9 @@ from sapo_swarm.events import Evaluated
 from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
-from sapo_swarm.tasks.catalogue import is_own, new_tokens
+from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 from sapo_swarm.types import Question, TaskRef
 
@@ -161,16 +162,27 @@ class Chat:
 
 
 def marked_questions(config: RunConfig) -> list[TaskRef]:
-    """Held-out questions whose answers a verifier can mark, the tasks in turns. Raises BadTask, UnknownTask."""
-    able = [task for task in config.tasks if not is_own(task) or _has_verifier(task)]
-    by_task = [held_out_items([task], config.preset, MOST_OF_A_TASK) for task in able]
+    """Held-out questions whose answers a verifier can mark, the tasks in turns; none of a task that is not here any more, or
+    does not load: the models still answer questions of the person's own."""
+    by_task = [_marked_questions_of(task, config.preset) for task in config.tasks]
     return [ref for refs in zip_longest(*by_task) for ref in refs if ref is not None]
 
 
+def _marked_questions_of(task: str, preset: str) -> list[TaskRef]:
+    with suppress(UnknownTask, BadTask):
+        if not is_own(task) or _has_verifier(task):
+            return held_out_items([task], preset, MOST_OF_A_TASK)
+    return []
+
+
 def without_marks(config: RunConfig) -> str:
-    """Why a chat opens on no held-out question, as a sentence; "" where it does. Raises BadTask, UnknownTask."""
+    """Why a chat opens on no held-out question, as a sentence; "" where it does."""
     if marked_questions(config):
         return ""
+    try:
+        held_out_items(config.tasks, config.preset, 1)
+    except (UnknownTask, BadTask) as error:
+        return f"No held-out questions can be asked. {error}"
     if any(not is_own(task) or _has_verifier(task) for task in config.tasks):
         return "There are no held-out rows of its tasks on this machine."
     return "Its tasks are judged by a model or played in turns: there is no single right answer to show."

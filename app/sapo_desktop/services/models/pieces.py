@@ -9,6 +9,7 @@ CUT = "[cut: no room for more]"
 """Behind an answer that did not end by itself."""
 NEXT = "/next"
 """In place of a question: the next held-out one."""
+ALL_ASKED = "These were all held-out questions of its tasks."
 
 
 class Said(NamedTuple):

@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import known
-from sapo_desktop.services.models.pieces import CUT, HeldOut, Marks, Said, mark
+from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.conversation import Conversation
@@ -123,12 +123,16 @@ class ChatScreen(BaseScreen):
         event.stop()
         if self._line is None or not self.ready:
             return
-        if question := event.value.strip():
+        question = event.value.strip()
+        if question:
             event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
+        if question and question != NEXT:
             self._add(Exchange(question))
             self._begin(self._ask(self._line, event.value))
         elif self._more:
             self._begin(self._next(self._line))
+        elif question:
+            self.dashboard.say(self._line.without_marks or ALL_ASKED)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._answering = True
