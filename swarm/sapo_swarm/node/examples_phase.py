@@ -645,8 +645,7 @@ class ExamplesPhase:
         await self.bus.publish(event)
         self.readings.append(event)
         if event.over and source.bounded and event.items and event.right >= SUFFICES * event.items:
-            learned = f"{event.right} of {event.items} rows set aside are right after the examples"
-            self.ending = f"Finished: {learned} · space practises on"
+            self.ending = f"Finished: {event.right} of {event.items} set-aside rows right · space goes on"
         self._reading = None
         context.stream(context.activity.end(event.sentence))
         return event

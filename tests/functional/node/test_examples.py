@@ -111,7 +111,7 @@ async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(
     imitated, practised = rounds(seen)
     assert imitated
     assert len(practised) == 3, "none before it was let go on"
-    assert "rows set aside are right after the examples" in pauses[0]
+    assert "set-aside rows right · space goes on" in pauses[0]
     assert "nothing to learn from" in pauses[1]
     evaluated = [e.round for e in seen if isinstance(e, Evaluated)]
     assert evaluated[:2] == [0, len(imitated)], "the result is measured before the pause"

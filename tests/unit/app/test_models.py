@@ -23,7 +23,14 @@ from sapo_desktop.dashboard.look.glyphs import UNICODE
 from sapo_desktop.dashboard.screens.models.rows import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat, marked_questions, shown_question, undecided, without_marks
+from sapo_desktop.services.models.chatting import (
+    Chat,
+    as_asked,
+    marked_questions,
+    shown_question,
+    undecided,
+    without_marks,
+)
 from sapo_desktop.services.models.shelf import changes, keeping, names, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview, overview
@@ -331,6 +338,16 @@ def test_a_chat_over_judged_tasks_says_why_nothing_is_marked(tmp_path: Path) -> 
         rows = [{"question": f"Write of {n}."} for n in range(24)]
         write_folder(tmp_path / "poems", judged, rows[:20], rows[20:])
         assert "no single right answer" in without_marks(RunConfig(tasks=("poems",)))
+
+
+def test_a_text_of_ones_own_is_asked_as_the_rows_of_the_table_were(tmp_path: Path) -> None:
+    with library_in(tmp_path):
+        toml = 'prompt = "Which colour?\\n{question}"\n[[verifier]]\nkind = "exact"\n'
+        rows = [{"question": f"It is {n}.", "answer": "red"} for n in range(24)]
+        write_folder(tmp_path / "colours", toml, rows[:20], rows[20:])
+        assert as_asked(RunConfig(tasks=("colours",)), "It is dark.") == "Which colour?\nIt is dark."
+        assert as_asked(RunConfig(tasks=("colours", "chain_sum")), "It is dark.") == "It is dark."
+        assert as_asked(RunConfig(tasks=("gone",)), "It is dark.") == "It is dark."
 
 
 def test_a_task_that_is_gone_or_damaged_takes_only_its_own_held_out_questions_from_a_chat(tmp_path: Path) -> None:

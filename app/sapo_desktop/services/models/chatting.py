@@ -23,7 +23,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.spec import BadTask
+from sapo_swarm.tasks.own.spec import HOLE, BadTask
 from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 from sapo_swarm.types import Question, TaskRef
 
@@ -100,7 +100,7 @@ class Chat:
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
-        conversation = messages(question, self._system)
+        conversation = messages(as_asked(self._config, question), self._system)
         yield from self._in_turns(
             {
                 place: _continue(engine, engine.tokenizer.encode_chat(conversation), temperature, self._longest)
@@ -191,6 +191,17 @@ def without_marks(config: RunConfig) -> str:
 def _has_verifier(task: str) -> bool:
     spec = library.find(task).spec
     return not (spec.turns or spec.rubric)
+
+
+def as_asked(config: RunConfig, text: str) -> str:
+    """A question of the person's own as training asks: where the model has one task, a table with one column in its question, the
+    text stands in that column's place, behind the instruction that all rows share."""
+    with suppress(UnknownTask, BadTask):
+        if len(config.tasks) == 1 and is_own(config.tasks[0]):
+            spec = library.find(config.tasks[0]).spec
+            if len(columns := set(HOLE.findall(spec.prompt))) == 1 and not spec.turns:
+                return spec.fill(dict.fromkeys(columns, text))
+    return text
 
 
 def shown_question(question: Question) -> str:

@@ -29,7 +29,7 @@ KEPT = 20
 _WAITS = (
     "Both answer greedily (temperature 0). Each question stands alone. A node that trains waits until you close this."
 )
-_ASK = "Enter: the next held-out question; or ask something of the kind it is trained on"
+_ASK = "Enter: the next held-out question; or type your own"
 _ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000
 """Letters of an answer that are shown."""
