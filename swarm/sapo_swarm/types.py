@@ -17,6 +17,8 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 GENERATOR_VERSION = "reasoning-gym-0.1.25"
 """Part of every TaskRef: the same coordinates give the same question only under the same generator."""
 
+LEVEL_PREFIX = "level_"
+"""Begins the presets of an own task's levels of difficulty."""
 MAX_COMPLETION_BYTES = 8192
 SEED_LIMIT = 2**32
 

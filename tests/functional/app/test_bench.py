@@ -71,9 +71,7 @@ def test_rounds_that_ran_here_tell_what_the_next_run_like_them_takes(tmp_path: P
     assert "(estimated from this machine's limits;" in sapo(tmp_path, "models", "show", "starter-1m").stdout
     done = sapo(tmp_path, "node", "--silo", "--rounds", "3", "--eval-every", "0", "--seed", "7")
     assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"a round, .* \(measured over 3 rounds here\)", sapo(tmp_path, "models", "show", "starter-1m").stdout
-    )
+    assert re.search(r"\(measured over 3 rounds here\)", sapo(tmp_path, "models", "show", "starter-1m").stdout)
     again = sapo(tmp_path, "node", "--silo", "--rounds", "4", "--eval-every", "0", "--seed", "7")
     assert again.returncode == 0, again.stderr
     told = json.loads(sapo(tmp_path, "models", "show", "starter-1m", "--json").stdout)

@@ -106,7 +106,7 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press("v", until="Compare kim with")
         await keys.press(ENTER, until="Items gained")
         await keys.press(ESC, until=r"My models \(2\)")
-        await keys.press("t", until="ask something")
+        await keys.press("t", until=r"kim  \d of 1 right")
         await keys.press(*"What is 2 + 3?", ENTER, until="<answer>[^<]*</answer>.*<answer>")
         await keys.press(ESC, until=r"My models \(2\)")
 

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.state import DashboardState, before_measurement
 from sapo_desktop.services.against_base import base_scores, interval, paired, unpaired
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
 from sapo_swarm.tasks.own.library import PRESET
-from sapo_swarm.tasks.own.row_roles import PREFIX
+from sapo_swarm.types import LEVEL_PREFIX
 
 # Where the difficulty-adaptive sampler is: how often each level of a task was asked lately, and how often solved.
 
@@ -32,8 +32,8 @@ def levels(state: DashboardState, width: int) -> list[Content]:
         ref, rewards = event.group.question.ref, event.group.rewards
         if event.group.source == "own" and rewards:
             mean = sum(rewards) / len(rewards)
-            if ref.preset.startswith(PREFIX):
-                own[ref.dataset, ref.preset.removeprefix(PREFIX)].append(mean)
+            if ref.preset.startswith(LEVEL_PREFIX):
+                own[ref.dataset, ref.preset.removeprefix(LEVEL_PREFIX)].append(mean)
             elif ref.preset != PRESET:
                 usual["", ref.preset].append(mean)
     asked = {**(usual if len(usual) > 1 else {}), **own}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sapo_swarm.tasks.own.import_rows import Row
 from sapo_swarm.tasks.own.spec import HOLE, BadTask, TaskSpec, right_answer
+from sapo_swarm.types import LEVEL_PREFIX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +175,6 @@ def _numbers(plain: str) -> bytes:
 MAX_LEVELS = 8
 """Different values of the column; more of them are cut into QUARTERS where they are numbers."""
 QUARTERS = 4
-PREFIX = "level_"
 
 
 def levels(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
@@ -212,7 +212,7 @@ def _quarters(values: list[float]) -> dict[str, tuple[int, ...]]:
     places: dict[int, list[int]] = {number: [] for number in range(QUARTERS)}
     for place, value in enumerate(values):
         places[sum(value >= edge for edge in edges)].append(place)
-    return {f"{PREFIX}{number + 1}": tuple(found) for number, found in places.items() if found}
+    return {f"{LEVEL_PREFIX}{number + 1}": tuple(found) for number, found in places.items() if found}
 
 
 def _number(text: str) -> float | None:
@@ -224,7 +224,9 @@ def _number(text: str) -> float | None:
 def _name(value: str, place: int) -> str:
     """A name for a reference: letters, digits and underscores."""
     plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:20]
-    return f"{PREFIX}{place}" if not plain or plain.isdigit() or plain != value.lower() else f"{PREFIX}{plain}"
+    return (
+        f"{LEVEL_PREFIX}{place}" if not plain or plain.isdigit() or plain != value.lower() else f"{LEVEL_PREFIX}{plain}"
+    )
 
 
 # Worked examples in a question (few-shot prompting): which training rows are shown with their answers, and how they read.
