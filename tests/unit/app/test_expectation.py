@@ -68,7 +68,7 @@ def test_the_verdict_names_the_cause_and_begins_with_the_rows_as_examples(
 ) -> None:
     verdict = expectation.sentences(trial(**changes))[-1]
     assert verdict.startswith(cause)
-    assert verdict.endswith("Training begins with your rows as examples, then practises.")
+    assert verdict.endswith("Training begins with your rows as examples; practice follows where it helps.")
 
 
 def test_an_answer_limit_below_the_persons_own_answers_is_to_be_raised() -> None:
@@ -144,5 +144,5 @@ def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None
     hard = trial(rate=0.0, greedy=0.0, mixed=0.0, formed=1.0, reference="plumber", fitting=0.0)
     text = " ".join(expectation.sentences(hard, time=time))
     assert "Examples come first: about 95 s here, at most 10 minutes" in text
-    assert "in rounds of about 4.2 s, a held-out evaluation every 25 about 15 s." in text
+    assert "has rounds of about 4.2 s, a held-out evaluation every 25 about 15 s." in text
     assert "usually 2 to 5 minutes" in " ".join(expectation.sentences(hard))

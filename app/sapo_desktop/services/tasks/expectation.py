@@ -49,7 +49,7 @@ HELPS = 0.15
 """Success that they must add: a question with them is longer, and every round takes longer with it."""
 FEW_FORMED = 0.2
 RIGHT_FORM = 0.5
-EXAMPLES_FIRST = "Training begins with your rows as examples, then practises."
+EXAMPLES_FIRST = "Training begins with your rows as examples; practice follows where it helps."
 EXAMPLES_ONLY = "Training imitates your rows as examples and ends there: examples = only is set."
 NO_EXAMPLES = "Your rows as examples would help, but examples = off is set: choose auto."
 Show = Callable[[float], None]
@@ -272,7 +272,9 @@ def _when(found: Expectation, verdict: str, time: Forecast | None) -> str:
         else ""
     )
     if verdict.endswith(EXAMPLES_FIRST):
-        return f"{phase}; a held-out comparison follows. Then practice, in rounds of about {round_s}{look}."
+        return (
+            f"{phase}; a held-out comparison follows. Practice, where it follows, has rounds of about {round_s}{look}."
+        )
     minutes = FIRST_LOOK * found.round_s / 60
     return (
         f"A round takes about {found.round_s:.1f} s here; the first held-out comparison, after {FIRST_LOOK} rounds, "
