@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sapo_backends.checkpoints.hub import access
+from sapo_backends.checkpoints import hub_cache
 from sapo_desktop.commands.help_text import ExamplesFormatter, epilog, grouped
 from sapo_desktop.commands.parsing import Parser, no_text, refuse
 from sapo_desktop.errors import code_of
@@ -165,7 +165,7 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         home = Home.find()
         library.use(home.tasks)
-        access.use(lambda: tokens.kept(home))
+        hub_cache.use(lambda: tokens.kept(home))
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except KeyboardInterrupt:
         return 130

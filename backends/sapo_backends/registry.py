@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from sapo_backends.base import Backend, BackendUnavailable
+from sapo_backends.base import Backend
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.errors import did_you_mean
 from sapo_backends.packages import is_here
 

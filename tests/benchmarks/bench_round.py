@@ -29,7 +29,7 @@ from shapes import SHAPES, Shape, write_model
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.measure import machine_limits
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_backends.torch_backend import TorchBackend
 
 GROUP_SIZE, PROMPT = 8, 40

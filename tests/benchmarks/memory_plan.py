@@ -49,9 +49,9 @@ CHILD = r"""
 import json, sys, threading, time
 from pathlib import Path
 from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.common import precisions, round_memory
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.measure.probe import peak_memory
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_backends.registry import backend
 folder, groups, group, new, prompt, kind, precision = sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:8]
 trains = sys.argv[8] == "train"
@@ -109,7 +109,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as empty:
             print("\n".join(table([row if "failed" in row else replanned(row, Path(empty)) for row in rows])))
         return
-    from sapo_backends.common.precisions import FOUR_BIT, computes_in
+    from sapo_backends.common.hardware import FOUR_BIT, computes_in
 
     slow = {FOUR_BIT: f"{FOUR_BIT}-float32"} if computes_in(FOUR_BIT) == "float32" else {}  # named as it is computed
     done = {_key(json.loads(line)) for line in args.log.read_text("utf-8").splitlines()} if args.log.exists() else set()
@@ -131,8 +131,8 @@ def main() -> None:
 def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A measured row with what is planned today, by files without weights in that folder."""
     from sapo_backends.base import LoadRequest
-    from sapo_backends.common import precisions, round_memory
-    from sapo_backends.measure.sizing import model_size
+    from sapo_backends.common import hardware, round_memory
+    from sapo_backends.measure.precision import model_size
 
     request = LoadRequest(method="lora" if row["trains"] else "none", precision=row["precision"])
     size, _ = model_size(made(folder / row["shape"], row["shape"], weights=False), request)
@@ -141,7 +141,7 @@ def replanned(row: dict[str, Any], folder: Path) -> dict[str, Any]:
         round_memory.RoundShape(*_groups(row), PROMPT, row["tokens"]),
         compute_bytes=4 if row["precision"].endswith("float32") else 2,
         fallback=row["kind"] == "fallback",
-        four_bit=precisions.is_four_bit(row["precision"]),
+        four_bit=hardware.is_four_bit(row["precision"]),
     )
     gib = plan / 2**30
     return {**row, "plan": round(gib, 2), "plan/peak": round(gib / row["peak"], 2)}

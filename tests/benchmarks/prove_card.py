@@ -100,7 +100,7 @@ print(machine_limits.measure("torch", torch.get_num_threads(), str(device)))
 """
 MEETING = """
 import sys, torch
-from sapo_backends.torch_backend.first_meeting import meet
+from sapo_backends.torch_backend.device_check import meet
 found = {str(kind): meet(torch.device(sys.argv[1]), kind) for kind in (torch.float32, torch.bfloat16)}
 print("\\n".join(f"{kind}: {meeting.failed or 'as float64'}{' without ' + ', '.join(meeting.without) if meeting.without else ''}"
                 for kind, meeting in found.items()))

@@ -17,8 +17,8 @@ from sapo_backends.torch_backend import (  # noqa: E402
     TorchBackend,
     runtime,
 )
-from sapo_backends.torch_backend.decode import cuda_graph, kv_cache, session  # noqa: E402
-from sapo_backends.torch_backend.decode.cuda_graph import GraphCapture, StepInputs  # noqa: E402
+from sapo_backends.torch_backend import kv_cache, decode_session  # noqa: E402
+from sapo_backends.torch_backend.kv_cache import GraphCapture, StepInputs  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -45,8 +45,8 @@ class Here(GraphCapture):
 
 def capture_here(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     here = Here()
-    monkeypatch.setattr(cuda_graph, "CapturedStep", kind)
-    monkeypatch.setattr(session, "CAPTURE", here)
+    monkeypatch.setattr(kv_cache, "CapturedStep", kind)
+    monkeypatch.setattr(decode_session, "CAPTURE", here)
     monkeypatch.setattr(kv_cache, "CAPTURE", here)
     return here
 
@@ -146,7 +146,7 @@ def test_after_a_capture_that_fails_the_stream_of_before_is_the_current_one(monk
         monkeypatch.setattr(torch.cuda, name, what)
     nothing = torch.zeros(1)
     with pytest.raises(RuntimeError, match="previous error"):
-        cuda_graph.CapturedStep(StepInputs(nothing, nothing, nothing, nothing), lambda _: nothing)
+        kv_cache.CapturedStep(StepInputs(nothing, nothing, nothing, nothing), lambda _: nothing)
     assert here == [before]
 
 
@@ -157,5 +157,5 @@ def test_replays_are_compared_with_plain_steps_only_the_first_time_a_device_is_u
     here = capture_here(monkeypatch, Replayed)
     for _ in range(3):
         engine.generate(PROMPTS, 2, Sampling(max_new_tokens=12), seed=3)
-    assert here.checked == {torch.device("cpu"): cuda_graph.CHECKED_STEPS}
+    assert here.checked == {torch.device("cpu"): kv_cache.CHECKED_STEPS}
     assert not here.failed

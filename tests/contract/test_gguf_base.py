@@ -19,20 +19,13 @@ pytest.importorskip("gguf", reason="the package gguf is not installed")
 from tests.support.gguf_files import nasty_texts
 
 from sapo_backends import registry
-from sapo_backends.base import (
-    Engine,
-    LoadRequest,
-    ModelNotFound,
-    PolicyUpdate,
-    Sampling,
-    TokenSequence,
-    TrainSample,
-)
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints import locate, safetensors_numpy
-from sapo_backends.checkpoints.content import content_id
-from sapo_backends.checkpoints.gguf.forms import FORMS
-from sapo_backends.checkpoints.gguf.writer import write_gguf
-from sapo_backends.checkpoints.gguf_base.header import TENSOR_TYPES
+from sapo_backends.checkpoints.locate import content_id
+from sapo_backends.checkpoints.gguf_write import FORMS
+from sapo_backends.checkpoints.gguf_write import write_gguf
+from sapo_backends.checkpoints.gguf_header import TENSOR_TYPES
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 
@@ -94,13 +87,13 @@ def test_a_file_says_what_its_folder_said(family: str, model_folder: Folder, tmp
 
 def test_stored_pieces_make_the_whole_tensor(model_folder: Folder, tmp_path: Path, monkeypatch: Any) -> None:
     """A tensor that is dequantised some rows at a time is the same as at once, in a file of 8 bits too."""
-    from sapo_backends.checkpoints.gguf_base import weights
+    from sapo_backends.checkpoints import gguf_model
 
     file = tmp_path / "model.gguf"
     write_gguf(model_folder("llama"), file, "Q8_0", strict=False)
-    at_once = dict(weights.tensors(file))
-    monkeypatch.setattr(weights, "PIECE", 200)
-    for name, tensor in weights.tensors(file):
+    at_once = dict(gguf_model.tensors(file))
+    monkeypatch.setattr(gguf_model, "PIECE", 200)
+    for name, tensor in gguf_model.tensors(file):
         np.testing.assert_array_equal(tensor, at_once[name])
 
 
@@ -235,7 +228,7 @@ def test_prompts_that_begin_alike_are_prefilled_once_with_the_same_result(
     """Prompts of several lengths, one of them all that the others begin with: tokens and log-probabilities are those of each
     alone, with windows too."""
     from sapo_backends.torch_backend import TorchBackend
-    from sapo_backends.torch_backend.ops import packing
+    from sapo_backends.torch_backend import packing
 
     common = list(range(5, 29))
     prompts = [[*common, 40, 41], common, [*common, 60], [*common, *range(70, 90)]]

@@ -14,7 +14,7 @@ from tests.contract.conftest import write_tokenizer
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_desktop.services.models.exports import Format, Plan, export
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")

@@ -16,22 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from sapo_backends import registry
-from sapo_backends.base import (
-    BackendError,
-    BackendUnavailable,
-    Engine,
-    LoadRequest,
-    PolicyUpdate,
-    Sampling,
-    TokenSequence,
-    TrainSample,
-)
+from sapo_backends.errors import BackendError, BackendUnavailable
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
 
 mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
-from sapo_backends.mlx_backend import first_meeting, loading, update  # noqa: E402
+from sapo_backends.mlx_backend import device_check, loading, update  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -209,8 +201,8 @@ def test_a_device_that_is_met_for_the_first_time_is_checked_once(
 ) -> None:
     """On the processor, which stands for every GPU."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    first_meeting.ensure(mx.cpu, compute, loading.bundled)
-    first_meeting.ensure(mx.cpu, compute, lambda *_: pytest.fail("it was met before"))
+    device_check.ensure(mx.cpu, compute, loading.bundled)
+    device_check.ensure(mx.cpu, compute, lambda *_: pytest.fail("it was met before"))
 
 
 def test_a_device_on_which_mlx_computes_something_else_is_refused(
@@ -225,7 +217,7 @@ def test_a_device_on_which_mlx_computes_something_else_is_refused(
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     for _ in range(2):  # and is not remembered as met
         with pytest.raises(BackendUnavailable, match=r"MLX computes sampling \(off by .*--device cpu"):
-            first_meeting.ensure(mx.cpu, mx.bfloat16, wrong)
+            device_check.ensure(mx.cpu, mx.bfloat16, wrong)
 
 
 def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +226,7 @@ def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "pick_device", lambda _name: mx.gpu)
     monkeypatch.setattr(loading, "limit_memory", lambda _device: None)
-    monkeypatch.setattr(first_meeting, "ensure", check)
+    monkeypatch.setattr(device_check, "ensure", check)
     with pytest.raises(BackendUnavailable, match="gpu was checked"):
         open_engine("mlx", "starter-1m")
 

@@ -14,14 +14,15 @@ from safetensors.numpy import load_file, save_file
 from tests.support.families import TINY
 
 from sapo_backends import registry
-from sapo_backends.base import BackendError, Engine, LoadRequest, ModelNotFound, TokenSequence
+from sapo_backends.errors import BackendError, ModelNotFound
+from sapo_backends.base import Engine, LoadRequest, TokenSequence
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")
 
-from sapo_backends.common import allocator  # noqa: E402
-from sapo_backends.measure.sizing import model_size  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.fallback.reading import read_module  # noqa: E402
+from sapo_backends.common import hardware  # noqa: E402
+from sapo_backends.measure.precision import model_size  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.transformers_lm import read_module  # noqa: E402
 
 Folder = Callable[[str], Path]
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -83,7 +84,7 @@ def test_mlx_reads_a_stretched_model_as_torch_does(stretched: Path) -> None:
 def test_llama_cpp_s_cache_counts_the_heads_as_wide_as_they_are(model_folder: Folder, tmp_path: Path) -> None:
     """Qwen3-0.6B and Gemma 3 have wider heads than hidden / heads says."""
     native = pytest.importorskip("sapo_backends.llamacpp_backend.native")
-    from sapo_backends.checkpoints.gguf.writer import write_gguf
+    from sapo_backends.checkpoints.gguf_write import write_gguf
 
     folder = model_folder("qwen3-wide")
     config = json.loads((folder / "config.json").read_text())
@@ -212,9 +213,9 @@ def test_a_model_that_transformers_reads_no_language_model_of_is_refused_in_a_se
 def test_what_transformers_frees_goes_back_to_the_system(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept, what a micro-batch leaves behind fits nothing that comes later: twice the memory in float32."""
     seen = list[object]()
-    monkeypatch.setattr(allocator, "keep_freed", lambda: seen.append("kept"))
-    monkeypatch.setattr(allocator, "return_freed", seen.append)
+    monkeypatch.setattr(hardware, "keep_freed", lambda: seen.append("kept"))
+    monkeypatch.setattr(hardware, "return_freed", seen.append)
     opened("torch", model_folder("gpt2")).close()
-    assert seen == [allocator.ACTIVATIONS]
+    assert seen == [hardware.ACTIVATIONS]
     opened("torch", model_folder("qwen3_5_text")).close()
     assert seen[1:] == ["kept"], "a step of a state is as large as an update's activations: more than twice as slow"

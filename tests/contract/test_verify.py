@@ -16,8 +16,8 @@ from sapo_backends.torch_backend import TorchBackend
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.torch_backend import first_meeting, runtime  # noqa: E402
-from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.torch_backend import device_check, runtime  # noqa: E402
+from sapo_backends.torch_backend import native  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["mlx", "llamacpp"])
@@ -46,34 +46,34 @@ def test_an_engine_that_computes_something_else_fails(model_folder: Callable[[st
 
 def test_torch_is_compared_with_torch_without_its_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """C kernels that are wrong are found, though both engines are torch in float32 on the processor."""
-    monkeypatch.setattr(first_meeting, "ensure", lambda *_: None)  # it would leave them out
-    if library.kernels() is None:
+    monkeypatch.setattr(device_check, "ensure", lambda *_: None)  # it would leave them out
+    if native.kernels() is None:
         pytest.skip("no C compiler")
-    norm, used = library.Kernels.rms_norm, []
+    norm, used = native.Kernels.rms_norm, []
 
-    def wrong(self: library.Kernels, x: Any, weight: Any, eps: float) -> Any:
+    def wrong(self: native.Kernels, x: Any, weight: Any, eps: float) -> Any:
         used.append(runtime.is_left_out("native"))
         return norm(self, x, weight, eps) * 1.5
 
     request = LoadRequest("starter-1m", method="none", precision="float32", device="cpu", threads=1)
     assert all(check.passed for check in verify(TorchBackend, TorchBackend, request))
-    monkeypatch.setattr(library.Kernels, "rms_norm", wrong)
+    monkeypatch.setattr(native.Kernels, "rms_norm", wrong)
     assert [check.passed for check in verify(TorchBackend, TorchBackend, request)] == [True, False, True, False, False]
     assert used
     assert not any(used)
 
 
 def test_log_probabilities_told_while_sampling_are_compared_with_scored_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_meeting, "ensure", lambda *_: None)
-    if library.kernels() is None:
+    monkeypatch.setattr(device_check, "ensure", lambda *_: None)
+    if native.kernels() is None:
         pytest.skip("no C compiler")
-    sample = library.Kernels.sample
+    sample = native.Kernels.sample
 
-    def wrong(self: library.Kernels, *given: Any) -> tuple[Any, Any]:
+    def wrong(self: native.Kernels, *given: Any) -> tuple[Any, Any]:
         tokens, logprobs = sample(self, *given)
         return tokens, logprobs - 0.1
 
-    monkeypatch.setattr(library.Kernels, "sample", wrong)
+    monkeypatch.setattr(native.Kernels, "sample", wrong)
     request = LoadRequest("starter-1m", method="none", precision="float32", device="cpu", threads=1)
     failed = [check.name for check in verify(TorchBackend, TorchBackend, request) if not check.passed]
     assert failed == ["log-probabilities of sampled tokens equal the second engine's"]

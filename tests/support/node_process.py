@@ -61,7 +61,7 @@ def kernels(home: Path) -> None:
 _MET = "met-*.json"
 _MEET = """
 import torch
-from sapo_backends.torch_backend.first_meeting import ensure
+from sapo_backends.torch_backend.device_check import ensure
 for kind in (torch.float32, torch.bfloat16):
     ensure(torch.device("cpu"), kind)
 """
@@ -72,9 +72,9 @@ def _made() -> Path | None:
     """The C code, compiled once for all homes, where there is a compiler; the check's records lie in the folder above."""
     with contextlib.suppress(ImportError, OSError, subprocess.SubprocessError), mock.patch.dict(os.environ):
         os.environ.pop("SAPO_HOME", None)
-        from sapo_backends.torch_backend.native import compiler
+        from sapo_backends.torch_backend import native
 
-        made = compiler.compiled()
+        made = native.compiled()
         if len(list(made.parents[1].glob(_MET))) < 2:  # one a precision
             subprocess.run([sys.executable, "-c", _MEET], check=True, capture_output=True)
         return made

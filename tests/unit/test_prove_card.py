@@ -138,7 +138,7 @@ def test_with_nothing_but_torch_transformers_peft_and_what_is_carried_every_modu
                 (site / top).symlink_to(one.locate_file(top))
     monkeypatch.setattr(sys, "executable", str(bare / ("Scripts/python.exe" if os.name == "nt" else "bin/python")))
     environment = prove.environment_of(site, tmp_path, "cpu")
-    engine = ("sapo_backends.torch_backend.loading", "sapo_backends.torch_backend.first_meeting")
+    engine = ("sapo_backends.torch_backend.loading", "sapo_backends.torch_backend.device_check")
     for needs in sorted({step.needs for step in prove.steps("cpu", False, tmp_path)} | {engine}):
         outcome = prove.run(prove.Step("", ("-c", ""), 60, needs), environment, 60.0, 1.0)
         assert outcome.said == "passed", outcome.output

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sapo_backends.checkpoints import inspection, template_limits
+from sapo_backends.checkpoints import inspection, chat_template
 from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm import servers
@@ -27,7 +27,7 @@ HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
     f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time",
     f"of a GGUF file it reads the header, makes the config and the tokenizer, and has {inspection.MAKING_S} s",
-    f"{'one second' if template_limits.SECONDS == 1 else template_limits.SECONDS} of processor time",
+    f"{'one second' if chat_template.SECONDS == 1 else chat_template.SECONDS} of processor time",
     f"numbers in a row with {WORDS[drift.LONG_NUMBER]} digits or more, of which {WORDS[drift.FEWEST_DIGITS]} differ",
     f"{wire.MAX_PACKED // 2**20} MB packed and {folder.MAX_BYTES // 2**20} MB unpacked at most",
     f"of different ones {spec.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",

@@ -81,13 +81,13 @@ def info() -> FirstRunInfo:
 async def offered(again: bool = False) -> tuple[BaseGroup, ...]:
     """What a person can start from: models of this computer, the recommended ones, the toys that are bundled. Whether the hub
     can be reached is tried now, beside the look at the disks; without it what is here still can be chosen."""
-    from sapo_backends.checkpoints.hub import access
+    from sapo_backends.checkpoints import hub_cache
     from sapo_desktop.services.bases import local_models
 
     home = Home.find()
     config = await asyncio.to_thread(_config, home, "starter")
     local, away = await asyncio.gather(
-        asyncio.to_thread(local_models.look, config, fresh=again), asyncio.to_thread(access.why_away)
+        asyncio.to_thread(local_models.look, config, fresh=again), asyncio.to_thread(hub_cache.why_away)
     )
     return await asyncio.to_thread(_groups, home, local, away)
 

@@ -155,7 +155,7 @@ def change(path: Path, key: str, value: str) -> str:
 
 def _check_folder(model: str) -> None:
     """A path leads to a model that can be trained; a hub is not asked. Raises UsageError."""
-    from sapo_backends.base import ModelNotFound
+    from sapo_backends.errors import ModelNotFound
     from sapo_backends.checkpoints import locate
 
     path = os.path.expanduser(model)

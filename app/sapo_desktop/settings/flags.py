@@ -106,15 +106,15 @@ def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
 
 def _reasons(config: RunConfig, look: Look) -> bool:
     """Whether the model's chat template opens its reasoning; False while that is not on this disk."""
-    from sapo_backends.base import BackendError
+    from sapo_backends.errors import BackendError
     from sapo_backends.checkpoints import chat_template, locate, tokenizer
-    from sapo_backends.checkpoints.hub import cache
+    from sapo_backends.checkpoints import hub_cache
 
     if config.model in locate.BUNDLED:
         return False
     try:
         look(config)
-        folder = cache.looked_at(config.model) if locate.is_hub_id(config.model) else locate.local(config.model)
+        folder = hub_cache.looked_at(config.model) if locate.is_hub_id(config.model) else locate.local(config.model)
         if folder is None:
             return False
         settings = tokenizer.read_json(folder / "tokenizer_config.json")
@@ -154,7 +154,7 @@ def _check_place(config: RunConfig) -> None:
     """Raises UsageError for a device or a precision that no engine of the run has; of one that is not installed nothing is
     known."""
     from sapo_backends import registry
-    from sapo_backends.base import BackendUnavailable
+    from sapo_backends.errors import BackendUnavailable
 
     engines = []
     for name in registry.NEEDS if config.trainer == "auto" else (config.trainer,):

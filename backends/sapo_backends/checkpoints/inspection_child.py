@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.gguf_base.view import is_to_be_made, write_view
+from sapo_backends.checkpoints.gguf_view import is_to_be_made, write_view
 from sapo_backends.checkpoints.inspection import MAKING_S, MEMORY_BYTES, PROCESSOR_S, REFUSED
 from sapo_backends.checkpoints.safetensors_numpy import elements
-from sapo_backends.checkpoints.sane_sizes import largest_file
+from sapo_backends.checkpoints.spec import largest_file
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.errors import BackendError, ModelNotFound

@@ -26,7 +26,7 @@ from typing import IO
 
 import msgspec
 
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.errors import ModelNotFound, did_you_mean
 
 MAGIC = b"GGUF"
@@ -286,14 +286,14 @@ def _look_in_llama_cpp(seen: Search) -> None:
 
 
 def _look_in_hub(seen: Search) -> None:
-    for place in _listing(seen, HUB, cache.folder()):
+    for place in _listing(seen, HUB, hub_cache.folder()):
         if not place.name.startswith("models--") or _full(seen, HUB):
             continue
         repository = place.name.removeprefix("models--").replace("--", "/", 1)
         if "/" not in repository:
             continue
         try:
-            if (here := cache.snapshot(repository)) is not None:
+            if (here := hub_cache.snapshot(repository)) is not None:
                 size = sum(_size(Path(entry.path)) or 0 for entry in os.scandir(here))
                 seen.add(LocalModel(HUB, repository, here, size))
                 continue

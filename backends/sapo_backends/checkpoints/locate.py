@@ -1,22 +1,22 @@
-"""Where a model's files are: the bundled starter, a local Hugging Face folder, a GGUF file, or a hub id.
-
-Only safetensors, GGUF and JSON are ever fetched or read: pickled weights and remote code could run anything.
-"""
+"""Where a model's files are: the bundled starter, a local folder or GGUF file, the hub's cache; and which model they are."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import hashlib
 from importlib.resources import files
 from pathlib import Path
+from sapo_backends.errors import ModelNotFound, did_you_mean
+from sapo_backends.base import Progress
+from sapo_backends.checkpoints import inspection, local_models, hub_cache
+from sapo_backends.checkpoints.gguf_view import gguf_of, require_same, view_folder
+from sapo_backends.checkpoints.spec import require_file_size, require_sane_numbers
 
-from sapo_backends.base import ModelNotFound, Progress
-from sapo_backends.checkpoints import inspection, local_models, shards
-from sapo_backends.checkpoints.gguf_base.view import gguf_of, require_same, view_folder
-from sapo_backends.checkpoints.hub import cache
-from sapo_backends.checkpoints.sane_sizes import require_file_size, require_sane_numbers
-from sapo_backends.errors import did_you_mean
+# Where a model's files are: the bundled starter, a local Hugging Face folder, a GGUF file, or a hub id.
+#
+# Only safetensors, GGUF and JSON are ever fetched or read: pickled weights and remote code could run anything.
 
 BUNDLED = ("starter", "starter-1m")
 WANTED = "Give a GGUF file, or the folder with config.json, model.safetensors and tokenizer.json."
@@ -33,12 +33,12 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     """
     if not is_hub_id(model):
         return local(model, progress)
-    here = cache.snapshot(model)
+    here = hub_cache.snapshot(model)
     if here is None:
-        from sapo_backends.checkpoints.hub.download import download
+        from sapo_backends.checkpoints.hub_download import download
 
         here = download(model, progress)
-    cache.pin(model, here.name)
+    hub_cache.pin(model, here.name)
     return checked(here)
 
 
@@ -73,7 +73,7 @@ def local(model: str, progress: Progress | None = None) -> Path:
     if (found := folder(model)) is not None:
         return checked(found)
     if is_hub_id(model):
-        if (here := cache.snapshot(model)) is None:
+        if (here := hub_cache.snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
         return checked(here)
     if local_models.is_named(model) or local_models.is_tagged(model):
@@ -126,7 +126,7 @@ def checked(folder: Path) -> Path:
             said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
             said += "save_pretrained(FOLDER)."
         raise ModelNotFound(said)
-    if lacking := shards.missing(folder, weights):
+    if lacking := hub_cache.missing(folder, weights):
         more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
         raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")
     config = _config(folder)
@@ -184,4 +184,26 @@ def weight_files(folder: Path) -> list[Path]:
     if (file := gguf_of(folder)) is not None:
         require_same(folder, file)
         return [file]
-    return [folder / name for name in sorted(shards.one_set({file.name for file in folder.glob("*.safetensors")}))]
+    return [folder / name for name in sorted(hub_cache.one_set({file.name for file in folder.glob("*.safetensors")}))]
+
+
+# Which model a folder holds, whatever it is called and wherever it lies: a digest of its content.
+
+SAMPLE = 1 << 16
+"""Bytes of each weight file that are read at its beginning (the names and shapes of all tensors), in the middle and at its
+end. Reading all of a 3 GB file would take longer than loading it."""
+
+
+def content_id(folder: Path) -> str:
+    """Equal for copies of one model; another after training, or for another model of the same shape. Raises OSError."""
+    files, digest = weight_files(folder), hashlib.sha256()
+    if not files:
+        raise FileNotFoundError(f"{folder} has no weights")
+    for file in files:
+        size = file.stat().st_size
+        digest.update(b"%d\0" % size)
+        with file.open("rb") as stream:
+            for start in (0, size // 2, max(0, size - SAMPLE)):
+                stream.seek(start)
+                digest.update(stream.read(SAMPLE))
+    return digest.hexdigest()[:32]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import ModelNotFound
-from sapo_backends.checkpoints.families import own_name, sees
-from sapo_backends.checkpoints.gguf_base import weights as gguf_weights
+from sapo_backends.errors import ModelNotFound
+from sapo_backends.checkpoints.spec import own_name, sees
+from sapo_backends.checkpoints import gguf_model as gguf_weights
 from sapo_backends.checkpoints.locate import weight_files
 
 Float32 = NDArray[np.float32]

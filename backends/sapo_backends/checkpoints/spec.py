@@ -1,24 +1,291 @@
-"""The shape of a decoder as its config.json tells it, for the architectures this engine computes itself.
-
-A family is a row of families.FAMILIES: what its config does not say. Nothing but this table and what reads a config knows a
-family's name; the decoder reads the spec.
-"""
+"""The shape of a decoder as its config.json tells it: the families, rotary embeddings, and bounds of what a file may say."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Iterator
+from pathlib import Path
+from sapo_backends.errors import ModelNotFound, size_text
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+from contextlib import contextmanager
 
-from sapo_backends.base import ModelNotFound
-from sapo_backends.checkpoints.families import ACTIVATIONS, ALL_LAYERS, FAMILIES, NORMS, Family, Norms, language_config
-from sapo_backends.checkpoints.ropes import NO_ROPE, ROPE_KINDS, RopeSpec, read_ropes
-from sapo_backends.checkpoints.sane_sizes import require_sane_numbers
+# Bounds of what a model's small files may hold, checked before anything is made of them.
+#
+# A config.json is a few numbers, and every list of layers, every table of a plan and every allocation follows from them: 1e9
+# layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any model that
+# a laptop holds.
+
+LARGEST_NUMBERS = {
+    "num_hidden_layers": 1024,
+    "n_layer": 1024,
+    "num_layers": 1024,
+    "hidden_size": 1 << 17,
+    "n_embd": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "vocab_size": 1 << 22,
+    "num_attention_heads": 4096,
+    "n_head": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 1 << 14,
+    "num_experts": 1 << 14,
+    "num_local_experts": 1 << 14,
+    "n_routed_experts": 1 << 14,
+    "max_position_embeddings": 1 << 28,
+    "sliding_window": 1 << 28,
+}
+"""Entry of a config -> the largest number it may hold; none is below 0."""
+MANY = 1 << 16
+"""Entries of a list or an object in a config: of layers, of factors, of labels."""
+LARGEST_FILES = {"tokenizer.json": 100_000_000, "tokenizer_config.json": 40_000_000}
+LARGEST_FILE = 16_000_000
+"""Bytes of any other JSON file of a model."""
+
+
+def largest_file(name: str) -> int:
+    """Bytes of a JSON file of a model, at most."""
+    return LARGEST_FILES.get(name, LARGEST_FILE)
+
+
+def require_file_size(path: Path) -> None:
+    """Raise ModelNotFound where a JSON file of a model is larger than any that is one."""
+    most, size = largest_file(path.name), path.stat().st_size
+    if size > most:
+        raise ModelNotFound(
+            f"{path} has {size_text(size)}, and at most {size_text(most)} are read. Copy or download the model again."
+        )
+
+
+def require_sane_numbers(config: object) -> None:
+    """Raise ModelNotFound where a config, or one for a part of the model within it, names a number beyond LARGEST_NUMBERS."""
+    waiting = [config]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (Mapping, list)) and len(part) > MANY:
+            raise ModelNotFound(
+                f"The model's config.json holds a list of {len(part):,} entries. Copy or download the model again."
+            )
+        if isinstance(part, list):
+            waiting += [value for value in part if isinstance(value, (Mapping, list))]
+        elif isinstance(part, Mapping):
+            for name, value in part.items():
+                _require_sane(str(name), value)
+            waiting += [value for value in part.values() if isinstance(value, (Mapping, list))]
+
+
+def _require_sane(name: str, value: object) -> None:
+    most = LARGEST_NUMBERS.get(name)
+    if most is None or not isinstance(value, (int, float)) or 0 <= value <= most:
+        return
+    raise ModelNotFound(
+        f"The model's config.json says {name} {_brief(value)}, and a model has from 0 to {most:,}. Copy or "
+        "download the model again."
+    )
+
+
+def _brief(value: float) -> str:
+    return f"{value:,}" if isinstance(value, float) or value.bit_length() < 64 else f"of {value.bit_length():,} bits"
+
+
+# The families of models that the own decoder computes: what the config of each does not say.
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+Norms = Literal["before", "after", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """norms: where a layer's RMSNorms are, before or after attention and MLP. qk_norm: none, of each head, or of all
+    heads together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the file.
+    scaled_embedding: embeddings are multiplied by sqrt(hidden). windowed: which layers see sliding_window tokens only,
+    where the config has no layer_types: none, all, or all but every n-th. tied: what a config that says nothing means.
+    """
+
+    norms: Norms = "before"
+    qk_norm: Literal["", "head", "all"] = ""
+    norm_offset: float = 0.0
+    fused: bool = False
+    qkv_bias: bool = False
+    scaled_embedding: bool = False
+    windowed: int = 0
+    tied: bool = False
+
+
+ALL_LAYERS = -1
+FAMILIES = {
+    "LlamaForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm="head"),
+    "MistralForCausalLM": Family(windowed=ALL_LAYERS),
+    "Phi3ForCausalLM": Family(fused=True, windowed=ALL_LAYERS),
+    "SmolLM3ForCausalLM": Family(tied=True),
+    "GraniteForCausalLM": Family(),
+    "Olmo2ForCausalLM": Family(norms="after", qk_norm="all"),
+    "Olmo3ForCausalLM": Family(norms="after", qk_norm="all", windowed=4),
+    "GemmaForCausalLM": Family(norm_offset=1.0, scaled_embedding=True, tied=True),
+    "Gemma2ForCausalLM": Family("both", norm_offset=1.0, scaled_embedding=True, windowed=2, tied=True),
+    "Gemma3ForCausalLM": Family("both", "head", norm_offset=1.0, scaled_embedding=True, windowed=6, tied=True),
+}
+"""Architecture -> what its config does not say."""
+NORMS: dict[Norms, dict[str, str]] = {
+    "before": {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"},
+    "after": {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"},
+    "both": {
+        "norm1": "input_layernorm",
+        "after1": "post_attention_layernorm",
+        "norm2": "pre_feedforward_layernorm",
+        "after2": "post_feedforward_layernorm",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguagePart:
+    """Of a model that also sees: the architecture of the part that writes, and what a config of it may leave out."""
+
+    architecture: str
+    defaults: Mapping[str, Any]
+
+
+LANGUAGE_PARTS = {
+    "Gemma3ForConditionalGeneration": LanguagePart(
+        "Gemma3ForCausalLM",
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1_000_000.0,
+        },
+    ),
+}
+"""Architecture of the whole -> its language part. The defaults are those of transformers' Gemma3TextConfig."""
+_PART, _OF_MODEL = "language_model.", "model."
+_SEES = ("vision_tower.", "multi_modal_projector.")
+
+
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config as one of the language part alone, where the own decoder computes that; else the same."""
+    part = LANGUAGE_PARTS.get(next(iter(config.get("architectures") or []), ""))
+    text = config.get("text_config")
+    if part is None or not isinstance(text, Mapping):
+        return config
+    of_both = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
+    given = {key: config[key] for key in of_both if config.get(key) is not None}
+    return {**part.defaults, **text, **given, "architectures": [part.architecture]}
+
+
+def own_name(tensor: str) -> str:
+    """A tensor's name in a file of the language part alone; the same where the file is of nothing else."""
+    whole = tensor.removeprefix(_OF_MODEL)
+    if not whole.startswith(_PART):
+        return tensor
+    return whole.removeprefix(_PART) if whole == tensor else _OF_MODEL + whole.removeprefix(_PART)
+
+
+def sees(tensor: str) -> bool:
+    """Whether a tensor belongs to what a language model sees with."""
+    return tensor.removeprefix(_OF_MODEL).startswith(_SEES)
+
+
+# Rotary embeddings as a config.json tells of them.
 
 Json = Mapping[str, Any]
+ROPE_KINDS = ("default", "linear", "llama3", "longrope")
 
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """theta: base of the wavelengths. The rest belongs to the kinds "linear", "llama3" and "longrope" (scaled wavelengths);
+    of the last one each pair of coordinates has its factor, other ones in texts beyond original_context, and cos and sin
+    are multiplied by `attention`. Kind "none": positions rotate nothing."""
+
+    kind: str
+    theta: float
+    factor: float = 1.0
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    original_context: int = 8192
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention: float = 1.0
+
+
+NO_ROPE = RopeSpec("none", 1.0)
+
+
+def _rope(config: Json, scaling: Json) -> RopeSpec:
+    """scaling: its settings; what it lacks may stand in the config itself."""
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    if kind == "longrope":
+        return _longrope(config, scaling, theta)
+    return RopeSpec(
+        kind=kind,
+        theta=theta,
+        factor=float(scaling.get("factor") or 1.0),
+        low_frequency=float(scaling.get("low_freq_factor") or 1.0),
+        high_frequency=float(scaling.get("high_freq_factor") or 4.0),
+        original_context=int(scaling.get("original_max_position_embeddings") or 8192),
+    )
+
+
+def _longrope(config: Json, scaling: Json, theta: float) -> RopeSpec:
+    """As transformers reads it: what scales cos and sin follows from how much longer than the original context texts may be."""
+    context = int(config["max_position_embeddings"])
+    original = int(
+        scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or context
+    )
+    longer = float(scaling.get("factor") or context / original)
+    usual = math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+    return RopeSpec(
+        "longrope",
+        theta,
+        original_context=original,
+        factors=tuple(map(float, scaling.get("short_factor") or ())),
+        long_factors=tuple(map(float, scaling.get("long_factor") or ())),
+        attention=float(scaling.get("attention_factor") or usual),
+    )
+
+
+def read_ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
+    """The ropes, that of full attention first, and the number of each layer's.
+
+    transformers 5 writes rope_parameters with rope_theta inside, or one of these for each kind of layer; 4 a top-level
+    rope_theta and rope_scaling, and Gemma 3's rope_local_base_freq for layers with a window.
+    """
+    settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    kinds = {kind: settings.pop(kind) for kind in ("full_attention", "sliding_attention") if kind in settings}
+    whole = _rope(config, {**settings, **kinds.get("full_attention", {})})
+    used = config.get("no_rope_layers")
+    if used is None and config["architectures"][0] == "SmolLM3ForCausalLM":
+        every = int(config.get("no_rope_layer_interval") or 4)
+        used = [(layer + 1) % every for layer in range(len(windowed))]
+    if used is not None:
+        return (whole, NO_ROPE), tuple(0 if rotates else 1 for rotates in used)
+    if "sliding_attention" in kinds:
+        local = _rope(config, kinds["sliding_attention"])
+    elif config["architectures"][0] == "Gemma3ForCausalLM":
+        local = RopeSpec("default", float(config.get("rope_local_base_freq") or 10_000.0))
+    elif config["architectures"][0] == "Olmo3ForCausalLM":
+        local = RopeSpec("default", whole.theta)
+    else:
+        local = whole
+    if local == whole or not any(windowed):
+        return (whole,), (0,) * len(windowed)
+    return (whole, local), tuple(int(is_windowed) for is_windowed in windowed)
+
+
+# The shape of a decoder as its config.json tells it, for the architectures this engine computes itself.
+#
+# A family is a row of families.FAMILIES: what its config does not say. Nothing but this table and what reads a config knows a
+# family's name; the decoder reads the spec.
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:

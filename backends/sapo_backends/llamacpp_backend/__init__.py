@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.base import Backend, Engine, LoadRequest, Progress
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.packages import LLAMA, install, is_here
 
 FIX = f"{install(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"

@@ -1,33 +1,238 @@
-"""The loaded llama.cpp model behind the contract of sapo_backends.base."""
+"""The loaded llama.cpp model behind the contract of sapo_backends.base: generation, scoring, and the adapter of every round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-
 import numpy as np
+import tempfile
+from collections.abc import Callable, Iterator, Sequence, Mapping
+from numpy.typing import NDArray
+from sapo_backends.errors import Cancelled, CancelToken, BackendError, BackendUnavailable, CheckpointCorrupt
+from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds, TokenSequence, Engine, EngineInfo
+from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, sample, uniforms, rows_at_once
+from sapo_backends.llamacpp_backend.native import Context, Adapter, Model, LARGEST_SEQUENCES
+from pathlib import Path
+from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
+from sapo_backends.checkpoints.spec import DecoderSpec
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-
-from sapo_backends.base import (
-    BackendError,
-    BackendUnavailable,
-    CancelToken,
-    CheckpointCorrupt,
-    Completion,
-    Engine,
-    EngineInfo,
-    RowSeed,
-    Sampling,
-    TokenIds,
-    TokenSequence,
-)
-from sapo_backends.checkpoints.engine_state import read_state, write_state
+from sapo_backends.checkpoints.write_folder import read_state, write_state
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common.generation import rows_at_once
-from sapo_backends.llamacpp_backend import generation
-from sapo_backends.llamacpp_backend.live_adapter import LiveAdapter
-from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Context, Model
+
+# Generating and scoring completions over one llama.cpp context: each prompt is computed once for all its
+# completions.
+
+Float32 = NDArray[np.float32]
+LOGIT_ELEMENTS = 1 << 24
+"""Logits held at once: 64 MiB in float32."""
+
+
+def prefill(context: Context, sequence: int, prompt: TokenIds) -> Float32:
+    """Compute a prompt into an empty sequence; logits (V,) of the token after it."""
+    logits: Float32 = np.empty((0, 0), np.float32)
+    for begin in range(0, len(prompt), context.batch):
+        part = prompt[begin : begin + context.batch]
+        wanted = [begin + i == len(prompt) - 1 for i in range(len(part))]
+        logits = context.decode(part, range(begin, begin + len(part)), [sequence] * len(part), wanted)
+    last: Float32 = logits[0].copy()
+    return last
+
+
+def generate(
+    context: Context,
+    width: int,
+    prompts: Sequence[TokenIds],
+    group_size: int,
+    sampling: Sampling,
+    seed: int | Sequence[RowSeed],
+    eos_ids: Sequence[int],
+    cancel: CancelToken | None = None,
+    on_tokens: Callable[[int, int], None] | None = None,
+) -> list[list[Completion]]:
+    """group_size completions of each prompt, `width` rows at a time; see Engine.generate."""
+    owners = [tuple(prompt) for prompt in prompts for _ in range(group_size)]
+    generated = GeneratedRows(len(owners), eos_ids)
+    uniform = uniforms(len(owners), sampling.max_new_tokens, seed)
+    for begin in range(0, len(owners), width):
+        wave = list(range(begin, min(begin + width, len(owners))))
+        context.clear()
+        try:
+            _wave(context, owners, generated, wave, sampling, uniform, cancel, on_tokens)
+        except Cancelled as error:
+            raise Cancelled(str(error), generated.groups(len(prompts), group_size)) from None
+    return generated.groups(len(prompts), group_size)
+
+
+def _start(
+    context: Context, owners: Sequence[tuple[int, ...]], wave: Sequence[int], cancel: CancelToken | None
+) -> Float32:
+    """Prefill each prompt of the wave once; first logits (rows, V). Row wave[i] lives in sequence i."""
+    first: dict[tuple[int, ...], tuple[int, Float32]] = {}
+    logits = []
+    for sequence, row in enumerate(wave):
+        if cancel is not None:
+            cancel.raise_if_cancelled()
+        prompt = owners[row]
+        if prompt in first:
+            context.share(first[prompt][0], sequence)
+        else:
+            first[prompt] = sequence, prefill(context, sequence, prompt)
+        logits.append(first[prompt][1])
+    return np.stack(logits)
+
+
+def _wave(
+    context: Context,
+    owners: Sequence[tuple[int, ...]],
+    generated: GeneratedRows,
+    wave: Sequence[int],
+    sampling: Sampling,
+    uniform: NDArray[np.float64],
+    cancel: CancelToken | None,
+    on_tokens: Callable[[int, int], None] | None,
+) -> None:
+    """Generate the rows of one wave to their end; finished ones are dropped."""
+    alive = list(enumerate(wave)) if sampling.max_new_tokens else []
+    logits = _start(context, owners, wave, cancel) if alive else np.empty((0, 0), np.float32)
+    for step in range(sampling.max_new_tokens):
+        if cancel is not None:
+            cancel.raise_if_cancelled()
+        rows = [row for _, row in alive]
+        tokens, logprobs = sample(logits, sampling, uniform[rows, step])
+        generated.append(rows, tokens.tolist(), logprobs.tolist())
+        if on_tokens is not None:
+            on_tokens(generated.finished, generated.count)
+        for sequence, row in alive:
+            if generated.done[row]:
+                context.drop(sequence)
+        alive = [(sequence, row) for sequence, row in alive if not generated.done[row]]
+        if not alive or step + 1 == sampling.max_new_tokens:
+            return
+        logits = context.decode(
+            [generated.tokens[row][-1] for _, row in alive],
+            [len(owners[row]) + step for _, row in alive],
+            [sequence for sequence, _ in alive],
+            [True] * len(alive),
+        )
+
+
+def logprobs(
+    context: Context, sequences: Sequence[TokenSequence], temperature: float, vocabulary: int
+) -> list[list[float]]:
+    """Log-probability of every completion token; sequences of one prompt share its computation."""
+    result: list[list[float]] = [[] for _ in sequences]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        if sequence.completion:
+            groups.setdefault(tuple(sequence.prompt), []).append(index)
+    budget = max(1, min(context.batch, LOGIT_ELEMENTS // vocabulary))
+    for prompt, members in groups.items():
+        context.clear()
+        after_prompt = prefill(context, 0, prompt)[None]
+        for index in members:
+            completion = sequences[index].completion
+            context.share(0, 1)
+            first = chosen_logprobs(after_prompt, np.array(completion[:1]), temperature)
+            result[index] = first.tolist()
+            for part, targets, position in _chunks(completion, len(prompt), budget):
+                logits = context.decode(
+                    part, range(position, position + len(part)), [1] * len(part), [True] * len(part)
+                )
+                result[index] += chosen_logprobs(logits, np.array(targets), temperature).tolist()
+            context.drop(1)
+    return result
+
+
+def _chunks(completion: TokenIds, prompt: int, budget: int) -> Iterator[tuple[TokenIds, TokenIds, int]]:
+    """(input tokens, the tokens they predict, position of the first) in parts of at most `budget`."""
+    for begin in range(0, len(completion) - 1, budget):
+        end = min(begin + budget, len(completion) - 1)
+        yield completion[begin:end], completion[begin + 1 : end + 1], prompt + begin
+
+
+# The adapter that a trainer changes every round, swapped in without loading the model again.
+#
+# Order matters (llama.cpp 0.3.36): an adapter with the same targets exists before the context; then each time: load the
+# new one, set it, free the old one (a freed address that is reused would look unchanged), clear the cache, which does
+# not notice that the adapter changed.
+
+Tensors = dict[str, NDArray[np.float32]]
+PROBE = 3
+"""Tokens of the text whose logits must change with the adapter."""
+NOTICEABLE = 1e-3
+"""A change of an element of B that must show in some logit; smaller ones may drown in rounding."""
+
+
+class LiveAdapter:
+    """The tensors in PEFT's names and the llama.cpp adapter made of them."""
+
+    def __init__(self, spec: DecoderSpec, model: Model, rank: int, alpha: float) -> None:
+        self._spec, self._model = spec, model
+        self.tensors: Tensors = zero_adapter(spec, rank)
+        self.alpha = alpha
+        self._loaded = self._load(self.tensors, alpha)
+        self._answer: NDArray[np.float32] = np.empty(0, np.float32)
+        self._answered: Context | None = None  # the context that gave the answer, after the last swap
+
+    def _load(self, tensors: Mapping[str, object], alpha: float) -> Adapter:
+        with tempfile.TemporaryDirectory(prefix="sapo-adapter-") as folder:
+            file = Path(folder) / "adapter.gguf"
+            write_adapter(self._spec, tensors, alpha, file)
+            return Adapter(self._model, file)
+
+    def attach(self, context: Context) -> None:
+        """Use the adapter in a new context."""
+        context.use(self._loaded)
+        context.clear()
+
+    def swap(self, context: Context, tensors: Mapping[str, object], alpha: float) -> None:
+        """Replace the adapter. Raises BackendError when it does not fit or does not take effect."""
+        fresh: Tensors = {name: np.array(value, dtype=np.float32) for name, value in tensors.items()}
+        self._check(fresh)
+        before = self._answer if self._answered is context else self._probe(context)
+        loaded = self._load(fresh, alpha)
+        context.use(loaded)
+        self._loaded.close()
+        self._loaded = loaded
+        noticeable = alpha != self.alpha or self._change(fresh) > NOTICEABLE
+        self.tensors, self.alpha = fresh, alpha
+        self._answer, self._answered = self._probe(context), context
+        if np.array_equal(before, self._answer) and noticeable:
+            raise BackendError("llama.cpp took the new adapter but computes as before. Load the model again.")
+
+    def _check(self, fresh: Tensors) -> None:
+        """All targets of the model, no others; the rank may differ."""
+        if fresh.keys() != self.tensors.keys():
+            odd = sorted(fresh.keys() ^ self.tensors.keys())[0]
+            raise BackendError(f"The adapter does not fit this model: {odd} is missing or unknown.")
+        for name, tensor in fresh.items():
+            axis = 1 if ".lora_A." in name else 0
+            if tensor.ndim != 2 or tensor.shape[axis] != self.tensors[name].shape[axis]:
+                raise BackendError(f"The adapter does not fit this model: {name} has shape {tensor.shape}.")
+
+    def _change(self, fresh: Tensors) -> float:
+        """Largest change of an element of any B; 0 while A is 0, because the product then stays 0."""
+        changes = [0.0]
+        for name, tensor in fresh.items():
+            if ".lora_B." in name and fresh[name.replace(".lora_B.", ".lora_A.")].any():
+                old = self.tensors[name]
+                same = old.shape == tensor.shape
+                changes.append(float(np.abs(tensor - old if same else tensor).max()))
+        return max(changes)
+
+    def _probe(self, context: Context) -> NDArray[np.float32]:
+        """Logits (V,) after a fixed text, computed in an empty cache."""
+        context.clear()
+        tokens = [i % self._model.vocabulary for i in range(3, 3 + PROBE)]
+        logits = prefill(context, 0, tokens)
+        context.clear()
+        return logits
+
+    def close(self) -> None:
+        """Free the adapter."""
+        self._loaded.close()
+
+
+# The loaded llama.cpp model behind the contract of sapo_backends.base.
 
 WIDTH = 64
 """Rows decoded at once."""
@@ -80,7 +285,7 @@ class LlamaCppEngine(Engine):
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES, room)
         shared = -(-rows // group_size) + 1  # prompts that one wave may touch
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)
-        return generation.generate(
+        return generate(
             context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
         )
 
@@ -92,7 +297,7 @@ class LlamaCppEngine(Engine):
                 f"A sequence of {longest} tokens exceeds the model's context of {self.info.context_length}."
             )
         context = self._room(longest, 2)
-        return generation.logprobs(context, sequences, temperature, self._model.vocabulary)
+        return logprobs(context, sequences, temperature, self._model.vocabulary)
 
     def adapter(self) -> Mapping[str, object]:
         """See Engine.adapter."""

@@ -14,7 +14,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import BackendError, OutOfMemory
+from sapo_backends.errors import BackendError, OutOfMemory
 from sapo_backends.common import hardware, round_memory
 
 LARGEST_SEQUENCES = 256

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from sapo_backends.common.precisions import is_four_bit
+from sapo_backends.common.hardware import is_four_bit
 
 AUTO = "auto"
 PAIR_GAIN = 1.2

@@ -1,25 +1,115 @@
-"""Which precision a model computes faster in on this processor: a short measurement before its first run.
-
-Neither the processor's name nor its instructions tell: on one machine float32 with the compiled kernels generates twice
-as fast as bfloat16 for a model of 1M parameters, and a whole round takes two thirds of the time in bfloat16 for 5M.
+"""Which precision a model computes faster in on this processor: made-up samples, the model's size on disk, a short
+measurement.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-
-from sapo_backends import registry
-from sapo_backends.base import BackendError, LoadRequest, PolicyUpdate, Progress, Sampling
-from sapo_backends.checkpoints.locate import resolve
-from sapo_backends.checkpoints.spec import why_not
+from sapo_backends.base import Engine, TrainSample, LoadRequest, PolicyUpdate, Progress, Sampling
+from collections.abc import Mapping, Callable
+from pathlib import Path
+from typing import Any, Literal
+from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.common.round_memory import ModelSize, pick_method, language_part, usual_widths
+from dataclasses import replace
+from sapo_backends import registry
+from sapo_backends.errors import BackendError
+from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.common import round_memory
 from sapo_backends.measure.choice import TIE, TORCH
-from sapo_backends.measure.samples import GROUP, batch, prompts
-from sapo_backends.measure.sizing import model_size
+
+# Made-up prompts and completions, so that every engine is measured on the same.
+
+GROUP = 8
+"""Completions of a prompt, where the width allows it."""
+QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
+
+
+def prompts(engine: Engine, count: int) -> list[list[int]]:
+    """So many made-up questions, encoded."""
+    texts = [QUESTION.format(i, 3 * i + 1, 2 * i, i + 2) for i in range(count)]
+    return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in texts]
+
+
+def batch(engine: Engine, groups: int, tokens: int) -> list[TrainSample]:
+    """Completions of fixed length, with advantages in turn."""
+    usable = min(engine.info.vocabulary, 1000)
+    return [
+        TrainSample(
+            tuple(prompt),
+            tuple(10 + (13 * row + 7 * place) % (usable - 10) for place in range(tokens)),
+            1.0 if row % 2 else -1.0,
+        )
+        for prompt in prompts(engine, groups)
+        for row in range(GROUP)
+    ]
+
+
+# How large a model on disk is, read from its config and the headers of its weight files; nothing is loaded.
+
+Method = Literal["full", "lora", "none"]
+
+
+def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple[ModelSize, Method]:
+    """The size of a Hugging Face folder and how much of it `request` trains.
+
+    Architectures that our own decoder does not compute are estimated from the usual names in their config. parameters:
+    where the folder has no weights yet. Raises ModelNotFound.
+    """
+    config = read_json(folder / "config.json")
+    quantised = "quantization" in config or "quantization_config" in config
+    count = parameters or elements(folder, packed=_packed(config))
+    tied = bool(config.get("tie_word_embeddings")) if why_not(config) else decoder_spec(config).tied
+    return sized(count, _widths(config), request, tied=tied, quantised=quantised)
+
+
+def sized(
+    parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
+) -> tuple[ModelSize, Method]:
+    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads,
+    and what usual_widths tells besides."""
+    method = pick_method(request, parameters, quantised=quantised)
+    trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
+    return ModelSize(parameters, trainable, **widths, tied=tied), method
+
+
+def _packed(config: Mapping[str, Any]) -> int:
+    """Weights in one stored 32-bit element of a quantised model."""
+    settings = config.get("quantization") or {}
+    return 32 // int(settings.get("bits") or 4)
+
+
+def _widths(config: Mapping[str, Any]) -> dict[str, int]:
+    if not why_not(config):
+        return _of_decoder(decoder_spec(config))
+    return usual_widths(language_part(config))
+
+
+def _of_decoder(spec: DecoderSpec) -> dict[str, int]:
+    return {
+        "layers": spec.layers,
+        "hidden": spec.hidden,
+        "intermediate": spec.intermediate,
+        "key_value": spec.kv_width,
+        "vocabulary": spec.vocabulary,
+        "heads": spec.heads,
+    }
+
+
+def _adapter(widths: Mapping[str, int], rank: int) -> int:
+    """LoRA parameters on every linear layer, of which experts have none; the queries count as wide as the model."""
+    hidden, kv, inner = widths["hidden"], widths["key_value"], widths["intermediate"]
+    sides = 2 * (hidden + hidden) + 2 * (hidden + kv) + (0 if widths.get("experts") else 3 * (hidden + inner))
+    return rank * widths["layers"] * sides
+
+
+# Which precision a model computes faster in on this processor: a short measurement before its first run.
+#
+# Neither the processor's name nor its instructions tell: on one machine float32 with the compiled kernels generates twice
+# as fast as bfloat16 for a model of 1M parameters, and a whole round takes two thirds of the time in bfloat16 for 5M.
 
 GROUPS, NEW_TOKENS = 2, 16
 REPEATS = 1
@@ -53,7 +143,7 @@ def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str,
 def compile_kernels() -> None:
     """Have the torch engine's C kernels compiled, if there is a compiler and they are not yet."""
     try:
-        from sapo_backends.torch_backend.native.library import kernels
+        from sapo_backends.torch_backend.native import kernels
     except ImportError:
         return
     kernels()

@@ -22,19 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends import registry
-from sapo_backends.base import (
-    BackendError,
-    Cancelled,
-    CancelToken,
-    Engine,
-    LoadRequest,
-    PolicyUpdate,
-    Sampling,
-)
+from sapo_backends.errors import BackendError, Cancelled, CancelToken
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
 from sapo_backends.measure.machine_limits import CardMemory, Limits
-from sapo_backends.measure.samples import GROUP, batch, prompts
+from sapo_backends.measure.precision import GROUP, batch, prompts
 
 SECONDS = 2.0
 LONGEST_S = 180.0

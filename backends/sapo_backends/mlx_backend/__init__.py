@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
-from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.base import Backend, Engine, LoadRequest, Progress
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.packages import MLX, install, is_here
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once, by the first product: float32 on a GPU would be TF32
@@ -29,7 +30,7 @@ class MlxBackend(Backend):
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:
         """See Backend.devices_here."""
-        from sapo_backends.mlx_backend.device import has_metal
+        from sapo_backends.mlx_backend.device_check import has_metal
 
         return cls.DEVICES if has_metal() else ("cpu",)
 

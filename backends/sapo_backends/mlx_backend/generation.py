@@ -1,7 +1,7 @@
 """Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next token.
 
 The sampler inverts the cumulative distribution on the device: block sums, then within one block a row. Metal has no
-float64, so that probabilities are exact to about 1e-6 here; see sapo_backends.common.numpy_sampler for the rest.
+float64, so that probabilities are exact to about 1e-6 here; see sapo_backends.common.sampling for the rest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import Cancelled, CancelToken, Completion, RowSeed, Sampling, TokenIds
-from sapo_backends.common.generation import GeneratedRows, rows_at_once
-from sapo_backends.common.numpy_sampler import uniforms
+from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
+from sapo_backends.common.sampling import GeneratedRows, rows_at_once
+from sapo_backends.common.sampling import uniforms
 from sapo_backends.mlx_backend.model import MlxModel, Session
 
 BLOCK = 256

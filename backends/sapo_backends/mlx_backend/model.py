@@ -1,19 +1,204 @@
-"""A loaded mlx_lm model: its trained tensors by name, decoding, and scores with a gradient path to those tensors."""
+"""A loaded mlx_lm model: its trained tensors by name, key-value caches, micro-batches as padded arrays, decoding and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import mlx.core as mx
+import numpy as np
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
-
+import math
+from typing import Any
+from collections.abc import Sequence, Mapping, Iterator
+from dataclasses import dataclass
+from numpy.typing import NDArray
 from sapo_backends.base import TokenIds
+from sapo_backends.common.update import Mask, Pair
+from mlx.utils import tree_unflatten
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.mlx_backend.kv_cache import DecodeCache, GroupCache, PromptCache, rounded
-from sapo_backends.mlx_backend.packing import Packed, padded
+from mlx_lm.tuner.lora import LoRALinear
+
+# Key-value caches in the form that mlx_lm's models ask for: a prompt computed once, continued by many rows.
+#
+# mlx_lm calls, layer by layer, `cache.offset` (position of the first new token), `cache.update_and_fetch(keys, values)`
+# and, once a forward pass, `make_mask`.
+
+SHAPE_STEP = 16
+"""Lengths are rounded up to this, so that few different shapes occur: Metal's allocator keeps buffers by size."""
+SLOT_STEP = 64
+"""The same for the filled part of a cache while decoding."""
+
+
+def rounded(length: int, step: int = SHAPE_STEP) -> int:
+    """The next multiple of step, at least one."""
+    return max(step, -(-length // step) * step)
+
+
+class PromptCache:
+    """Causal attention over right-padded prompts (P, T); keeps keys and values (P, kv_heads, T, d)."""
+
+    offset = 0
+
+    def __init__(self, by_group: bool = False) -> None:
+        """by_group: the model's scores have an axis more, that of queries a key."""
+        self.keys: Any = None
+        self.values: Any = None
+        self.by_group = by_group
+
+    def make_mask(self, length: int, window_size: int | None = None, return_array: bool = False) -> Any:
+        """The mask as mlx_lm asks for it."""
+        if not return_array and (window_size is None or length <= window_size):
+            return "causal"
+        slot = mx.arange(length)
+        distance = slot[:, None] - slot[None]
+        return (distance >= 0) & (distance < (window_size or length))
+
+    def shaped(self, mask: Any) -> Any:
+        """mask (rows, 1, T, S) in as many axes as the model's scores have."""
+        return mask[:, None] if self.by_group else mask
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class GroupCache:
+    """All tokens of C completions at once, each continuing one of the prompts; differentiable by the prompts.
+
+    owner, offset (C,): each row's prompt and its length. mask (C, 1, c, p + c): True where a token sees.
+    """
+
+    def __init__(self, prompt: PromptCache, owner: Any, offset: Any, mask: Any) -> None:
+        self._prompt, self._owner, self.offset, self._mask = prompt, owner, offset, mask
+
+    def make_mask(self, length: int, window_size: int | None = None, **_options: Any) -> Any:
+        """The mask as mlx_lm asks for it."""
+        mask = self._mask
+        if window_size is not None:
+            prompt = mask.shape[-1] - length
+            own = mx.arange(length)[None, :, None] + self.offset[:, None, None]  # (C, c, 1), positions
+            slot = mx.arange(mask.shape[-1])
+            place = mx.where(slot < prompt, slot, slot - prompt + self.offset[:, None])[:, None]  # (C, 1, p + c)
+            mask = mask & (own - place < window_size)[:, None]
+        return self._prompt.shaped(mask)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        prompt = self._prompt
+        return (
+            mx.concatenate([prompt.keys[self._owner], keys], axis=2),  # (C, kv_heads, p + c, d)
+            mx.concatenate([prompt.values[self._owner], values], axis=2),
+        )
+
+
+class DecodeCache:
+    """One new token a row in preallocated slots; the first `prompt` slots hold each row's right-padded prompt.
+
+    offset (rows,): position of the next token. filled: slots in use, equal for all rows.
+    """
+
+    def __init__(self, prompt: PromptCache, owner: Any, lengths: Any, steps: int) -> None:
+        self.offset, self._lengths, self._shaped = lengths, lengths, prompt.shaped
+        self._prompt = int(prompt.keys.shape[2])
+        self.filled = self._prompt
+        self._keys, self._values = (self._reserve(part[owner], steps) for part in (prompt.keys, prompt.values))
+
+    def _reserve(self, part: Any, steps: int) -> Any:
+        rows, heads, length, width = part.shape
+        room = rounded(length + steps, SLOT_STEP) - length
+        return mx.concatenate([part, mx.zeros((rows, heads, room, width), part.dtype)], axis=2)
+
+    def make_mask(self, _length: int, window_size: int | None = None, **_options: Any) -> Any:
+        """(rows, 1, 1, slots): True on the row's own prompt and on what it has sampled, the new token included; of these
+        on the last window_size, if given."""
+        slot = mx.arange(self._visible())
+        sampled = (slot >= self._prompt) & (slot <= self.filled)
+        seen = (slot[None] < self._lengths[:, None]) | sampled[None]
+        if window_size is not None:
+            place = mx.where(slot < self._prompt, slot, slot - self._prompt + self._lengths[:, None])
+            seen = seen & (self.offset[:, None] - place < window_size)
+        return self._shaped(seen[:, None, None, :])
+
+    def _visible(self) -> int:
+        """Slots handed to attention: all filled ones and the new token, rounded up."""
+        return rounded(self.filled + 1, SLOT_STEP)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        self._keys[:, :, self.filled : self.filled + 1] = keys
+        self._values[:, :, self.filled : self.filled + 1] = values
+        end = self._visible()
+        self.filled += 1
+        self.offset = self.offset + 1
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def keep(self, rows: Any) -> None:
+        """Drop all rows but these."""
+        self._keys, self._values = self._keys[rows], self._values[rows]
+        self.offset, self._lengths = self.offset[rows], self._lengths[rows]
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """Keys and values (rows, kv_heads, slots, d)."""
+        return self._keys, self._values
+
+
+# A micro-batch as padded arrays of few shapes, in which completions share their prompt.
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """P prompts (P, p) and C completions; a completion token sees its prompt and what came before it.
+
+    last (P,): each prompt's last position. inputs (C, c): completions without their last token, padded. targets
+    (C, c + 1): completions, padded; valid (C, c + 1): where they are real and carry loss.
+    """
+
+    prompts: Any
+    last: Any
+    owner: Any
+    offset: Any
+    inputs: Any
+    mask: Any
+    targets: Any
+    valid: Any
+
+
+def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
+    """Right-padded with 0: (rows, width)."""
+    result = np.zeros((len(rows), width), np.int32)
+    for row, ids in zip(result, rows, strict=True):
+        row[: len(ids)] = ids
+    return result
+
+
+def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) -> Packed:
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, as in TrainSample."""
+    unique = list(dict.fromkeys(pairs[i][0] for i in members))
+    row_of = {prompt: row for row, prompt in enumerate(unique)}
+    completions = [pairs[i][1] for i in members]
+    owner = np.array([row_of[pairs[i][0]] for i in members], np.int32)
+    lengths = np.array([len(prompt) for prompt in unique], np.int32)
+    p, c = rounded(int(lengths.max())), rounded(max(map(len, completions)) - 1)
+    slot, time = np.arange(p + c), np.arange(c)
+    in_prompt = slot[None, None] < lengths[owner][:, None, None]
+    in_own = (slot[None, None] >= p) & (slot[None, None] - p <= time[None, :, None])
+    sizes = np.array([len(completion) for completion in completions])
+    valid = np.arange(c + 1)[None] < sizes[:, None]
+    for row, i in enumerate(members):
+        if masks and (mask := masks[i]) is not None:
+            valid[row, : len(mask)] &= mask
+    return Packed(
+        prompts=mx.array(padded(unique, p)),
+        last=mx.array(lengths - 1),
+        owner=mx.array(owner),
+        offset=mx.array(lengths[owner]),
+        inputs=mx.array(padded([completion[:-1] for completion in completions], c)),
+        mask=mx.array((in_prompt | in_own)[:, None]),
+        targets=mx.array(padded(completions, c + 1)),
+        valid=mx.array(valid),
+    )
+
+
+# A loaded mlx_lm model: its trained tensors by name, decoding, and scores with a gradient path to those tensors.
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32. The backward pass makes each chunk's again."""
@@ -133,3 +318,74 @@ class Session:
         for cache in self._caches:
             cache.keep(rows)
         self.logits = self.logits[rows]
+
+
+# Names and layouts of trained tensors: mlx_lm's inside, PEFT's and Hugging Face's outside.
+
+PREFIX = "base_model.model."
+_PEFT = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def outside(name: str) -> str:
+    """mlx_lm's name of a trained tensor -> PEFT's for a LoRA tensor, Hugging Face's otherwise."""
+    for suffix, peft in _PEFT.items():
+        if name.endswith(suffix):
+            return f"{PREFIX}{name.removesuffix(suffix)}{peft}"
+    return name
+
+
+def _is_lora(name: str) -> bool:
+    return name.endswith(tuple(_PEFT))
+
+
+def to_arrays(tensors: Mapping[str, Any]) -> Arrays:
+    """By outside names; LoRA tensors transposed, because mlx_lm keeps (in, r) and (r, out)."""
+    return {
+        outside(name): np.ascontiguousarray(np.array(tensor).T if _is_lora(name) else np.array(tensor))
+        for name, tensor in tensors.items()
+    }
+
+
+def from_arrays(like: Mapping[str, Any], arrays: Mapping[str, object]) -> Tensors:
+    """The inverse of to_arrays for tensors named and shaped like those. Raises ValueError on a mismatch."""
+    odd = sorted(arrays.keys() ^ {outside(name) for name in like})
+    if odd:
+        raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in arrays else 'missing'}")
+    fresh: Tensors = {}
+    for name, tensor in like.items():
+        array = np.asarray(arrays[outside(name)], dtype=np.float32)
+        array = array.T if _is_lora(name) else array
+        if array.shape != tuple(tensor.shape):
+            raise ValueError(f"{outside(name)} has another shape, {array.shape}")
+        fresh[name] = mx.array(np.ascontiguousarray(array))
+    mx.eval(fresh)
+    return fresh
+
+
+def linear_layers(network: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of every linear layer inside the decoder's blocks, which are those that get an adapter."""
+    for name, module in network.named_modules():
+        if ".layers." in name and isinstance(module, (nn.Linear, nn.QuantizedLinear)):
+            yield name, module
+
+
+def add_adapter(network: Any, rank: int, alpha: float, seed: int) -> Tensors:
+    """Put LoRA on every linear layer and give its tensors: A uniform as PEFT initialises it, B zero."""
+    rng = np.random.default_rng(seed)
+    layers = [(name, LoRALinear.from_base(m, r=rank, scale=alpha / rank)) for name, m in linear_layers(network)]
+    network.update_modules(tree_unflatten(layers))
+    tensors: Tensors = {}
+    for name, layer in layers:
+        bound = 1.0 / math.sqrt(layer.lora_a.shape[0])
+        initial = rng.uniform(-bound, bound, layer.lora_a.shape).astype(np.float32)
+        tensors[f"{name}.lora_a"] = mx.array(initial)
+        tensors[f"{name}.lora_b"] = mx.zeros(layer.lora_b.shape, mx.float32)
+    return tensors
+
+
+def set_scale(network: Any, scale: float) -> None:
+    """alpha / rank of every adapted layer."""
+    for _, module in network.named_modules():
+        if isinstance(module, LoRALinear):
+            module.scale = scale

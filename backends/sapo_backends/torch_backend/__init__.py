@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from sapo_backends.base import Backend, BackendUnavailable, Engine, LoadRequest, Progress
+from sapo_backends.base import Backend, Engine, LoadRequest, Progress
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.packages import TORCH, install, is_here
 
 

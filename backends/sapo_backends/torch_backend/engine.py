@@ -1,45 +1,108 @@
-"""The loaded torch model behind the contract of sapo_backends.base."""
+"""The loaded torch model behind the contract of sapo_backends.base, and what it writes to disk."""
 
 from __future__ import annotations
 
+import torch
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-
 import numpy as np
-import torch
+from pathlib import Path
+from typing import Any
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from sapo_backends.errors import CheckpointCorrupt, BackendError, BackendUnavailable, CancelToken, OutOfMemory
+from sapo_backends.checkpoints.write_folder import MOMENTS, OPTIMIZER_FILES, TRAINED, read_moments, read_state, with_moments, write_state, write_settings
+from sapo_backends.torch_backend.decoder import Layout
+from sapo_backends.torch_backend.update import FlatAdamW, Trainer
+from sapo_backends.common import round_memory, hardware
+from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numpy.typing import NDArray
-
-from sapo_backends.base import (
-    BackendError,
-    BackendUnavailable,
-    CancelToken,
-    Completion,
-    Engine,
-    EngineInfo,
-    OutOfMemory,
-    PolicyUpdate,
-    RowSeed,
-    Sampling,
-    TokenIds,
-    TokenSequence,
-    TrainSample,
-    UpdateStats,
-)
-from sapo_backends.checkpoints.content import content_id
-from sapo_backends.checkpoints.engine_state import OPTIMIZER_FILES
+from sapo_backends.base import Completion, Engine, EngineInfo, PolicyUpdate, RowSeed, Sampling, TokenIds, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.checkpoints.locate import content_id
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.common import allocator, round_memory
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import Tally
 from sapo_backends.torch_backend import generation
-from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
-from sapo_backends.torch_backend.model.flat_parameters import Layout
-from sapo_backends.torch_backend.ops.packing import pack
+from sapo_backends.torch_backend.packing import pack
 from sapo_backends.torch_backend.runtime import Workers, free_memory
-from sapo_backends.torch_backend.save import checkpoint, export
-from sapo_backends.torch_backend.update import FlatAdamW, Trainer
+
+# What an engine writes to disk: the trained tensor, Adam's moments and a JSON with what they belong to.
+
+def _by_name(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
+    return {name: view.contiguous().cpu() for name, view in layout.named_parts(flat)}
+
+
+def save(
+    folder: Path,
+    layout: Layout,
+    flat: Tensor,
+    optimizer: FlatAdamW,
+    identity: dict[str, Any],
+    with_optimizer: bool = True,
+) -> None:
+    """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
+    save_file(_by_name(layout, flat), folder / TRAINED)
+    if with_optimizer:
+        moments = {"first": _by_name(layout, optimizer.first), "second": _by_name(layout, optimizer.second)}
+        save_file(with_moments(moments), folder / OPTIMIZER_FILES[0])
+    write_state(folder, identity, steps=optimizer.steps)
+
+
+def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]) -> None:
+    """Read what `save`, or another engine with the same names, wrote into the given tensors; they change only if
+    everything fits. Raises CheckpointCorrupt.
+
+    Without the optimizer's file the moments are zero and no step was taken.
+    """
+    try:
+        state = read_state(folder, identity)
+        fresh = torch.empty(layout.size)
+        layout.fill(fresh, load_file(folder / TRAINED))
+        moments = _moments(folder, layout)
+        steps = int(state["steps"]) if moments is not None else 0
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
+    with torch.no_grad():
+        flat.copy_(fresh)
+        for tensor, moment in zip((optimizer.first, optimizer.second), moments or (None, None), strict=True):
+            tensor.zero_() if moment is None else tensor.copy_(moment)
+    optimizer.steps = steps
+
+
+def _moments(folder: Path, layout: Layout) -> list[Tensor] | None:
+    """The two moments as flat as the parameters. Raises RuntimeError, OSError, SafetensorError."""
+    read = read_moments(folder, load_file)
+    if read is None:
+        return None
+    found, named = read
+    if not named:
+        flat = [found[moment][""] for moment in MOMENTS]
+        if any(tensor.shape != (layout.size,) for tensor in flat):
+            raise RuntimeError("the optimizer's state does not fit the model")
+        return flat
+    fresh = [torch.empty(layout.size) for _ in MOMENTS]
+    for tensor, moment in zip(fresh, MOMENTS, strict=True):
+        layout.fill(tensor, found[moment])
+    return fresh
+
+
+# The trained model as a Hugging Face folder.
+
+def export(model: Model, source: Path, folder: Path) -> None:
+    """Write model.safetensors (an adapter merged into the weights), config.json and the tokenizer. Raises OutOfMemory."""
+    round_memory.require(
+        model.layout.size * model.base.element_size(),
+        "Close other programs, or export the adapter alone (--format adapter).",
+    )
+    save_file(
+        {n: t.contiguous().cpu() for n, t in model.merged().items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    write_settings(source, folder, str(model.base.dtype).removeprefix("torch."), model.config)
+
+
+# The loaded torch model behind the contract of sapo_backends.base.
 
 SCORING_BUDGET = 8192
 """Tokens scored at once; without a backward pass little is kept."""
@@ -147,9 +210,9 @@ class TorchEngine(Engine):
         """What generation needed is not what an update needs: of a large model the peak of a round is the larger one. A
         small model keeps freed memory for its next round, and returns now and then what an evaluation left."""
         now = time.monotonic()
-        if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= allocator.RETURN_EVERY_S:
+        if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= hardware.RETURN_EVERY_S:
             self._returned = now
-            allocator.trim()
+            hardware.trim()
 
     def return_memory(self) -> None:
         """See Engine.return_memory."""
@@ -183,18 +246,18 @@ class TorchEngine(Engine):
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
         trainer = self._trained()
-        checkpoint.save(
+        save(
             folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer
         )
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""
         trainer = self._trained()
-        checkpoint.restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
+        restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""
-        export.export(self._model, self._folder, folder)
+        export(self._model, self._folder, folder)
 
     def close(self) -> None:
         """See Engine.close."""

@@ -10,24 +10,25 @@ from typing import Literal
 
 import torch
 
-from sapo_backends.base import BackendError, BackendUnavailable, EngineInfo, LoadRequest, ModelNotFound, Progress
-from sapo_backends.checkpoints.families import language_config
+from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
+from sapo_backends.base import EngineInfo, LoadRequest, Progress
+from sapo_backends.checkpoints.spec import language_config
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.common import allocator, hardware, precisions, round_memory
-from sapo_backends.common.train_method import pick_method
-from sapo_backends.common.widths import language_part, usual_widths
-from sapo_backends.torch_backend import first_meeting
+from sapo_backends.common import hardware, round_memory
+from sapo_backends.common.round_memory import pick_method
+from sapo_backends.common.round_memory import language_part, usual_widths
+from sapo_backends.torch_backend import device_check
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend.model import four_bit_parts
-from sapo_backends.torch_backend.model.flat_parameters import Layout, decoder_layout
-from sapo_backends.torch_backend.model.lora import initialise, lora_layout
-from sapo_backends.torch_backend.native.compiler import is_there
-from sapo_backends.torch_backend.native.library import kernels
-from sapo_backends.torch_backend.ops import four_bit
+from sapo_backends.torch_backend import decoder
+from sapo_backends.torch_backend.decoder import Layout, decoder_layout
+from sapo_backends.torch_backend.decoder import initialise, lora_layout
+from sapo_backends.torch_backend.native import is_there
+from sapo_backends.torch_backend.native import kernels
+from sapo_backends.torch_backend import projections
 from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import Workers, free_memory
 
@@ -50,7 +51,7 @@ class Place:
     def precision(self) -> str:
         """As EngineInfo names it."""
         kind = str(self.compute).removeprefix("torch.")
-        return f"{precisions.FOUR_BIT}-{kind}" if self.four_bit else kind
+        return f"{hardware.FOUR_BIT}-{kind}" if self.four_bit else kind
 
 
 def is_present(kind: str) -> bool:
@@ -98,11 +99,11 @@ def pick_place(request: LoadRequest) -> Place:
     """
     device = pick_device(request.device)
     compute = request.precision.partition("-")[2]
-    if not precisions.is_four_bit(request.precision):
+    if not hardware.is_four_bit(request.precision):
         return Place(device, pick_precision(request.precision, device))
     if request.method == "full":
         raise BackendError("Weights in 4 bits cannot be trained themselves. Use --method lora.")
-    four_bit.require(device)
+    projections.require(device)
     return Place(device, pick_precision(compute or "auto", device), four_bit=True)
 
 
@@ -114,11 +115,11 @@ def _read(
     layout: Layout,
     flat: torch.Tensor,
     progress: Progress | None,
-    quantised: Mapping[str, four_bit.FourBit] = MappingProxyType({}),
+    quantised: Mapping[str, projections.FourBit] = MappingProxyType({}),
 ) -> None:
     """Fill flat, and what is stored in 4 bits, from the folder's safetensors, a piece at a time: nothing is held twice."""
     wanted = dict(layout.without(quantised).named_parts(flat))
-    rooms = four_bit_parts.rooms(quantised, layout.entries)
+    rooms = decoder.rooms(quantised, layout.entries)
     known = frozenset({*wanted, *rooms})
     missing, files = set(known), weight_files(folder)
     try:
@@ -163,9 +164,9 @@ def _load_decoder(
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     _require(spec, layout.size, trainable, place)
-    first_meeting.ensure(place.device, place.compute)
+    device_check.ensure(place.device, place.compute)
     stored = torch.float32 if method == "full" else place.compute
-    quantised = four_bit_parts.reserve(layout, place.compute, place.device) if place.four_bit else {}
+    quantised = decoder.reserve(layout, place.compute, place.device) if place.four_bit else {}
     base = torch.empty(layout.without(quantised).size, dtype=stored, device=place.device)
     _read(folder, layout, base, progress, quantised)
     model = DecoderModel(spec, layout, base, place.compute, quantised)
@@ -182,8 +183,8 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
     round_memory.require(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
-    from sapo_backends.torch_backend.fallback.reading import read_module
-    from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel
+    from sapo_backends.torch_backend.transformers_lm import read_module
+    from sapo_backends.torch_backend.transformers_lm import TransformersModel
 
     # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
     module = read_module(folder, torch.float32 if method == "full" else place.compute)
@@ -217,9 +218,9 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     language = language_part(language_config(config))
     # What each step makes of a state is large, and would be paged in anew.
     if ours or usual_widths(language)["recurrent"]:
-        allocator.keep_freed()
+        hardware.keep_freed()
     else:
-        allocator.return_freed(allocator.ACTIVATIONS)
+        hardware.return_freed(hardware.ACTIVATIONS)
     if device.type == "cpu":
         if progress is not None and not is_there():
             progress(0.05, "compiling for this processor, once")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from sapo_backends.checkpoints.spec import DecoderSpec, why_not
-from sapo_backends.torch_backend.native.library import PAD, Kernels, kernels, suits
+from sapo_backends.torch_backend.native import PAD, Kernels, kernels, suits
 from sapo_backends.torch_backend.runtime import fallbacks, is_left_out, packs_bfloat16, works
 
 WeightLayout = Literal["packed", "as stored"]

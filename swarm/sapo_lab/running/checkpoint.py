@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.errors import CheckpointCorrupt
 from sapo_lab.running.nodes import LabNode, NodeState
 from sapo_lab.running.pool import Shared
 from sapo_swarm.types import UNREADABLE

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError
 
-from sapo_backends.base import CheckpointCorrupt, Engine
+from sapo_backends.errors import CheckpointCorrupt
+from sapo_backends.base import Engine
 from sapo_backends.errors import size_text
 from sapo_swarm.node.downsampling import dispensable, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE

@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from sapo_backends.base import BackendError, CancelToken, Engine, EngineInfo, OutOfMemory
-from sapo_backends.common import allocator, hardware
+from sapo_backends.errors import BackendError, CancelToken, OutOfMemory
+from sapo_backends.base import Engine, EngineInfo
+from sapo_backends.common import hardware
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,16 +97,16 @@ class EngineHost:
         self._engine: Engine | None = None
         self._share = self._duty = 1.0
         self._rested = threading.local()
-        self._returned = -allocator.RETURN_EVERY_S
+        self._returned = -hardware.RETURN_EVERY_S
 
     async def return_memory(self) -> None:
         """Nothing is to do for a while: memory that is free, the device's too, goes back to the system, once a minute at most."""
-        if (now := time.monotonic()) - self._returned >= allocator.RETURN_EVERY_S:
+        if (now := time.monotonic()) - self._returned >= hardware.RETURN_EVERY_S:
             self._returned = now
             await self.call(self._give_back)
 
     def _give_back(self) -> None:
-        allocator.trim()  # first: cycles of Python's may hold the device's memory
+        hardware.trim()  # first: cycles of Python's may hold the device's memory
         if self._engine is not None:
             self._engine.return_memory()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.errors import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine

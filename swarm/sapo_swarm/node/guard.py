@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sapo_backends.base import CheckpointCorrupt
+from sapo_backends.errors import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, regular_items
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine

@@ -12,7 +12,7 @@ from tests.support.backups import brought, home_at
 from tests.support.node_process import sapo
 
 import sapo_assets
-from sapo_backends.base import ModelNotFound
+from sapo_backends.errors import ModelNotFound
 from sapo_desktop import cli
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home

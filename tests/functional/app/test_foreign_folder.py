@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.llamacpp_backend import probe as llama_probe
+from sapo_backends.llamacpp_backend import loading as llama_probe
 from sapo_backends.measure import probe
 from sapo_desktop.commands.nodes.dashboard import run_verb
 from sapo_desktop.paths import own_command

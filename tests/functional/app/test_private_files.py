@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.node_process import FAKE, sapo
 
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_desktop.commands.nodes.dashboard import run_verb
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
@@ -55,9 +55,9 @@ def test_a_base_in_a_cache_that_others_read_is_open_to_them(tmp_path: Path, monk
     for mode, kept in ((0o755, 0o644), (0o700, 0o600)):
         tmp_path.chmod(mode)
         name = f"me/{mode:o}"
-        cache.blob(name, "ab").parent.mkdir(parents=True)
-        cache.blob(name, "ab").touch()
-        file = cache.publish(name, "commit", "config.json", "ab")
-        cache.refer(name, "commit")
+        hub_cache.blob(name, "ab").parent.mkdir(parents=True)
+        hub_cache.blob(name, "ab").touch()
+        file = hub_cache.publish(name, "commit", "config.json", "ab")
+        hub_cache.refer(name, "commit")
         assert stat.S_IMODE(file.stat().st_mode) == kept
-        assert {stat.S_IMODE(p.stat().st_mode) for p in (cache.of(name), file.parent)} == {mode}
+        assert {stat.S_IMODE(p.stat().st_mode) for p in (hub_cache.of(name), file.parent)} == {mode}

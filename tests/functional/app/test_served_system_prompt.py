@@ -13,7 +13,7 @@ import pytest
 from tests.support.node_process import environment, sapo
 from tests.support.own_tasks import write_folder
 
-from sapo_backends.fake.tokenizer import FakeTokenizer
+from sapo_backends.fake import FakeTokenizer
 
 SYSTEM = "Reply with the number alone."
 USER = {"role": "user", "content": "1 + 1?"}

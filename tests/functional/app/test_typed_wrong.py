@@ -12,9 +12,9 @@ from tests.support.own_tasks import library_in
 from textual.app import App
 from textual.widgets import Static
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
@@ -173,7 +173,7 @@ def test_the_command_line_answers_such_a_path_with_one_line(
 
 def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "~nosuch1/cache")
-    assert cache.snapshot("owner/name") is None
+    assert hub_cache.snapshot("owner/name") is None
     with pytest.raises(ModelNotFound):
         locate.local("owner/name")
 

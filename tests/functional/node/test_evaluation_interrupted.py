@@ -16,7 +16,7 @@ from tests.support.guarded_node import Pool
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
 from sapo_backends import fake
-from sapo_backends.base import BackendError, OutOfMemory
+from sapo_backends.errors import BackendError, OutOfMemory
 from sapo_swarm.events import Evaluated, ExternalSwitched, LogLine
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node

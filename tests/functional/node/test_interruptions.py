@@ -11,7 +11,7 @@ import pytest
 from tests.support.model_folder import chain, on_disk, weights
 from tests.support.watched_node import CONFIG, CountingEngine, follow, make
 
-from sapo_backends.common import allocator
+from sapo_backends.common import hardware
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node import resume_log
@@ -102,7 +102,7 @@ async def test_a_pause_gives_free_memory_of_the_system_and_of_the_device_back(
     """Once a minute at most: pauses may follow each other closely."""
     trims: list[str] = []
     returned: list[str] = []
-    monkeypatch.setattr(allocator, "trim", lambda: trims.append(threading.current_thread().name))
+    monkeypatch.setattr(hardware, "trim", lambda: trims.append(threading.current_thread().name))
     interrupter = Interrupter(3, most=2)
     engine = CountingEngine(interrupter.step)
     monkeypatch.setattr(engine, "return_memory", lambda: returned.append(threading.current_thread().name))

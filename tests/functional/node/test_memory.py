@@ -15,7 +15,8 @@ from tests.support.model_folder import weights
 from tests.support.node_process import FAKE, sapo
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
-from sapo_backends.base import Completion, OutOfMemory
+from sapo_backends.base import Completion
+from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.governor import ticker

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
-from sapo_backends.fake.tokenizer import FakeTokenizer
+from sapo_backends.fake import FakeTokenizer
 from sapo_swarm.events import Event, GroupRecorded, LogLine
 from sapo_swarm.node.journal import read_only
 

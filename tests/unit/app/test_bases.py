@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sapo_backends.base import DownloadFailed, ModelNotFound
+from sapo_backends.errors import DownloadFailed, ModelNotFound
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.common import hardware
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.measure import estimate
+from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
@@ -117,9 +117,9 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
     (folder / "README.md").write_text("---\nlicense: CC-BY-4.0\n---\n# A model\n")
     assert told() == ("cc-by-4.0", "cc-by-4.0")
     assert told("starter-1m") == ("apache-2.0", "apache-2.0")
-    snapshots = cache.of("owner/name") / "snapshots"
+    snapshots = hub_cache.of("owner/name") / "snapshots"
     shutil.copytree(folder, snapshots / "c0")
-    cache.refer("owner/name", "c0")
+    hub_cache.refer("owner/name", "c0")
     assert told("owner/name") == ("cc-by-4.0", "cc-by-4.0")
     (folder / "README.md").write_text(
         "\ufeff---\ntags:\n- x\nlicense: other\nlicense_name: Qwen-Research\n---\n", "utf-8"
@@ -170,22 +170,22 @@ def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
 def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
     round_, longer = Workload(64, 96), Workload(64, 512)
-    first = estimate.round_seconds(small, round_, LIMITS, "bfloat16")
+    first = machine_limits.round_seconds(small, round_, LIMITS, "bfloat16")
     assert first is not None
     for size, work, kind in ((large, round_, "bfloat16"), (small, longer, "bfloat16"), (small, round_, "float32")):
-        slower = estimate.round_seconds(size, work, LIMITS, kind)
+        slower = machine_limits.round_seconds(size, work, LIMITS, kind)
         assert slower is not None
         assert slower > first
-    slower = estimate.round_seconds(small, round_, LIMITS, "bfloat16", fallback=True)
+    slower = machine_limits.round_seconds(small, round_, LIMITS, "bfloat16", fallback=True)
     assert slower == pytest.approx(1.8 * first)
     assert slower is not None
     states, found = replace(small, state=4_700_000, recurrent=164_000, by_kernels=131_000), list[float]()
     for compiler in ("cc", None):
         monkeypatch.setattr(hardware, "c_compiler", lambda compiler=compiler: compiler)
-        found.append(estimate.round_seconds(states, round_, LIMITS, "bfloat16", fallback=True) or 0.0)
+        found.append(machine_limits.round_seconds(states, round_, LIMITS, "bfloat16", fallback=True) or 0.0)
     assert found[0] > slower + 64 * 96 * 4 * 4 * 4_700_000 / LIMITS.read, "states go through memory"
     assert found[1] > found[0] + 64 * 96 * 6 * 4 * 4_700_000 / LIMITS.read, "more often without compiled kernels"
-    assert estimate.round_seconds(small, round_, Limits(), "bfloat16") is None
+    assert machine_limits.round_seconds(small, round_, Limits(), "bfloat16") is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_estimate_is_near_the_rounds_that_were_measured(
 ) -> None:
     """8 x 8 completions at that rate in bfloat16: two of docs/benchmarks/engines.md, and the bundled starter on one thread."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
-    found = estimate.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16")
+    found = machine_limits.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16")
     assert found == pytest.approx(seconds, rel=0.2)
 
 
@@ -228,7 +228,7 @@ def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
     """Steps of 16.3 examples and 8 x 8 answers of docs/benchmarks/real-tasks.jsonl, within 30 %. counts: tokens of a question,
     and of what all begin with; answers: on average, and of the longest."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx512_bf16")
-    rates = estimate.Rates(size, Limits({"bfloat16": rate}, 5e10), "bfloat16")
+    rates = machine_limits.Rates(size, Limits({"bfloat16": rate}, 5e10), "bfloat16")
     (prompt, shared), (answer, longest) = counts, answers
     assert rates.update(shared + 16.3 * (prompt - shared), 16.3 * answer) == pytest.approx(step, rel=0.3)
     work = Workload(64, answer, True, 8, prompt, shared, longest)

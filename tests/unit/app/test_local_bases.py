@@ -16,7 +16,7 @@ import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
 from sapo_backends.checkpoints import local_models as places
-from sapo_backends.checkpoints.hub import access
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_desktop import settings
@@ -236,7 +236,7 @@ def test_without_a_network_what_is_here_is_offered_and_the_rest_is_grey(app: Hom
 def test_with_a_network_the_recommended_ones_are_offered_with_their_minutes(
     app: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "why_away", lambda: "")
+    monkeypatch.setattr(hub_cache, "why_away", lambda: "")
     here, remote, _ = _groups(app)
     assert here.notes == ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
     by_name = {offer.value: offer for offer in remote.offers}
@@ -255,9 +255,9 @@ def test_a_hub_that_does_not_answer_is_away_within_its_time(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        assert access.why_away(0.3) in ("the hub does not answer", "the hub cannot be reached")
+        assert hub_cache.why_away(0.3) in ("the hub does not answer", "the hub cannot be reached")
         assert time.monotonic() - began < 5
-    assert access.why_away(5) == "the hub cannot be reached"
+    assert hub_cache.why_away(5) == "the hub cannot be reached"
 
 
 def test_the_settings_keep_an_ollama_model_by_its_name(app: Home, home: Path) -> None:

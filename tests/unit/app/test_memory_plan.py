@@ -15,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from sapo_backends.base import LoadRequest, OutOfMemory
+from sapo_backends.base import LoadRequest
+from sapo_backends.errors import OutOfMemory
 from sapo_backends.checkpoints import locate
-from sapo_backends.common import hardware, precisions, round_memory
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
-from sapo_backends.common.widths import BY_KERNELS, DELTA_RULE
+from sapo_backends.common.round_memory import BY_KERNELS, DELTA_RULE
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_desktop.services.machine import memory_plan
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
@@ -118,8 +119,8 @@ def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:
 
 @pytest.mark.parametrize(("precision", "kind"), [("4bit-float32", "float32"), ("bfloat16", "bfloat16")])
 def test_a_precision_says_what_is_computed_in(precision: str, kind: str) -> None:
-    assert precisions.computes_in(precision) == kind
-    assert precisions.computes_in("4bit") == precisions.computes_in("auto")
+    assert hardware.computes_in(precision) == kind
+    assert hardware.computes_in("4bit") == hardware.computes_in("auto")
 
 
 def test_the_bundled_models_are_sized_without_loading_them() -> None:
@@ -133,7 +134,7 @@ def test_the_bundled_models_are_sized_without_loading_them() -> None:
 def test_an_adapter_is_counted_as_torch_lays_it_out() -> None:
     pytest.importorskip("torch", reason="the torch engine is not installed")
     from sapo_backends.checkpoints.spec import decoder_spec
-    from sapo_backends.torch_backend.model.lora import lora_layout
+    from sapo_backends.torch_backend.decoder import lora_layout
 
     folder = locate.resolve("starter-1m")
     size, method = model_size(folder, LoadRequest(method="lora", lora_rank=4))
@@ -174,7 +175,7 @@ def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_ar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens, on a processor fast in bfloat16."""
-    monkeypatch.setattr(precisions, "detect", lambda: hardware.Hardware(2, 4 << 30, 4 << 30, "avx512_bf16", "Linux"))
+    monkeypatch.setattr(hardware, "detect", lambda: hardware.Hardware(2, 4 << 30, 4 << 30, "avx512_bf16", "Linux"))
     config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
 
     def suggested(available: float, fallback: bool = False, **changes: object) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
@@ -127,17 +127,17 @@ def test_secrets_that_cannot_be_removed_are_named(
 
 def test_bases_that_the_app_downloaded_are_listed_and_stay(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     for name, ours in (("me/mine", True), ("you/yours", False)):
-        blobs = cache.of(name) / "blobs"
+        blobs = hub_cache.of(name) / "blobs"
         blobs.mkdir(parents=True)
-        (blobs / f"part{cache.PARTIAL}").write_bytes(bytes(2_000_000))
+        (blobs / f"part{hub_cache.PARTIAL}").write_bytes(bytes(2_000_000))
         if ours:
-            (cache.of(name) / cache.LOCK).touch()
+            (hub_cache.of(name) / hub_cache.LOCK).touch()
     assert uninstalled() == 0
     said = capsys.readouterr().out
     assert "2.0 MB  me/mine" in said
-    assert str(cache.of("me/mine")) in said
+    assert str(hub_cache.of("me/mine")) in said
     assert "you/yours" not in said
-    assert cache.of("me/mine").exists()
+    assert hub_cache.of("me/mine").exists()
 
 
 def test_folders_that_lie_in_one_another_are_counted_once_and_gone(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ transformers = pytest.importorskip("transformers")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
 from sapo_backends.torch_backend import runtime  # noqa: E402
-from sapo_backends.torch_backend.fallback import recompute, transformers_lm  # noqa: E402
-from sapo_backends.torch_backend.fallback.caches import gathered  # noqa: E402
-from sapo_backends.torch_backend.fallback.completions import CompletionStates  # noqa: E402
-from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
-from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
+from sapo_backends.torch_backend import transformers_layers, transformers_lm  # noqa: E402
+from sapo_backends.torch_backend.transformers_layers import gathered  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import CompletionStates  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import TransformersModel  # noqa: E402
+from sapo_backends.torch_backend.packing import pack  # noqa: E402
 
 CPU = torch.device("cpu")
 WIDTHS = {"vocab_size": 37, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
@@ -153,7 +153,7 @@ def test_a_state_that_does_not_get_through_is_found_before_anything_is_trained(
             own.recurrent_states = {0: torch.zeros_like(own.recurrent_states[0])} if wrong == "lost" else {}
         return own
 
-    monkeypatch.setattr(recompute, "gathered", forgetful)
+    monkeypatch.setattr(transformers_layers, "gathered", forgetful)
     model = TransformersModel(_module("qwen3_5_text"), CPU, torch.float32)
     batches = model.micro_batches(SHARED, 64, 1)
     assert max(sum(len(p) + len(c) for p, c in (SHARED[i] for i in batch)) for batch in batches) <= 64

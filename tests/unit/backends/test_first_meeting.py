@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.base import BackendUnavailable, LoadRequest  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend, first_meeting, runtime  # noqa: E402
-from sapo_backends.torch_backend.decode import session  # noqa: E402
-from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.errors import BackendUnavailable
+from sapo_backends.base import LoadRequest  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, device_check, runtime  # noqa: E402
+from sapo_backends.torch_backend import decode_session  # noqa: E402
+from sapo_backends.torch_backend import native  # noqa: E402
 from sapo_desktop.services.machine import doctor  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -40,12 +41,12 @@ def test_a_sound_device_passes_once_and_is_remembered(compute: Any, monkeypatch:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        first_meeting.ensure(CPU, compute)
+        device_check.ensure(CPU, compute)
         assert torch.get_num_threads() == threads + 1, "what another engine computes with"
     finally:
         torch.set_num_threads(threads)
-    monkeypatch.setattr(first_meeting, "meet", lambda *_: pytest.fail("it was met before"))
-    first_meeting.ensure(CPU, compute)
+    monkeypatch.setattr(device_check, "meet", lambda *_: pytest.fail("it was met before"))
+    device_check.ensure(CPU, compute)
     assert runtime.fallbacks() == {}
 
 
@@ -55,26 +56,26 @@ def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: 
     def step(function: Callable[..., Any], tokens: Any) -> Callable[..., Any]:
         return function if runtime.is_left_out("torchscript") else broken(function)
 
-    monkeypatch.setattr(session, "on_cpu", step)
-    first_meeting.ensure(CPU, torch.float32)
+    monkeypatch.setattr(decode_session, "on_cpu", step)
+    device_check.ensure(CPU, torch.float32)
     assert "computes sampling" in runtime.fallbacks()["torchscript"]
     assert not runtime.is_left_out("onednn")
     monkeypatch.setattr(runtime, "_FAILED", set())
-    monkeypatch.setattr(first_meeting, "meet", lambda *_: pytest.fail("it was met before"))
-    first_meeting.ensure(CPU, torch.float32)
+    monkeypatch.setattr(device_check, "meet", lambda *_: pytest.fail("it was met before"))
+    device_check.ensure(CPU, torch.float32)
     assert runtime.is_left_out("torchscript")
 
 
 def test_a_device_that_computes_wrongly_whatever_the_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
+    monkeypatch.setattr(decode_session, "on_cpu", lambda function, tokens: broken(function))
     for _ in range(2):  # and is not remembered as met
         with pytest.raises(BackendUnavailable, match="computes wrongly: sampling"):
-            first_meeting.ensure(CPU, torch.float32)
+            device_check.ensure(CPU, torch.float32)
     assert not any(map(runtime.is_left_out, runtime.PATHS))
 
 
 def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "on_cpu", lambda function, tokens: broken(function))
+    monkeypatch.setattr(decode_session, "on_cpu", lambda function, tokens: broken(function))
     (found,) = doctor._fallbacks()
     assert (found.verdict, found.what) == ("fail", "torch")
     assert "computes wrongly: sampling" in found.text
@@ -82,7 +83,7 @@ def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatc
     def step(function: Callable[..., Any], tokens: Any) -> Callable[..., Any]:
         return function if runtime.is_left_out("torchscript") else broken(function)
 
-    monkeypatch.setattr(session, "on_cpu", step)
+    monkeypatch.setattr(decode_session, "on_cpu", step)
     for _ in range(2):  # what is remembered is told, too
         (found,) = doctor._fallbacks()
         assert (found.verdict, found.what) == ("note", "torch")
@@ -92,10 +93,10 @@ def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatc
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
-    first_meeting.ensure(CPU, torch.float32)
+    device_check.ensure(CPU, torch.float32)
     (record,) = tmp_path.rglob("met-*.json")
     record.write_text("{", encoding="utf-8")
-    first_meeting.ensure(CPU, torch.float32)
+    device_check.ensure(CPU, torch.float32)
     assert json.loads(record.read_text(encoding="utf-8")) == []
 
 
@@ -104,7 +105,7 @@ def test_a_home_that_takes_no_record_takes_a_model_all_the_same(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "file"))
-    first_meeting.ensure(CPU, torch.float32)
+    device_check.ensure(CPU, torch.float32)
 
 
 def computed_by(precision: str = "float32") -> str:
@@ -115,13 +116,13 @@ def computed_by(precision: str = "float32") -> str:
 
 def test_the_first_model_on_a_processor_checks_it_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    meet = first_meeting.meet
+    meet = device_check.meet
 
-    def counted(*given: Any) -> first_meeting.Meeting:
+    def counted(*given: Any) -> device_check.Meeting:
         met.append(given)
         return meet(*given)
 
-    monkeypatch.setattr(first_meeting, "meet", counted)
+    monkeypatch.setattr(device_check, "meet", counted)
     for precision in ("float32", "bfloat16", "float32", "bfloat16"):
         computed_by(precision)
     assert met == [(CPU, torch.float32), (CPU, torch.bfloat16)]
@@ -132,21 +133,21 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
 ) -> None:
     """In this process; and the record is for these kernels: others are met anew."""
     monkeypatch.delenv("SAPO_HOME")
-    if library.kernels() is None:
+    if native.kernels() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     for module in ("paths", "first_meeting"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", library.kernels)
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", native.kernels)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")
     record.unlink()
-    sample = library.Kernels.sample
+    sample = native.Kernels.sample
 
-    def wrong(self: library.Kernels, *given: Any) -> tuple[Any, Any]:
+    def wrong(self: native.Kernels, *given: Any) -> tuple[Any, Any]:
         tokens, logprobs = sample(self, *given)
         return tokens, logprobs * 1.1
 
-    monkeypatch.setattr(library.Kernels, "sample", wrong)
+    monkeypatch.setattr(native.Kernels, "sample", wrong)
     assert computed_by() == "own decoder, TorchScript"
     assert "computes sampling" in runtime.fallbacks()["native"]
     assert json.loads(record.read_text(encoding="utf-8")) == ["native"]
@@ -154,9 +155,9 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
 
 def test_a_check_without_some_paths_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    monkeypatch.setattr(first_meeting, "meet", lambda *given: met.append(given) or first_meeting.Meeting(""))
+    monkeypatch.setattr(device_check, "meet", lambda *given: met.append(given) or device_check.Meeting(""))
     with runtime.without("torchscript"):
-        first_meeting.ensure(CPU, torch.float32)
-    first_meeting.ensure(CPU, torch.float32)
-    first_meeting.ensure(CPU, torch.float32)
+        device_check.ensure(CPU, torch.float32)
+    device_check.ensure(CPU, torch.float32)
+    device_check.ensure(CPU, torch.float32)
     assert len(met) == 2

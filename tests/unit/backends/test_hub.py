@@ -12,7 +12,7 @@ import pytest
 from tests.support.hub_server import COMMIT, Hub, hub_server
 
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import access, cache, download
+from sapo_backends.checkpoints import hub_cache, hub_download
 from sapo_backends.errors import Cancelled, CancelToken, DownloadFailed, ModelNotFound
 
 ID = "owner/tiny"
@@ -35,12 +35,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(access, "_sources", [])
+        monkeypatch.setattr(hub_cache, "_sources", [])
         yield server
 
 
 def part() -> Path | None:
-    return next(cache.of(ID).glob("blobs/*.incomplete"), None)
+    return next(hub_cache.of(ID).glob("blobs/*.incomplete"), None)
 
 
 def cancelled_at(server: Hub, bytes_: int) -> None:
@@ -68,7 +68,7 @@ def test_only_the_files_that_are_needed_are_fetched_and_other_programs_find_them
     assert not any("consolidated" in path or ".bin" in path for path, _, _ in hub.requests)
     from huggingface_hub import snapshot_download
 
-    found = snapshot_download(ID, cache_dir=cache.folder(), local_files_only=True, allow_patterns=["config.json"])
+    found = snapshot_download(ID, cache_dir=hub_cache.folder(), local_files_only=True, allow_patterns=["config.json"])
     assert Path(found).resolve() == folder.resolve()
 
 
@@ -92,7 +92,7 @@ def test_a_cancelled_download_goes_on_from_its_byte(hub: Hub) -> None:
     found = part()
     assert found is not None
     assert found.stat().st_size == 100_000
-    assert cache.snapshot(ID) is None
+    assert hub_cache.snapshot(ID) is None
     locate.resolve(ID)
     assert hub.starts("model.safetensors")[-1] == "bytes=100000-"
     assert (locate.local(ID) / "model.safetensors").read_bytes() == WEIGHTS
@@ -147,28 +147,28 @@ def test_other_bytes_than_published_are_deleted_and_named(hub: Hub) -> None:
     with pytest.raises(DownloadFailed, match=r"model\.safetensors.*hash differs, so it was deleted"):
         locate.resolve(ID)
     assert part() is None
-    assert cache.snapshot(ID) is None
+    assert hub_cache.snapshot(ID) is None
     hub.lie = False
     assert locate.resolve(ID)
 
 
 def test_a_full_disk_is_said_before_the_first_byte(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(hub_download.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DownloadFailed, match=r"needs \d+ kB more.* 1 kB is free.*HF_HOME"):
         locate.resolve(ID)
     assert not any("safetensors" in path for path, _, _ in hub.requests)
-    assert cache.all_cached() == []
+    assert hub_cache.all_cached() == []
 
 
 def test_a_gated_model_says_where_to_agree_and_how_to_log_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.gated[ID] = "right"
     with pytest.raises(ModelNotFound, match=rf"gated.*sapo-desktop login.*{hub.url}/{ID}"):
         locate.resolve(ID)
-    access.use(lambda: "wrong")
+    hub_cache.use(lambda: "wrong")
     with pytest.raises(ModelNotFound, match="account of your token"):
         locate.resolve(ID)
-    access.use(lambda: "right")
+    hub_cache.use(lambda: "right")
     assert locate.resolve(ID)
 
 
@@ -176,14 +176,14 @@ def test_a_public_model_never_asks_for_the_token(hub: Hub) -> None:
     def opened() -> str:
         raise AssertionError("the keyring was opened")
 
-    access.use(opened)
+    hub_cache.use(opened)
     locate.resolve(ID)
     assert {token for _, _, token in hub.requests} == {""}
 
 
 def test_the_token_does_not_follow_a_redirect_to_another_host(hub: Hub) -> None:
     hub.gated[ID] = "right"
-    access.use(lambda: "right")
+    hub_cache.use(lambda: "right")
     locate.resolve(ID)
     assert any(token for path, _, token in hub.requests if "/resolve/" in path)
     assert [token for path, _, token in hub.requests if path.startswith("/cdn/")] == [""]
@@ -211,7 +211,7 @@ def test_a_repository_without_tokenizer_json_is_refused_before_its_weights(hub: 
 def test_a_snapshot_without_tokenizer_json_is_fetched_on(hub: Hub) -> None:
     """As another program leaves it that needed the model alone; its weights stay."""
     (locate.resolve(ID) / "tokenizer.json").unlink()
-    assert cache.snapshot(ID) is None
+    assert hub_cache.snapshot(ID) is None
     assert (locate.resolve(ID) / "tokenizer.json").is_file()
     assert len(hub.starts("model.safetensors")) == 2  # the first download, and its redirect
 
@@ -232,7 +232,7 @@ def test_what_is_here_is_used_without_asking_the_network(hub: Hub, monkeypatch: 
 
 def test_a_hub_that_goes_away_midway_keeps_what_arrived(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled_at(hub, 70_000)
-    monkeypatch.setattr(download, "TRIES", 1)
+    monkeypatch.setattr(hub_download, "TRIES", 1)
 
     hub.cut, hub.dies = 10_000, True
     with pytest.raises(DownloadFailed, match=r"did not arrive.*goes on"):
@@ -249,9 +249,9 @@ def test_a_sharded_model_is_complete_with_every_shard(hub: Hub) -> None:
     del hub.files[ID]["model.safetensors"]
     folder = locate.resolve(ID)
     (folder / names[1]).unlink()
-    assert cache.snapshot(ID) is None
+    assert hub_cache.snapshot(ID) is None
     locate.resolve(ID)
-    assert cache.snapshot(ID) == folder
+    assert hub_cache.snapshot(ID) == folder
 
 
 def test_of_the_same_weights_under_two_names_one_set_is_fetched(hub: Hub) -> None:
@@ -264,7 +264,7 @@ def test_of_the_same_weights_under_two_names_one_set_is_fetched(hub: Hub) -> Non
 
 @pytest.mark.parametrize("answer", [b"[", b"{}", b'{"sha": "x", "siblings": []}', b"[" * 5000, b"\xff"])
 def test_a_hostile_listing_is_a_sentence(hub: Hub, answer: bytes) -> None:
-    from sapo_backends.checkpoints.hub.repository import parsed
+    from sapo_backends.checkpoints.hub_download import parsed
 
     with pytest.raises(ModelNotFound):
         parsed(ID, answer)
@@ -273,7 +273,7 @@ def test_a_hostile_listing_is_a_sentence(hub: Hub, answer: bytes) -> None:
 def test_names_that_leave_the_folder_are_not_files(hub: Hub) -> None:
     from tests.support.hub_server import listing
 
-    from sapo_backends.checkpoints.hub.repository import parsed
+    from sapo_backends.checkpoints.hub_download import parsed
 
     odd = ["../config.json", "..\\tokenizer.json", "/model.safetensors", "tokenizer\0.json", "tokenizer\x1b[2J.json"]
     odd += ["tokenizer_config.json?x=.json", "tokenizer%2f..json", ".safetensors", "C:model.safetensors"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.locate import bundled
 
 ID = "owner/tiny"
@@ -19,8 +19,8 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only commit, as a download leaves it."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = shutil.copytree(bundled("starter-1m"), cache.of(ID) / "snapshots" / ("a" * 40))
-    cache.refer(ID, found.name)
+    found = shutil.copytree(bundled("starter-1m"), hub_cache.of(ID) / "snapshots" / ("a" * 40))
+    hub_cache.refer(ID, found.name)
     return found
 
 
@@ -28,15 +28,15 @@ def test_a_newer_commit_that_another_program_fetched_in_part_hides_no_whole_one(
     newer = first.with_name("f" * 40)
     newer.mkdir()
     shutil.copy(first / "config.json", newer)
-    cache.refer(ID, newer.name)
-    assert cache.snapshot(ID) == first
+    hub_cache.refer(ID, newer.name)
+    assert hub_cache.snapshot(ID) == first
 
 
 def test_a_base_stays_at_the_commit_that_was_used_first_whatever_another_program_fetches(first: Path) -> None:
     """With another chat template it would be another model to those that were trained on it."""
     assert locate.resolve(ID) == first
     newer = shutil.copytree(first, first.with_name("f" * 40))
-    cache.refer(ID, newer.name)
+    hub_cache.refer(ID, newer.name)
     assert locate.resolve(ID) == first
     shutil.rmtree(first)  # the person made room
     assert locate.resolve(ID) == newer

@@ -12,14 +12,15 @@ import pytest
 from tests.fuzz.model_files import JSON_FILES, WEIGHTS, model_copy, mutate
 from tests.support.gguf_files import TINY, gguf_bytes, placed
 
-from sapo_backends.base import BackendError, LoadRequest, ModelNotFound
+from sapo_backends.errors import BackendError, ModelNotFound
+from sapo_backends.base import LoadRequest
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import inspection
-from sapo_backends.checkpoints.gguf_base import view
+from sapo_backends.checkpoints import gguf_view
 from sapo_backends.checkpoints.locate import checked, local
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_a_damaged_gguf_file_is_refused_by_the_child_in_its_own_sentence(
 ) -> None:
     """This process reads no header of it, and no folder of a file that was refused stays in the cache."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(view, "read_header", lambda *_a, **_k: pytest.fail("the header was read in this process"))
+    monkeypatch.setattr(gguf_view, "read_header", lambda *_a, **_k: pytest.fail("the header was read in this process"))
     file = placed(tmp_path / "bad.gguf", gguf_bytes({**TINY, **values}, tensors))
     with pytest.raises(ModelNotFound, match=sentence) as refused:
         local(str(file))

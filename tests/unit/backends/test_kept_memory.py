@@ -31,7 +31,7 @@ THREADS = """
 import sys, threading
 import numpy as np
 import psutil
-from sapo_backends.common.allocator import keep_freed, one_arena
+from sapo_backends.common.hardware import keep_freed, one_arena
 first = one_arena if sys.argv[1] == "node" else keep_freed
 if not first():
     sys.exit(77)
@@ -59,7 +59,7 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6))
 CYCLES = """
 import gc, sys
 import psutil
-from sapo_backends.common.allocator import return_freed, trim
+from sapo_backends.common.hardware import return_freed, trim
 if not return_freed():
     sys.exit(77)
 gc.disable()  # stands for a process with so many old objects that a full collection is far away
@@ -77,7 +77,7 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 MOVED = """
 import sys
 import torch
-from sapo_backends.torch_backend.model.flat_parameters import move
+from sapo_backends.torch_backend.decoder import move
 def now(what):
     return next(int(line.split()[1]) / 1e3 for line in open("/proc/self/status") if line.startswith(what))
 count, parts = 25_000_000, 5
@@ -103,7 +103,7 @@ print(round(now("VmHWM:") - before))
 PASSING = """
 import random, sys
 import psutil
-from sapo_backends.common.allocator import return_freed
+from sapo_backends.common.hardware import return_freed
 if not return_freed():
     sys.exit(77)
 draw = random.Random(0)

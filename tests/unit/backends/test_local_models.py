@@ -14,8 +14,8 @@ import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
 from sapo_backends.checkpoints import local_models, locate
-from sapo_backends.checkpoints.gguf_base.header import HEADER_LIMIT, read_header
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.gguf_header import HEADER_LIMIT, read_header
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.local_models import each_once, is_gguf, is_named, path_of, search
 from sapo_backends.errors import ModelNotFound
 
@@ -293,12 +293,12 @@ def test_llama_cpp_has_another_folder_on_each_system(
 def test_the_hubs_cache_has_gguf_files_and_whole_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder by its id, as `--base` took it before; one without weights is no model."""
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
-    whole = cache.of("owner/whole") / "snapshots" / "c0"
+    whole = hub_cache.of("owner/whole") / "snapshots" / "c0"
     whole.parent.mkdir(parents=True)
     os.symlink(locate.bundled("starter-1m"), whole)
-    placed(cache.of("owner/whole") / "refs" / "main", b"c0")
-    placed(cache.of("owner/small-GGUF") / "snapshots" / "c1" / "small-Q4_K_M.gguf")
-    placed(cache.of("owner/began") / "snapshots" / "c2" / "config.json", b"{}")
+    placed(hub_cache.of("owner/whole") / "refs" / "main", b"c0")
+    placed(hub_cache.of("owner/small-GGUF") / "snapshots" / "c1" / "small-Q4_K_M.gguf")
+    placed(hub_cache.of("owner/began") / "snapshots" / "c2" / "config.json", b"{}")
     placed(home / "hub" / "datasets--owner--table" / "snapshots" / "c3" / "x.gguf")
     assert names() == ["hub:small-Q4_K_M", "owner/whole"]
 

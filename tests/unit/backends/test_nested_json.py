@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.base import ModelNotFound, TemplateRefused
+from sapo_backends.errors import ModelNotFound, TemplateRefused
 from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.engine_state import read_state
-from sapo_backends.checkpoints.shards import missing
+from sapo_backends.checkpoints.write_folder import read_state
+from sapo_backends.checkpoints.hub_cache import missing
 from sapo_backends.checkpoints.tokenizer import read_json
 
 DEEP = "[" * 200_000

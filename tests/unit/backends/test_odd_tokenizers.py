@@ -10,7 +10,7 @@ from tests.support.sentencepiece import WAYS, write_tokenizer
 from tests.unit.backends.test_tokenizer import CHAT, write
 from tokenizers import Tokenizer, normalizers
 
-from sapo_backends.base import TemplateRefused
+from sapo_backends.errors import TemplateRefused
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 

@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from sapo_backends.base import TemplateRefused
+from sapo_backends.errors import TemplateRefused
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 

@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.torch_backend.ops.attention import GroupAttention  # noqa: E402
-from sapo_backends.torch_backend.ops.fused_ops import rms_norm, rotate, swiglu, wide_rms_norm  # noqa: E402
-from sapo_backends.torch_backend.ops.logprobs import chosen_logprobs  # noqa: E402
-from sapo_backends.torch_backend.ops.lora_linear import adapted_mlp  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.ops.packing import pack  # noqa: E402
+from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
+from sapo_backends.torch_backend.fused_ops import rms_norm, rotate, swiglu, wide_rms_norm  # noqa: E402
+from sapo_backends.torch_backend.logprobs import chosen_logprobs  # noqa: E402
+from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.packing import pack  # noqa: E402
 
 
 def test_hand_written_gradients_equal_autograd() -> None:
@@ -99,8 +99,8 @@ def test_the_gradient_of_shared_prompt_attention_equals_autograd(
 ) -> None:
     """Two prompts of different lengths, three completions, grouped heads; by products and by the fused kernel, each
     prompt for itself as on a CPU and all together as elsewhere; with a window and with capped scores."""
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.slab_per_prompt", lambda _: separate)
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if plain else 0)
+    monkeypatch.setattr("sapo_backends.torch_backend.packing.slab_per_prompt", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
     flat = pack(pairs, [0, 1, 2], torch.device("cpu")).flat
@@ -116,8 +116,8 @@ def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding
     plain: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Result and gradient, in every layout: what comes back into a prompt is summed in float32 in between."""
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.packing.slab_per_prompt", lambda _: separate)
-    monkeypatch.setattr("sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if plain else 0)
+    monkeypatch.setattr("sapo_backends.torch_backend.packing.slab_per_prompt", lambda _: separate)
+    monkeypatch.setattr("sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     flat = pack(
         [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))], [0, 1, 2], torch.device("cpu")
@@ -146,7 +146,7 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
     for kept, chunk, block in product((1 << 20, 0), (1 << 20, 22), (1 << 20, 11)):
         monkeypatch.setattr("sapo_backends.common.round_memory.KEPT_PROBABILITIES", kept)
         monkeypatch.setattr("sapo_backends.common.round_memory.CHUNK", chunk)
-        monkeypatch.setattr("sapo_backends.torch_backend.ops.logprobs.BLOCK_ELEMENTS", block)
+        monkeypatch.setattr("sapo_backends.torch_backend.logprobs.BLOCK_ELEMENTS", block)
         found = chosen_logprobs(hidden, head, targets, temperature)
         torch.testing.assert_close(found.logprobs, chosen)
         torch.testing.assert_close(found.entropy, -(expected.exp() * expected).sum(-1).detach())

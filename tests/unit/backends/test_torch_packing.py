@@ -25,12 +25,12 @@ from sapo_backends.common.round_memory import (  # noqa: E402
 )
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.fallback.caches import only_keys_and_values  # noqa: E402
-from sapo_backends.torch_backend.fallback.completions import CompletionStates  # noqa: E402
-from sapo_backends.torch_backend.fallback.transformers_lm import TransformersModel  # noqa: E402
-from sapo_backends.torch_backend.model.flat_parameters import decoder_layout  # noqa: E402
-from sapo_backends.torch_backend.ops import packing  # noqa: E402
-from sapo_backends.torch_backend.ops.packing import Slab, pack  # noqa: E402
+from sapo_backends.torch_backend.transformers_layers import only_keys_and_values  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import CompletionStates  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import TransformersModel  # noqa: E402
+from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
+from sapo_backends.torch_backend import packing  # noqa: E402
+from sapo_backends.torch_backend.packing import Slab, pack  # noqa: E402
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -79,7 +79,7 @@ def test_sequences_packed_together_score_and_train_as_if_alone(
     model, everyone = _model(torch.float32), list(range(len(PAIRS)))
     alone = [_gradient(model, PAIRS, [i]) for i in everyone]
     monkeypatch.setattr(
-        "sapo_backends.torch_backend.ops.slab_attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0
+        "sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0
     )
     monkeypatch.setattr(packing, "slab_per_prompt", lambda _: separate)
     logprobs, grad = _gradient(model, PAIRS, everyone)

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_assets import model_path  # noqa: E402
-from sapo_backends.base import LoadRequest, OutOfMemory  # noqa: E402
+from sapo_backends.base import LoadRequest
+from sapo_backends.errors import OutOfMemory  # noqa: E402
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
 from sapo_backends.torch_backend import (  # noqa: E402
@@ -21,7 +22,7 @@ from sapo_backends.torch_backend import (  # noqa: E402
     runtime,
 )
 from sapo_backends.torch_backend.generation import drops_rows  # noqa: E402
-from sapo_backends.torch_backend.native import library  # noqa: E402
+from sapo_backends.torch_backend import native  # noqa: E402
 from sapo_backends.torch_backend.runtime import free_memory  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -31,10 +32,10 @@ CPU = torch.device("cpu")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing fell back yet, and what was found out about this machine is found out again."""
     monkeypatch.setattr(runtime, "_FOUND", {})
-    library.checked_kernels.cache_clear()
+    native.checked_kernels.cache_clear()
     runtime.packing_works.cache_clear()
     yield
-    library.checked_kernels.cache_clear()
+    native.checked_kernels.cache_clear()
     runtime.packing_works.cache_clear()
 
 
@@ -66,9 +67,9 @@ def test_kernels_that_do_not_compile_are_noted_once(
     def broken() -> None:
         raise subprocess.CalledProcessError(1, ["cc"])
 
-    monkeypatch.setattr(library, "compiled", broken)
+    monkeypatch.setattr(native, "compiled", broken)
     assert choose(torch.float32).kernels is None
-    library.checked_kernels.cache_clear()
+    native.checked_kernels.cache_clear()
     assert choose(torch.float32).kernels is None
     assert len(caplog.records) == 1
     assert "compiled C kernels cannot be used here" in caplog.text
@@ -105,7 +106,7 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     program = (
         "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
         "from sapo_backends.torch_backend import paths\n"
-        "from sapo_backends.torch_backend.native.library import kernels\n"
+        "from sapo_backends.torch_backend.native import kernels\n"
         "from sapo_backends.torch_backend import runtime\n"
         "print(kernels(), runtime.packs_bfloat16(), runtime.works(), paths.check())"
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.base import Cancelled, CancelToken, Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
+from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.common.update import Report, Tally, run_update
 from sapo_backends.composite import CompositeEngine
 from sapo_backends.fake import FakeBackend, FakeEngine

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from sapo_backends.base import BackendError, BackendUnavailable, LoadRequest
+from sapo_backends.errors import BackendError, BackendUnavailable
+from sapo_backends.base import LoadRequest
 from sapo_backends.measure.choice import Candidate, Measured, decide
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
@@ -149,7 +150,7 @@ def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject
     """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.common import hardware
-    from sapo_backends.measure.sizing import model_size
+    from sapo_backends.measure.precision import model_size
 
     size, method = None, config.method
     if engines.choose_trainer(config).rpartition("+")[2] in _TESTED:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
@@ -25,7 +25,7 @@ def listed(home: Home, args: argparse.Namespace) -> int:
     """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
     config = settings.load(home.settings).run
     bundled = dict(creating.bases())
-    here = {one.repository: one for one in cache.all_cached()}
+    here = {one.repository: one for one in hub_cache.all_cached()}
     known = recommended.recommended()
     local = local_models.look(flags.with_room(msgspec.structs.replace(config, model="starter")))
 

@@ -155,20 +155,20 @@ def tidy() -> None:
     came, half an hour later, and keep whole arenas of Python from being returned."""
     from rich import cells
 
-    from sapo_backends.common import allocator
+    from sapo_backends.common import hardware
 
     if hasattr(cells, "cached_cell_len"):  # another version may keep none
         cells.cached_cell_len.cache_clear()
-    allocator.trim()
+    hardware.trim()
 
 
 def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
     """How it was left, and the exit code: of a dashboard that crashed Textual tells the reason."""
-    from sapo_backends.common import allocator
+    from sapo_backends.common import hardware
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.dashboard.host import made_when_used
 
-    allocator.return_freed()
+    hardware.return_freed()
     gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a tenth of the time to the first frame
     problem: list[Exception] = []
     timers: list[object] = []
@@ -177,7 +177,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         """An error ends the dashboard with its sentence."""
         _collect_again()
         if not timers:
-            timers.append(app.set_interval(allocator.RETURN_EVERY_S, tidy))
+            timers.append(app.set_interval(hardware.RETURN_EVERY_S, tidy))
         try:
             await _start(home, answers)
         except known() as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sapo_backends.common import allocator
+from sapo_backends.common import hardware
 from sapo_desktop import __version__, settings
 from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.errors import AppError, UsageError
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run a node here until its rounds are done or it is stopped; the exit code. Raises UsageError, AppError."""
-    allocator.one_arena()
+    hardware.one_arena()
     home = Home.find()
     home.prepare()
     reporter = Reporter(sys.stdout, args.json, args.quiet)

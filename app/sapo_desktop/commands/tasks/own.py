@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import BackendError
+from sapo_backends.errors import BackendError
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path

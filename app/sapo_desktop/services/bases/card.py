@@ -12,18 +12,18 @@ from typing import Literal
 
 import msgspec
 
-from sapo_backends.base import BackendError, DownloadFailed, ModelNotFound
+from sapo_backends.errors import BackendError, DownloadFailed, ModelNotFound
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common import precisions
+from sapo_backends.common import hardware
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.common.train_method import FULL_BELOW
+from sapo_backends.common.round_memory import FULL_BELOW
 from sapo_backends.errors import size_text
-from sapo_backends.measure import estimate
+from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import MeasuredRates
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import forecast, licence, question_tokens
 from sapo_desktop.services.bases.forecast import ROUNDS, Forecast
@@ -143,7 +143,7 @@ def _facts(config: RunConfig, ask: bool) -> Card:
         0,
         0,
         0,
-        free_bytes(cache.folder()),
+        free_bytes(hub_cache.folder()),
         None,
         None,
         False,
@@ -173,7 +173,7 @@ def _facts(config: RunConfig, ask: bool) -> Card:
         else "file"
         if locate.gguf_file(model)
         else "downloaded"
-        if cache.folder() in folder.parents
+        if hub_cache.folder() in folder.parents
         else "folder"
     )
     files = locate.weight_files(folder) if source == "file" else [file for file in folder.iterdir() if file.is_file()]
@@ -196,10 +196,10 @@ def _of_list(config: RunConfig, base: Base, empty: Card) -> Card:
 
 
 def _of_hub(config: RunConfig, empty: Card) -> Card:
-    from sapo_backends.checkpoints.hub import download
+    from sapo_backends.checkpoints import hub_download
 
-    found = download.look(config.model)
-    folder = download.config_of(found)
+    found = hub_download.look(config.model)
+    folder = hub_download.config_of(found)
     weights = sum(file.size for file in found.files if file.name.endswith(".safetensors"))
     settings = read_json(folder / "config.json")
     stored = _BYTES.get(str(settings.get("dtype") or settings.get("torch_dtype")), 2)
@@ -211,7 +211,7 @@ def _of_hub(config: RunConfig, empty: Card) -> Card:
         gated=found.gated,
         parameters=parameters,
         bytes=found.size,
-        download=download.missing(found),
+        download=hub_download.missing(found),
         slow=_slow(folder),
         size=size,
     )
@@ -246,9 +246,9 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
     library = () if trainer == "torch" else (trainer,)
     limits = speed.machine_limits(home, config, *library) if measure else speed.known_limits(home, config, *library)
     kind = memory_plan.computes_in(config, trainer)
-    if precisions.is_four_bit(config.precision):
-        kind = f"{precisions.FOUR_BIT}-{kind}"
-    by_limits = estimate.Rates(size, limits, kind, bool(found.slow), generator)
+    if hardware.is_four_bit(config.precision):
+        kind = f"{hardware.FOUR_BIT}-{kind}"
+    by_limits = machine_limits.Rates(size, limits, kind, bool(found.slow), generator)
     return (by_limits, False) if by_limits.known else (None, False)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 
-from sapo_backends.base import BackendError, Progress
+from sapo_backends.errors import BackendError
+from sapo_backends.base import Progress
 from sapo_desktop.services.machine import engines
 from sapo_swarm.config import RunConfig
 
@@ -24,32 +25,32 @@ def require(config: RunConfig) -> None:
     Raises BackendUnavailable, ModelNotFound, DownloadFailed.
     """
     from sapo_backends.checkpoints import locate
-    from sapo_backends.checkpoints.hub import cache
+    from sapo_backends.checkpoints import hub_cache
     from sapo_backends.checkpoints.safetensors_numpy import elements
 
     if not reads_folder(config):
         return
-    if not locate.is_hub_id(config.model) or cache.snapshot(config.model) is not None:
+    if not locate.is_hub_id(config.model) or hub_cache.snapshot(config.model) is not None:
         folder = locate.local(config.model)
         locate.require_tokenizer(folder)
         elements(folder)  # a file of weights that was cut off is told of
         return
-    from sapo_backends.checkpoints.hub import download
+    from sapo_backends.checkpoints import hub_download
 
-    download.require_room(download.look(config.model))
+    hub_download.require_room(hub_download.look(config.model))
 
 
 def look(config: RunConfig) -> None:
     """What the hub says of a base that is not here, its chat template too, is on this disk afterwards, if it can be had now."""
     from sapo_backends.checkpoints import locate
-    from sapo_backends.checkpoints.hub import cache
+    from sapo_backends.checkpoints import hub_cache
 
-    if locate.is_hub_id(config.model) and cache.snapshot(config.model) is None:
-        from sapo_backends.checkpoints.hub import download
+    if locate.is_hub_id(config.model) and hub_cache.snapshot(config.model) is None:
+        from sapo_backends.checkpoints import hub_download
 
         with contextlib.suppress(BackendError):  # whoever needs the model says why it cannot be had
             if reads_folder(config):
-                download.look(config.model)
+                hub_download.look(config.model)
 
 
 def fetch(config: RunConfig, progress: Progress | None) -> None:

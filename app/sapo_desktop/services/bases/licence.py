@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sapo_backends.checkpoints.hub.repository import CARD, CARD_LIMIT, is_licence
+from sapo_backends.checkpoints.hub_download import CARD, CARD_LIMIT, is_licence
 from sapo_backends.checkpoints.locate import BUNDLED
 
 OTHER, UNKNOWN = "other", "unknown"

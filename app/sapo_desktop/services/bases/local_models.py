@@ -18,14 +18,14 @@ from typing import Literal
 import msgspec
 
 from sapo_backends.checkpoints import local_models, locate
-from sapo_backends.checkpoints.gguf.forms import FORMS
-from sapo_backends.checkpoints.gguf_base.header import Header, read_header
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints.gguf_write import FORMS
+from sapo_backends.checkpoints.gguf_header import Header, read_header
+from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.local_models import LocalModel, Search
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.errors import BackendError, size_text
-from sapo_backends.measure.sizing import model_size, sized
+from sapo_backends.measure.precision import model_size, sized
 from sapo_desktop.services.machine import load_request, memory_plan
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.config import RunConfig
@@ -163,7 +163,7 @@ def look(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> Li
 def _looking(config: RunConfig, seconds: float, fresh: bool) -> _Looking:
     """The look under way, or of a moment ago, at the same places for the same kind of run; else a new one."""
     folders = (*local_models.ollama_folders(), *local_models.lm_studio_folders(), *local_models.llama_cpp_folders())
-    key = (*map(str, folders), str(cache.folder()), msgspec.json.encode(config).decode())
+    key = (*map(str, folders), str(hub_cache.folder()), msgspec.json.encode(config).decode())
     with _starting:
         last = _last.get(key)
         if last is not None and (last.busy or (not fresh and time.monotonic() - last.began < FRESH_S)):

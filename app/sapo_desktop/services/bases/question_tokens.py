@@ -16,7 +16,7 @@ from statistics import mean
 
 import msgspec
 
-from sapo_backends.base import BackendError
+from sapo_backends.errors import BackendError
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.paths import Home

@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.measure.sizing import sized
+from sapo_backends.measure.precision import sized
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.config import RunConfig
 

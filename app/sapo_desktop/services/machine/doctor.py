@@ -139,7 +139,7 @@ def _settings(home: Home) -> Finding:
 
 def _engines() -> Iterator[Finding]:
     from sapo_backends import registry
-    from sapo_backends.base import BackendUnavailable
+    from sapo_backends.errors import BackendUnavailable
 
     can_train = False
     for name in registry.names():
@@ -177,12 +177,12 @@ def _compiler() -> Finding:
 
 def _fallbacks() -> Iterator[Finding]:
     """Fast paths of the torch engine that should work here and do not; runs then take a slower one."""
-    from sapo_backends.base import BackendUnavailable
-    from sapo_backends.torch_backend import first_meeting
+    from sapo_backends.errors import BackendUnavailable
+    from sapo_backends.torch_backend import device_check
     from sapo_backends.torch_backend.runtime import LEFT_OUT, PATHS
 
     try:
-        found = first_meeting.on_processor()
+        found = device_check.on_processor()
     except BackendUnavailable as error:
         yield Finding("fail", "torch", str(error))
         return
@@ -195,7 +195,7 @@ def _fallbacks() -> Iterator[Finding]:
 
 def plans(home: Home) -> Iterator[Finding]:
     """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
-    from sapo_backends.base import BackendError
+    from sapo_backends.errors import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
     from sapo_desktop.settings import flags
     from sapo_swarm.tasks.own.spec import BadTask

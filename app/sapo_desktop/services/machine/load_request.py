@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sapo_backends.base import LoadRequest, ModelNotFound
+from sapo_backends.base import LoadRequest
+from sapo_backends.errors import ModelNotFound
 from sapo_swarm.config import RunConfig
 
 
@@ -32,7 +33,7 @@ def local_folder(config: RunConfig) -> Path:
 
 def parameters(config: RunConfig) -> int | None:
     """How large the run's model is; None while that cannot be told, because the model is not on this disk."""
-    from sapo_backends.measure.sizing import model_size
+    from sapo_backends.measure.precision import model_size
 
     try:
         return model_size(local_folder(config), request(config))[0].parameters

@@ -8,15 +8,15 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common import hardware, precisions, round_memory
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
 from sapo_backends.errors import size_text
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
@@ -106,8 +106,8 @@ def plan(
 def _with_smaller(found: Plan, config: RunConfig, size: ModelSize, fallback: bool, card: CardMemory | None) -> Plan:
     """The plan with what would fit: fewer and smaller groups, else a base in 4 bits where it can be, else shorter answers."""
     full, own = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
-    four = f"{precisions.FOUR_BIT}-float32" if config.precision == "float32" else precisions.FOUR_BIT
-    kinds = [config.precision, *([four] if own and not full and not precisions.is_four_bit(config.precision) else [])]
+    four = f"{hardware.FOUR_BIT}-float32" if config.precision == "float32" else hardware.FOUR_BIT
+    kinds = [config.precision, *([four] if own and not full and not hardware.is_four_bit(config.precision) else [])]
     for kind, shorten in [*((kind, False) for kind in kinds), *((kind, True) for kind in reversed(kinds))]:
         needed = partial(_needed, msgspec.structs.replace(config, precision=kind), size, fallback=fallback, card=card)
         smaller = round_memory.smaller_round(needed, found.shape, found.available, shorten=shorten)
@@ -141,7 +141,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
     """Bytes; of a pair both engines', of which only the trainer is on a GPU."""
     trainer = engines.choose_trainer(config)
     wide = computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
-    if card and config.precision in ("auto", precisions.FOUR_BIT):
+    if card and config.precision in ("auto", hardware.FOUR_BIT):
         wide = card.compute_bytes == 4
     sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
     workers = (config.threads or hardware.default_threads()) if sharded else 1
@@ -154,7 +154,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         compute_bytes=4 if wide else 2,
         workers=workers,
         fallback=fallback,
-        four_bit=precisions.is_four_bit(config.precision),
+        four_bit=hardware.is_four_bit(config.precision),
         card=card.total if card else 0,
     )
 
@@ -164,4 +164,4 @@ def computes_in(config: RunConfig, trainer: str) -> str:
     if trainer.endswith("mlx") and config.precision == "auto":
         on_gpu = config.device != "cpu" and hardware.detect().matrix_unit == "apple"
         return "bfloat16" if on_gpu else "float32"
-    return precisions.computes_in(config.precision)
+    return hardware.computes_in(config.precision)

@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.common import hardware
 from sapo_backends.measure import choice
 from sapo_backends.measure.choice import Choice, Measured, Wanted, Workload
 from sapo_backends.measure.machine_limits import Limits
-from sapo_backends.measure.sizing import model_size
+from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.algorithms.base import TINY, local_groups

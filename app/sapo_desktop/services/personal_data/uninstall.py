@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sapo_backends.checkpoints.hub import cache
+from sapo_backends.checkpoints import hub_cache
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
@@ -90,10 +90,10 @@ def forget(names: Iterable[str]) -> None:
         raise AppError(f"{error} Its entries of {identity.SERVICE} stay, and so does everything else.") from error
 
 
-def bases(home: Home) -> list[tuple[cache.Cached, Path]]:
+def bases(home: Home) -> list[tuple[hub_cache.Cached, Path]]:
     """Base models that the app downloaded into the cache that other programs read, too, and where: they stay."""
     used = {model.record.base for model in store.all_models(home)}
-    return [(one, cache.of(one.repository)) for one in cache.all_cached() if one.ours or one.repository in used]
+    return [(one, hub_cache.of(one.repository)) for one in hub_cache.all_cached() if one.ours or one.repository in used]
 
 
 def _partials(path: Path) -> set[Path]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from sapo_backends.base import BackendError
+from sapo_backends.errors import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
 from sapo_swarm.scoring.declared import score_declared

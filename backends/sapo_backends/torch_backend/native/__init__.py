@@ -1,1 +1,267 @@
 """Kernels in C: a small float32 model's decoding and updates, and any model's log-probabilities over its vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import contextlib
+import ctypes
+import torch
+import torch.nn.functional as F
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from sapo_backends.cache_folder import cache_folder
+from sapo_backends.common import hardware, round_memory
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from torch import Tensor
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.torch_backend.runtime import fall_back, is_left_out
+
+# The C files here as this machine's own code: compiled once into the cache folder, where there is a C compiler.
+#
+# A package for every platform would carry code for an average processor; the machine that runs it knows better.
+
+FOLDER = Path(__file__).parent
+_TARGETS = ("-march=native", "-mcpu=native")
+_OPTIMISED = "-O3"
+_TIMEOUT_S = 60.0
+
+
+def is_there() -> bool:
+    """Whether nothing is left to do: no compiler, or compiled already."""
+    try:
+        return _plan()[0].exists()
+    except (OSError, subprocess.SubprocessError):
+        return True
+
+
+def compiled() -> Path:
+    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError,
+    SubprocessError."""
+    path, command = _plan()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            fresh = Path(made) / path.name
+            _build(command, Path(made), fresh)
+            fresh.replace(path)
+    return path
+
+
+def _build(command: Sequence[str], folder: Path, result: Path) -> None:
+    """Compile the files at the same time and link them. Raises OSError, SubprocessError."""
+    files = sorted(FOLDER.glob("*.c"))
+    objects = [folder / f"{file.stem}.o" for file in files]
+
+    def compiled_object(file: Path, to: Path) -> None:
+        _run(*command, "-c", "-o", str(to), str(file))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compiled_object, files, objects))
+    _run(*command, "-o", str(result), *map(str, objects), "-lm")
+
+
+def _plan() -> tuple[Path, list[str]]:
+    """Where the library lies, and what makes it but for its files. Raises OSError, SubprocessError."""
+    program = hardware.c_compiler()
+    if program is None:
+        raise FileNotFoundError("no C compiler")
+    source = b"".join(file.read_bytes() for file in sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")]))
+    problem = subprocess.SubprocessError()
+    for target in _TARGETS:
+        try:
+            # What the compiler takes this processor for is part of the name: folders are shared between machines.
+            known = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
+        except subprocess.SubprocessError as error:
+            problem = error
+            continue
+        name = f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
+        return cache_folder() / "native" / name, [program, _OPTIMISED, target, "-shared", "-fPIC"]
+    raise problem
+
+
+def _run(*command: str) -> bytes:
+    """Its output. Raises SubprocessError when it fails or takes too long."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
+    return done.stdout
+
+
+# The compiled kernels as functions of tensors; checked before use.
+#
+# Where no compiler is, or what it made fails the check, everything goes its other way, in torch's operations, which gives
+# the same.
+
+PAD, PANEL, CHUNK = 16, 32, 16
+"""As in vectors.h."""
+LARGEST_HEAD = 1024
+"""Numbers of a head that vectors.h has workspace for."""
+
+
+class KernelShape(ctypes.Structure):
+    """Of vectors.h; slots is for decoding."""
+
+    _fields_ = (
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("slots", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+
+def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
+    """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share
+    of its own, and for whole vectors."""
+    whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
+    small = place.type == "cpu" and kind == torch.float32 and parameters < round_memory.SHARDED_BELOW
+    return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
+
+
+_LAYER = (
+    "norm1 qkv qkv_bias q_norm k_norm out out_bias norm2 gate_up gate_up_bias down down_bias "
+    "keys values completion_keys completion_values"
+)
+
+
+class KernelLayer(ctypes.Structure):
+    """Of steps.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER.split())
+
+
+def at(x: Tensor | None) -> int | None:
+    """The address of a contiguous tensor, which the caller holds on to; NULL for None."""
+    return None if x is None else x.data_ptr()
+
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, list[Any]] = {
+    "rms_norm": [_N, _N, _P, _P, _F, _P, None],
+    "rms_norm_backward": [_N, _N, _P, _P, _F, _P, _P, _P, None],
+    "swiglu": [_N, _N, _P, _P, None],
+    "swiglu_backward": [_N, _N, _P, _P, _P, None],
+    "chosen_logprobs": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
+    "sample": [_N, _N, _P, _F, _P, _P, _P, _P, None],
+    "states": [_P, *[_P] * 7, None],
+    "state_step": [_P, *[_P] * 6, None],
+    "states_workspace": [_P, _N],
+    "states_backward": [_P, *[_P] * 14, None],
+    "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
+    "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
+    "attention_workspace": [_P, _N, _N],
+    "attention": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
+    "attention_backward": [_P, _N, _P, _P, _P, _N, *[_P] * 8, None],
+}
+"""name -> types of the arguments and of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The functions of the compiled library; see the C files for their arguments."""
+
+    library: ctypes.CDLL
+
+    @classmethod
+    def load(cls, path: Path) -> Kernels:
+        """Raises OSError where the file is no library, AttributeError where it lacks a function."""
+        library = ctypes.CDLL(str(path))
+        for name, (*arguments, result) in _SIGNATURES.items():
+            function = getattr(library, f"sapo_{name}")
+            function.argtypes, function.restype = arguments, result
+        return cls(library)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x (..., width), contiguous, times its inverse root mean square and weight."""
+        out, width = torch.empty_like(x), x.shape[-1]
+        self.library.sapo_rms_norm(x.numel() // width, width, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
+        return out
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half of (N, 2 width), contiguous."""
+        width = gate_up.shape[1] // 2
+        out = gate_up.new_empty(gate_up.shape[0], width)
+        self.library.sapo_swiglu(gate_up.shape[0], width, gate_up.data_ptr(), out.data_ptr())
+        return out
+
+    def chosen_logprobs(
+        self, logits: Tensor, temperature: float, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """logits (rows, V) in float32 or bfloat16, contiguous, targets (rows,) -> log-probabilities of the targets and
+        entropies (rows,) at that temperature. With weights (rows,) the logits become weights times the gradients of the
+        log-probabilities by logits / temperature. On as many threads as torch has."""
+        rows, size = logits.shape
+        chosen, entropy, part = torch.empty(rows), torch.empty(rows), -(-rows // torch.get_num_threads())
+        targets, weights = targets.contiguous(), None if weights is None else weights.float().contiguous()
+
+        def share(first: int) -> None:
+            some = slice(first, first + part)
+            given = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
+            wide, scale = logits.dtype == torch.float32, 1.0 / temperature
+            count = len(given[0])
+            self.library.sapo_chosen_logprobs(count, size, at(logits[some]), wide, scale, *map(at, given))
+
+        starts = range(0, rows, part)
+        if len(starts) == 1:
+            share(0)
+        else:
+            with ThreadPoolExecutor(len(starts)) as pool:
+                list(pool.map(share, starts))
+        return chosen, entropy
+
+    def sample(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities
+        (rows,)."""
+        rows, size = logits.shape
+        logits, uniform = logits.contiguous(), uniform.contiguous()
+        tokens, logprobs, workspace = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
+        pointers = map(at, (uniform, tokens, logprobs, workspace))
+        self.library.sapo_sample(rows, size, logits.data_ptr(), temperature, *pointers)
+        return tokens, logprobs
+
+
+def kernels() -> Kernels | None:
+    """The library, or None where it is left out or cannot be had."""
+    return None if is_left_out("native") else checked_kernels()
+
+
+@cache
+def checked_kernels() -> Kernels | None:
+    """The library, or None where it cannot be had, which is noted as a fallback."""
+    reason = ""
+    for _ in range(2):
+        try:
+            path = compiled()
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = str(error) or type(error).__name__
+            break
+        try:
+            found = Kernels.load(path)
+        except (OSError, AttributeError) as error:
+            reason = str(error)
+            with contextlib.suppress(OSError):  # a damaged file: made anew
+                path.unlink()
+            continue
+        if _works(found):
+            return found
+        reason = "they compute something else than torch"
+        break
+    fall_back("native", reason)
+    return None
+
+
+def _works(found: Kernels) -> bool:
+    """Whether the simplest parts give what torch gives; a compiler is not trusted blindly."""
+    x, weight = torch.linspace(-90.0, 90.0, 96).view(3, 32), torch.linspace(0.5, 2.0, 32)
+    gate, up = x.chunk(2, dim=-1)
+    targets, expected = torch.tensor([0, 13, 31]), F.log_softmax(x.bfloat16().float(), dim=-1)
+    pairs = (
+        (found.rms_norm(x, weight, 1e-6), F.rms_norm(x, (32,), weight, 1e-6)),
+        (found.swiglu(x), F.silu(gate) * up),
+        (found.chosen_logprobs(x.bfloat16(), 1.0, targets, None)[0], expected.gather(1, targets[:, None])[:, 0]),
+    )
+    return all(torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6) for mine, theirs in pairs)

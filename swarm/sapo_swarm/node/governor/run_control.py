@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sapo_backends.base import CancelToken, OutOfMemory
+from sapo_backends.errors import CancelToken, OutOfMemory
 from sapo_swarm.events import Event, LogLine, StateChanged
 from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.clock import duration, local, steady

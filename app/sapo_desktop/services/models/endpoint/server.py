@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from sapo_backends.base import BackendError, Cancelled
+from sapo_backends.errors import BackendError, Cancelled
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.endpoint.answering import Answer, Answering, BadRequest, TooMany
 from sapo_desktop.services.models.endpoint.messages import (

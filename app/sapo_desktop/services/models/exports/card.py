@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo_backends.base import ModelNotFound
+from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.against_base import base_scores, change, rate
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder

@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from sapo_backends.base import Progress
-from sapo_backends.common import precisions
+from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, EngineMissing, UsageError
 from sapo_desktop.services.machine.load_request import local_folder, request
@@ -64,7 +64,7 @@ class Estimate:
 
 def estimate(source: Source, plan: Plan) -> Estimate:
     """Read from the headers of the base model's files; nothing is loaded. Raises ModelNotFound."""
-    from sapo_backends.measure.sizing import model_size
+    from sapo_backends.measure.precision import model_size
 
     size, _ = model_size(local_folder(source.config), request(source.config))
     merged = FLOAT32 * size.parameters
@@ -88,7 +88,7 @@ def default_target(model_folder: Path, source: Source, plan_label: str) -> Path:
 
 def formats_for(source: Source) -> tuple[Format, ...]:
     """The formats that this model can have: an adapter only where one was trained. Raises ModelNotFound."""
-    from sapo_backends.measure.sizing import model_size
+    from sapo_backends.measure.precision import model_size
 
     _, method = model_size(local_folder(source.config), request(source.config))
     return tuple(name for name in FORMATS if name != "adapter" or method == "lora")
@@ -328,7 +328,7 @@ def export(source: Source, plan: Plan, progress: Progress | None = None) -> Expo
             method=written.method,
             system=written.system,
             thinking=config.thinking == "on" if written.switch else None,
-            four_bit=precisions.is_four_bit(config.precision),
+            four_bit=hardware.is_four_bit(config.precision),
         )
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(

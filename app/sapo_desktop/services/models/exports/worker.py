@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import BackendError, BackendUnavailable
+from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Write, Written
 from sapo_swarm.scoring.process import ScorerUnavailable

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import Engine, OutOfMemory, Sampling
+from sapo_backends.base import Engine, Sampling
+from sapo_backends.errors import OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import switches_reasoning
-from sapo_backends.checkpoints.gguf.adapter import write_adapter
-from sapo_backends.checkpoints.gguf.forms import context_length
-from sapo_backends.checkpoints.gguf.writer import Kind, read_spec, require_writable, write_gguf
-from sapo_backends.checkpoints.gguf_base.header import read_header
-from sapo_backends.checkpoints.gguf_base.view import gguf_of
-from sapo_backends.checkpoints.peft_folder import write_adapter_folder
+from sapo_backends.checkpoints.gguf_write import write_adapter
+from sapo_backends.checkpoints.gguf_write import context_length
+from sapo_backends.checkpoints.gguf_write import Kind, read_spec, require_writable, write_gguf
+from sapo_backends.checkpoints.gguf_header import read_header
+from sapo_backends.checkpoints.gguf_view import gguf_of
+from sapo_backends.checkpoints.write_folder import write_adapter_folder
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common import precisions
+from sapo_backends.common import hardware
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases import licence
@@ -83,9 +84,9 @@ def _load(job: Write, report: Report) -> Engine:
     """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit. What was trained on a
     base in 4 bits belongs to these rounded weights."""
     trainer = job.config.trainer.rpartition("+")[2]  # the half of a pair that holds the weights
-    four = precisions.is_four_bit(job.config.precision)
+    four = hardware.is_four_bit(job.config.precision)
     config = msgspec.structs.replace(
-        job.config, trainer=trainer, precision=f"{precisions.FOUR_BIT}-float32" if four else "float32"
+        job.config, trainer=trainer, precision=f"{hardware.FOUR_BIT}-float32" if four else "float32"
     )
     try:
         engine = engines.builder(config)(report)
@@ -99,7 +100,7 @@ def _load(job: Write, report: Report) -> Engine:
 
 def _is_exact(engine: Engine, format: str) -> bool:
     """An adapter of a base in 4 bits is read on the base that nothing rounded: other answers are no other adapter."""
-    four = precisions.is_four_bit(engine.info.precision)
+    four = hardware.is_four_bit(engine.info.precision)
     return engine.info.precision.endswith("float32") and not (four and format == "adapter")
 
 

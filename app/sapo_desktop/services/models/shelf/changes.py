@@ -76,11 +76,11 @@ def _same(model: Model, field: str, new: str, now: str) -> bool:
 
 def _content(base: str) -> str:
     """What a base on this disk holds; "" where there is none."""
-    from sapo_backends.base import ModelNotFound
-    from sapo_backends.checkpoints import content, locate
+    from sapo_backends.errors import ModelNotFound
+    from sapo_backends.checkpoints import locate
 
     try:
-        return content.content_id(locate.local(base))
+        return locate.content_id(locate.local(base))
     except (ModelNotFound, OSError):
         return ""
 

@@ -1,0 +1,230 @@
+"""The hub and the cache that all programs of one person share: which hub is asked and as whom, and what is there already."""
+
+from __future__ import annotations
+
+import json
+import re
+import os
+import threading
+import contextlib
+from collections.abc import Collection, Callable
+from pathlib import Path
+from dataclasses import dataclass
+
+# Weights in one file or several: which ones a folder should hold, and which of them are one set.
+
+_SHARD = re.compile(r"(.*-)(\d{1,6})-of-(0*[1-9]\d{0,3})(\.safetensors)")
+
+
+def one_set(names: Collection[str]) -> set[str]:
+    """Of the files of a model those with its weights, once: of two sets the one that transformers reads, and no adapter. The
+    copy that some vendors put beside them only where there is no other."""
+    if "model.safetensors" in names:
+        return {"model.safetensors"}
+    found = {name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")}
+    return {name for name in found if not name.startswith("consolidated")} or found
+
+
+def missing(folder: Path, here: Collection[str]) -> list[str]:
+    """Names of the files of weights that are not here, though the index lists them or, without one, another's name counts them.
+
+    here: names of the files of weights in the folder.
+    """
+    if not here or "model.safetensors" in here:
+        return []
+    promised = _in_index(folder)
+    if not promised and (of := _SHARD.fullmatch(min(here))):
+        name, number, count, end = of.groups()
+        first = min(int(number), 1)  # a few count from 0
+        promised = {f"{name}{first + i:0{len(number)}}-of-{count}{end}" for i in range(int(count))}
+    return sorted(promised - set(here))
+
+
+def _in_index(folder: Path) -> set[str]:
+    """Names of files; none without an index that can be read."""
+    try:
+        content = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+        return {str(name) for name in content["weight_map"].values()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return set()
+
+
+# Which hub is asked, and as whom. Environment variables are those of huggingface_hub: HF_ENDPOINT (a mirror),
+# HF_HUB_OFFLINE, HF_TOKEN.
+
+Tokens = Callable[[], str | None]
+_sources: list[Tokens] = []
+
+
+def use(source: Tokens) -> None:
+    """Where a person's token is looked for when the environment has none. Asked only after a hub refused an anonymous
+    request: nobody's keyring is opened for a public model."""
+    _sources[:] = [source]
+
+
+def token() -> str | None:
+    """The person's token, None where there is none."""
+    named = os.environ.get("HF_TOKEN", "").strip()
+    return named or next((found for source in _sources if (found := source())), None)
+
+
+def endpoint() -> str:
+    """The hub's address, without a slash at the end."""
+    return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
+
+
+def offline() -> bool:
+    """Whether the person forbade the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def why_away(seconds: float = 1.5) -> str:
+    """Why nothing can be downloaded now, "" where the hub answers, whatever it says. Blocks for so many seconds at most."""
+    if offline():
+        return "HF_HUB_OFFLINE forbids the network"
+    answers: list[str] = []
+    # of its own, and daemonic: looking up a name may take half a minute, and nobody waits for it, at the end neither
+    asking = threading.Thread(target=lambda: answers.append(_asked(seconds)), name="ask-the-hub", daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answers[0] if answers else "the hub does not answer"
+
+
+def _asked(seconds: float) -> str:
+    import asyncio
+
+    import aiohttp
+
+    async def ask() -> str:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+            try:
+                async with session.head(endpoint(), allow_redirects=False):
+                    return ""
+            except (aiohttp.ClientError, TimeoutError, ValueError):
+                return "the hub cannot be reached"
+
+    return asyncio.run(ask())
+
+
+# The cache that all programs of one person share, laid out as huggingface_hub lays it out:
+#
+# models--OWNER--NAME/refs/main            the commit that was downloaded last, by whatever program
+# models--OWNER--NAME/refs/sapo-desktop    the commit that this app uses
+# models--OWNER--NAME/snapshots/COMMIT/    the files by name: links into blobs/, or the files where links are not allowed
+# models--OWNER--NAME/blobs/DIGEST         the bytes; DIGEST.incomplete is a download that can go on
+
+REVISION, OURS = "main", "sapo-desktop"
+PARTIAL = ".incomplete"
+LOCK = ".download.lock"
+"""Held while this app downloads a model; it stays, which tells whose download it was."""
+
+
+def folder() -> Path:
+    """Where it lies: HF_HUB_CACHE, or hub/ under HF_HOME, or under the person's cache folder."""
+    if direct := os.environ.get("HF_HUB_CACHE"):
+        return Path(os.path.expanduser(direct))
+    caches = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{caches}/huggingface"), "hub")
+
+
+def of(repository: str) -> Path:
+    """The folder of a repository."""
+    return folder() / f"models--{repository.replace('/', '--')}"
+
+
+def blob(repository: str, digest: str) -> Path:
+    """The bytes with that digest."""
+    return of(repository) / "blobs" / digest
+
+
+def snapshot(repository: str) -> Path | None:
+    """The folder of a model that is here with everything it needs, else None: of the commit that this app uses already, else
+    of the newest download, else, where another program has met a newer commit of which not everything is here, of any."""
+    snapshots = of(repository) / "snapshots"
+    commits = list(filter(None, (_commit(repository, ref) for ref in (OURS, REVISION))))
+    if not commits:
+        return None
+    looks = sorted(snapshots.glob("*/config.json"), key=lambda file: file.lstat().st_mtime, reverse=True)
+    found = (*(snapshots / commit for commit in commits), *(look.parent for look in looks))
+    return next(filter(complete, found), None)
+
+
+def _commit(repository: str, ref: str) -> str:
+    """The commit that a ref names, "" without one."""
+    try:
+        commit = (of(repository) / "refs" / ref).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return commit if "/" not in commit else ""
+
+
+def pin(repository: str, commit: str) -> None:
+    """This app uses that commit from now on: another program that meets a newer one, with another tokenizer or chat template,
+    must not change what a model was trained on."""
+    if _commit(repository, OURS) != commit:
+        with contextlib.suppress(OSError):  # another account's cache
+            (of(repository) / "refs" / OURS).write_text(commit, "ascii")
+
+
+def looked_at(repository: str) -> Path | None:
+    """The folder of a model, of which perhaps nothing is here but what a look at the hub brings; None before one."""
+    looks = sorted(of(repository).glob("snapshots/*/config.json"), key=lambda file: file.lstat().st_mtime)
+    return snapshot(repository) or (looks[-1].parent if looks else None)
+
+
+def complete(found: Path) -> bool:
+    """Whether a folder has its config, its tokenizer and every file of weights."""
+    weights = {
+        file.name for file in found.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")
+    }
+    settings = all((found / name).is_file() for name in ("config.json", "tokenizer.json"))
+    return settings and bool(weights) and not missing(found, weights)
+
+
+def publish(repository: str, commit: str, name: str, digest: str) -> Path:
+    """Make a finished blob a file of the snapshot. Raises OSError."""
+    file = of(repository) / "snapshots" / commit / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    source = blob(repository, digest)
+    file.unlink(missing_ok=True)
+    try:
+        file.symlink_to(os.path.relpath(source, file.parent))
+    except OSError:  # Windows without the right to make links
+        source.replace(file)
+    return file
+
+
+def refer(repository: str, commit: str) -> None:
+    """The commit that counts from now on, readable for whoever may read the cache. Raises OSError."""
+    ref = of(repository) / "refs" / REVISION
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    ref.write_text(commit, "ascii")
+    mode = folder().stat().st_mode
+    for path in (of(repository), *of(repository).rglob("*")):
+        if path.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # another account's
+            path.chmod(mode & (0o7777 if path.is_dir() else 0o666))
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """repository: its id. bytes: on the disk. complete: it can be used without a network. ours: this app downloaded it."""
+
+    repository: str
+    bytes: int
+    complete: bool
+    ours: bool
+
+
+def all_cached() -> list[Cached]:
+    """The models in the cache that have weights, or a part of them."""
+    found = []
+    for place in sorted(folder().glob("models--*--*")):
+        repository = place.name.removeprefix("models--").replace("--", "/", 1)
+        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file() and not f.is_symlink())
+        whole = snapshot(repository) is not None
+        if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
+            found.append(Cached(repository, size, whole, (place / LOCK).exists()))
+    return found

@@ -1,0 +1,117 @@
+"""Everything that differs between Metal and the CPU device, and what MLX computes on a GPU that it has not met before."""
+
+from __future__ import annotations
+
+import contextlib
+import mlx.core as mx
+import hashlib
+import numpy as np
+from collections.abc import Iterator, Callable
+from typing import Any
+from sapo_backends.errors import BackendUnavailable, OutOfMemory
+from sapo_backends.common.hardware import available_memory
+from importlib.metadata import version
+from itertools import chain
+from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
+from sapo_backends.cache_folder import cache_folder
+from sapo_backends.common.update import Tally
+from sapo_backends.mlx_backend.generation import generate
+from sapo_backends.mlx_backend.model import MlxModel, pack
+from sapo_backends.mlx_backend.update import gradient
+
+# Everything that differs between Metal and the CPU device.
+
+CACHE_SHARE = 0.1
+"""Share of Metal's working set that freed buffers may keep occupied."""
+
+
+def has_metal() -> bool:
+    """Whether this machine has a GPU that MLX can use."""
+    return bool(mx.metal.is_available())
+
+
+def pick_device(name: str) -> Any:
+    """The mlx device for a LoadRequest's device; Metal is called mps there. Raises BackendUnavailable."""
+    if name == "auto":
+        name = "mps" if has_metal() else "cpu"
+    if name not in ("cpu", "mps"):
+        raise BackendUnavailable(f"MLX has no device {name!r} here.", "use --device auto, cpu or mps")
+    if name == "mps" and not has_metal():
+        raise BackendUnavailable("This computer has no Metal device.", "sapo-desktop node NAME --device auto")
+    return mx.gpu if name == "mps" else mx.cpu
+
+
+def limit_memory(device: Any) -> None:
+    """On Metal: keep weights wired and bound what freed buffers hold, which otherwise grows with every new shape."""
+    if device != mx.cpu:
+        working_set = int(mx.device_info(device).get("max_recommended_working_set_size", 0))
+        if working_set:
+            mx.set_wired_limit(working_set)
+            mx.set_cache_limit(int(CACHE_SHARE * working_set))
+
+
+@contextlib.contextmanager
+def computing(device: Any, suggestion: str) -> Iterator[None]:
+    """Compute on the device; free its cached buffers afterwards and turn a failed allocation into OutOfMemory."""
+    try:
+        with mx.stream(device):
+            yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if "alloc" not in text and "memory" not in text:
+            raise
+        raise OutOfMemory(0, available_memory(), suggestion) from error
+    finally:
+        if device != mx.cpu:
+            mx.clear_cache()
+
+
+# What MLX computes on a GPU that it has not met before, with the bundled model, against float32 on the processor.
+#
+# Runs by itself before the first model is loaded there, in seconds, and is remembered for this chip, type and MLX.
+
+PROMPTS = ((5, 9, 200, 31, 17), (7, 7, 12), (40, 3, 8, 250, 17, 60, 2))
+SAMPLING, POLICY, BUDGET = Sampling(max_new_tokens=8), PolicyUpdate(learning_rate=0.0), 2048
+ERROR = {mx.float32: 1e-3, mx.bfloat16: 0.1}
+"""Mean error of a log-probability, and of the gradient as a share of its length, that rounding explains."""
+Make = Callable[[Any, Any], MlxModel]
+"""(device, type to compute in) -> the bundled model, all of it trained."""
+
+
+def failure(device: Any, compute: Any, make: Make) -> str:
+    """What the device computes wrongly, in words; "" when nothing."""
+    with mx.stream(device):
+        groups = generate(make(device, compute), PROMPTS, 2, SAMPLING, 0, ())
+    told = [(prompt, one) for prompt, group in zip(PROMPTS, groups, strict=True) for one in group]
+    batch = [TrainSample(prompt, one.tokens, 1.0 - number % 2 * 2) for number, (prompt, one) in enumerate(told)]
+    sampled = np.array(list(chain.from_iterable(one.logprobs for _, one in told)))
+    scored, grad = _computed(make, device, compute, batch)
+    expected, exact = _computed(make, mx.cpu, mx.float32, batch)
+    errors = {
+        "sampling": np.abs(sampled - expected).mean(),
+        "scoring": np.abs(scored - expected).mean(),
+        "an update": np.linalg.norm(grad - exact) / np.linalg.norm(exact),
+    }
+    return next((f"{name} (off by {error:.1e})" for name, error in errors.items() if not error <= ERROR[compute]), "")
+
+
+def _computed(make: Make, device: Any, compute: Any, batch: list[TrainSample]) -> tuple[Any, Any]:
+    """Log-probabilities of the completions' tokens, and the gradient of an update, one behind another."""
+    with mx.stream(device):
+        model = make(device, compute)
+        packed = pack([(one.prompt, one.completion) for one in batch], list(range(len(batch))))
+        scores = np.array(model.token_logprobs(packed, 1.0).logprobs)[np.array(packed.valid)]
+        grads = gradient(model, batch, POLICY, BUDGET, Tally())
+        return scores, np.concatenate([np.array(grads[name]).ravel() for name in sorted(grads)])
+
+
+def ensure(device: Any, compute: Any, make: Make) -> None:
+    """Check a device the first time. Raises BackendUnavailable where it computes something else."""
+    known = f"{version('mlx')} {mx.device_info(device).get('device_name', device)} {compute}"
+    record = cache_folder() / f"met-mlx-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    if record.exists():
+        return
+    if failed := failure(device, compute, make):
+        raise BackendUnavailable(f"MLX computes {failed} wrongly on this GPU.", "use --device cpu, or another engine")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.touch()

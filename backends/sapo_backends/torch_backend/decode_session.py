@@ -1,0 +1,348 @@
+"""Decoding several rows with our own decoder: by torch, and by the compiled kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from torch import Tensor
+from sapo_backends.base import TokenIds
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.torch_backend.kv_cache import CAPTURE, CapturedStep, StepInputs, SLOT_STEP, KVCache, grid
+from sapo_backends.torch_backend.decode_step import next_logits, Frame, Layer, Projection, Shape, Style
+from sapo_backends.torch_backend.decoder import Weights, hidden_states
+from sapo_backends.torch_backend.attention import PromptAttention
+from sapo_backends.torch_backend.projections import FourBit
+from sapo_backends.torch_backend.fused_ops import RopeTable, softcapped
+from sapo_backends.torch_backend.packing import filled, pack_prompts
+from sapo_backends.torch_backend.paths import WeightLayout
+from sapo_backends.torch_backend.runtime import on_cpu, pack
+from itertools import accumulate
+from sapo_backends.torch_backend.native import CHUNK, PAD, PANEL, Kernels, KernelLayer, KernelShape, at
+
+# Decoding several rows with our own decoder: its weights laid out for products with few rows, prefill, then one token a row
+# and step.
+
+@dataclass(frozen=True, slots=True)
+class DecodeWeights:
+    """prefill: the weights as training has them. layers, head: laid out for products with few rows."""
+
+    prefill: Weights
+    layers: list[Layer]
+    head: Projection
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, weights: Weights, layout: WeightLayout) -> DecodeWeights:
+        """Lay the weights out. A batch reads them once for each token it samples, so that pays from a dozen on; an
+        adapter stays as it is and is added to what the laid-out layer gives."""
+        lay_out = _LAYOUTS[layout]
+        layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
+        return cls(weights, layers, Projection(lay_out(weights.head), None, [], [], 0.0, []))
+
+
+LayOut = Callable[[Tensor], Tensor]
+
+
+def _as_stored(weight: Tensor) -> Tensor:
+    return weight
+
+
+_LAYOUTS: dict[WeightLayout, LayOut] = {"packed": pack, "as stored": _as_stored}
+
+
+def _projection(weights: Weights, name: str, lay_out: LayOut) -> Projection:
+    stored, bias, adapter = weights.tensors[f"{name}.weight"], weights.tensors.get(f"{name}.bias"), weights.adapter
+    weight, scales = (stored.codes, [stored.scales]) if isinstance(stored, FourBit) else (lay_out(stored), [])
+    if adapter is None:
+        return Projection(weight, bias, [], [], 0.0, scales)
+    lora_b = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
+    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*lora_b)], adapter.scale, scales)  # type: ignore[no-untyped-call]
+
+
+def _layer(spec: DecoderSpec, weights: Weights, layer: int, lay_out: LayOut) -> Layer:
+    norms = [weights.norm_weight(f"{layer}.{name}_norm") for name in "qk"] if spec.qk_norm else []
+    # oneDNN's own gate knows no adapter
+    fused = lay_out is pack and weights.adapter is None and spec.activation == "silu"
+    mlp = [_projection(weights, f"{layer}.gate_up", _as_stored if fused else lay_out)]
+    if fused:
+        halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
+        mlp = [Projection(pack(weight), bias, [], [], 0.0, []) for weight, bias in halves]
+    norm1, after1, norm2, after2 = (
+        weights.norm_weight(f"{layer}.{name}") if f"{layer}.{name}" in weights.tensors else None
+        for name in ("norm1", "after1", "norm2", "after2")
+    )
+    return Layer(
+        norm1=norm1,
+        qkv=_projection(weights, f"{layer}.qkv", lay_out),
+        head_norms=norms,
+        out=_projection(weights, f"{layer}.o", lay_out),
+        after1=after1,
+        norm2=norm2,
+        mlp=mlp,
+        down=_projection(weights, f"{layer}.down", lay_out),
+        after2=after2,
+        rope=spec.layer_rope[layer],
+        windowed=spec.layer_windowed[layer],
+    )
+
+
+class DecoderSession:
+    """Decoding with a preallocated cache; see model.Session."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rope: RopeTable,
+        weights: DecodeWeights,
+        prompts: Sequence[TokenIds],
+        owner: Tensor,
+        steps: int,
+    ) -> None:
+        self._spec, self._weights = spec, weights
+        self._captured: CapturedStep | None = None
+        flat, places = pack_prompts(prompts, owner.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=owner.device)
+        longest = flat.longest
+        self._lengths, self._angles = lengths, rope.tables(longest + steps)
+        prefill = PromptAttention(spec, flat.slabs, places, lengths)
+        last = hidden_states(spec, weights.prefill, rope, flat, prefill, filled(places[:, -1]))
+        self.logits = softcapped(F.linear(last, weights.prefill.head), spec.logit_softcap)[owner]
+        self._style = Style(
+            norm_eps=spec.norm_eps,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            window=spec.window if longest + steps > spec.window else 0,
+            gelu=spec.activation == "gelu",
+            embed_scale=spec.embed_scale,
+            residual_scale=spec.residual_scale,
+            logit_scale=spec.logit_scale,
+            logit_softcap=spec.logit_softcap,
+        )
+        self._owner = owner
+        places, place_of = grid(owner, lengths, 0)
+        self._seat(places, place_of)
+        self._steps, room = steps, min(steps, SLOT_STEP)
+        self._cache = KVCache(prefill.keys_values, lengths, owner[places[:, 0]], places.shape[1], room)
+        self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
+
+    def step(self, tokens: Tensor) -> None:
+        """See Session.step."""
+        cache = self._cache
+        if cache.used == cache.slots:
+            self._captured = None
+            cache.grow(self._steps)
+        if self._captured is not None:
+            captured = CAPTURE.replay(self._captured, tokens, lambda: self._compute(tokens, self._positions))
+            if captured is None:
+                self._captured = None
+            self.logits = self._compute(tokens, self._positions) if captured is None else captured
+        elif CAPTURE.wanted(tokens.device):
+            inputs = StepInputs.of(tokens, self._positions, cache.used, cache.slots, cache.kind)
+            self._captured = CAPTURE.capture(inputs, lambda now: self._compute(now.tokens, now.positions, now))
+            self.logits = self._compute(tokens, self._positions) if self._captured is None else self._captured.logits
+        else:
+            self.logits = self._compute(tokens, self._positions)
+        cache.used += 1
+        self._positions = self._positions + 1
+
+    def _compute(self, tokens: Tensor, positions: Tensor, captured: StepInputs | None = None) -> Tensor:
+        """Compute every place, then pick the rows; both in numbers that products are compiled for."""
+        spec, cache, weights = self._spec, self._cache, self._weights
+        embed, norm = weights.prefill.tensors["embed"], weights.prefill.norm_weight("norm")
+        frame = Frame(embed, norm, weights.head, self._angles)
+        shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, self._style)
+        step, slot, hidden = on_cpu(next_logits, tokens), None, None
+        if captured is not None:  # Python's part of a step is not captured, and TorchScript's profiling must not be
+            step, slot, hidden = next_logits, captured.slot, captured.hidden
+        keys = weights.layers, cache.layers, cache.ends, cache.biases
+        return step(tokens, positions, self._fed, self._picked, frame, *keys, shape, slot, hidden)[: len(self._owner)]
+
+    def _seat(self, places: Tensor, place_of: Tensor) -> None:
+        """places, place_of: as cache.grid gives them."""
+        self._captured = None
+        self._place_of, self._fed, self._picked = place_of, filled(places.flatten()), filled(place_of)
+
+    def keep(self, rows: Tensor) -> None:
+        """See Session.keep."""
+        self.logits, self._owner = self.logits[rows], self._owner[rows]
+        places, place_of = grid(self._owner, self._lengths, self._cache.used)
+        old_places = self._place_of[rows[places]]  # (E, W)
+        self._cache = self._cache.keep(old_places)
+        self._positions = self._positions[old_places.flatten()]
+        self._seat(places, place_of)
+
+
+# Decoding with the compiled kernels: nothing is padded but vectors, and a row that leaves leaves everything in place.
+#
+# The weights are laid out once a batch as prefill and the compiled step want them.
+
+def _column_major(weight: Tensor) -> Tensor:
+    """The same matrix (out, in), its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in five
+    sixths."""
+    return weight.t().contiguous().t()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A projection with its adapter in it. weight (out, in), its columns contiguous; panels (out / PANEL, in, PANEL),
+    the last one filled up with zeros."""
+
+    weight: Tensor
+    bias: Tensor | None
+    panels: Tensor
+
+    @classmethod
+    def of(cls, weights: Weights, name: str) -> PackedLinear:
+        """The fused projection `name`, an adapter merged into it."""
+        weight, adapter = weights.tensors[f"{name}.weight"], weights.adapter
+        if adapter is not None:
+            ups = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
+            up = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+            weight = torch.addmm(weight, up, adapter.tensors[f"{name}.A"], alpha=adapter.scale)
+        rows, columns = weight.shape
+        filled = F.pad(weight, (0, 0, 0, -rows % PANEL)).view(-1, PANEL, columns)
+        return cls(_column_major(weight), weights.tensors.get(f"{name}.bias"), filled.transpose(1, 2).contiguous())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (N, in) -> (N, out)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual (N, out) + this projection of x (N, in)."""
+        y = torch.addmm(residual, x, self.weight.t())
+        return y if self.bias is None else y.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """q_norm, k_norm: None where the model has none."""
+
+    norm1: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: PackedLinear
+    norm2: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDecodeWeights:
+    """embed and head (V, hidden), the head's columns contiguous. An adapter is added to what it adapts: for a small
+    model that costs less than the steps it saves."""
+
+    kernels: Kernels
+    embed: Tensor
+    layers: list[NativeLayer]
+    norm: Tensor
+    head: Tensor
+
+    @classmethod
+    def of(cls, kernels: Kernels, spec: DecoderSpec, weights: Weights) -> NativeDecodeWeights:
+        """Lay the weights of a model out, once a batch."""
+        tensors = weights.tensors
+        layers = [
+            NativeLayer(
+                tensors[f"{layer}.norm1"],
+                PackedLinear.of(weights, f"{layer}.qkv"),
+                tensors.get(f"{layer}.q_norm"),
+                tensors.get(f"{layer}.k_norm"),
+                PackedLinear.of(weights, f"{layer}.o"),
+                tensors[f"{layer}.norm2"],
+                PackedLinear.of(weights, f"{layer}.gate_up"),
+                PackedLinear.of(weights, f"{layer}.down"),
+            )
+            for layer in range(spec.layers)
+        ]
+        return cls(kernels, tensors["embed"], layers, tensors["norm"], _column_major(weights.head))
+
+
+def _padded(count: int) -> int:
+    return -(-count // PAD) * PAD
+
+
+class NativeSession:
+    """See model.Session. All tensors are float32 in the processor's memory."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rope: RopeTable,
+        weights: NativeDecodeWeights,
+        prompts: Sequence[TokenIds],
+        owner: Tensor,
+        steps: int,
+    ) -> None:
+        self._kernels, self._spec, self._weights = weights.kernels, spec, weights
+        lengths = [len(prompt) for prompt in prompts]
+        longest, slots = max(lengths), _padded(steps)
+        ((self._cos, self._sin),) = rope.tables(longest + steps)
+        self._shape = KernelShape(spec.heads, spec.kv_heads, spec.head_dim, slots, spec.norm_eps)
+        self._lengths = torch.tensor(lengths)
+        ends = list(accumulate(spec.kv_heads * spec.head_dim * _padded(length) for length in lengths))
+        self._begins = torch.tensor([0, *ends[:-1]])
+        self._keys_values = torch.empty(spec.layers, 2, ends[-1])
+        width = CHUNK * (spec.heads // spec.kv_heads) * (_padded(longest) + slots + 2 * spec.head_dim)
+        self._scratch = torch.empty(width)
+        self.logits = self._prefill(prompts)[owner]
+        self._owner, self._rows, self._used = owner, torch.arange(len(owner)), 0
+        # Slots behind the filled ones are multiplied and hidden afterwards: nothing there may be slow to compute with.
+        self._completions = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
+        wide = spec.hidden + 2 * (spec.query_width + spec.kv_width) + 3 * spec.intermediate
+        self._workspace = torch.empty(len(owner) * wide)
+        self._layers = (KernelLayer * spec.layers)(*(self._layer(number) for number in range(spec.layers)))
+
+    def _layer(self, number: int) -> KernelLayer:
+        """Where everything of a layer lies."""
+        of = self._weights.layers[number]
+        mixing = of.norm1, of.qkv.panels, of.qkv.bias, of.q_norm, of.k_norm, of.out.panels, of.out.bias
+        mlp = of.norm2, of.gate_up.panels, of.gate_up.bias, of.down.panels, of.down.bias
+        return KernelLayer(*map(at, (*mixing, *mlp, *self._keys_values[number], *self._completions[number])))
+
+    def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
+        """Every prompt's keys and values; logits (prompts, V) after each."""
+        spec, kernels, starts = self._spec, self._kernels, torch.tensor([0, *accumulate(map(len, prompts))])[:-1]
+        last = starts + self._lengths - 1
+        x = F.embedding(torch.tensor([token for prompt in prompts for token in prompt]), self._weights.embed)
+        for number, layer in enumerate(self._weights.layers):
+            qkv = layer.qkv(kernels.rms_norm(x, layer.norm1, spec.norm_eps))
+            attended = x.new_empty(len(x), spec.query_width)
+            ends = number == spec.layers - 1
+            kernels.library.sapo_prefill_attention(
+                ctypes.byref(self._shape),
+                len(prompts),
+                *map(at, (starts, self._lengths, self._begins, qkv, layer.q_norm, layer.k_norm, self._cos, self._sin)),
+                *map(at, self._keys_values[number]),
+                ends,
+                *map(at, (attended, self._scratch)),
+            )
+            if ends:
+                x, attended = x[last], attended[last]
+            x = layer.out.add_to(attended, x)
+            x = layer.down.add_to(kernels.swiglu(layer.gate_up(kernels.rms_norm(x, layer.norm2, spec.norm_eps))), x)
+        return self._logits(x)
+
+    def step(self, tokens: Tensor) -> None:
+        """See Session.step."""
+        spec, x = self._spec, F.embedding(tokens, self._weights.embed)
+        self._kernels.library.sapo_decode_step(
+            ctypes.byref(self._shape),
+            *(spec.layers, self._layers, spec.hidden, spec.intermediate),
+            len(x),
+            *map(at, (x, self._rows, self._owner)),
+            self._used,
+            *map(at, (self._lengths, self._begins, self._cos, self._sin, self._workspace, self._scratch)),
+        )
+        self._used += 1
+        self.logits = self._logits(x)
+
+    def keep(self, rows: Tensor) -> None:
+        """See Session.keep."""
+        self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        normal = self._kernels.rms_norm(x, self._weights.norm, self._spec.norm_eps)
+        return F.linear(normal, self._weights.head)

@@ -1,0 +1,159 @@
+"""What the engine computes on a device that it has not met before, against float64 on the processor.
+
+Runs by itself before the first model of the own decoder is loaded there: seconds on a GPU, about half of one on a
+processor. Remembered for this device, type, torch, and C kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import torch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from torch import Tensor
+from sapo_backends.errors import BackendUnavailable
+from sapo_backends.base import Sampling
+from sapo_backends.cache_folder import cache_folder
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
+from sapo_backends.common import hardware
+from sapo_backends.torch_backend import paths
+from sapo_backends.torch_backend.causal_lm import DecoderModel
+from sapo_backends.torch_backend.generation import Monitor, Request, generate
+from sapo_backends.torch_backend.decoder import decoder_layout
+from sapo_backends.torch_backend.native import kernels
+from sapo_backends.torch_backend.packing import pack
+from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without
+
+FORMAT = 2
+"""Counted up when more is checked, so that every device is met anew."""
+OPTIONAL = {"cuda": ("cuda-graph",), "cpu": ("native", "onednn", "torchscript")}
+"""Paths that a device can do without, by its type."""
+LOGPROB_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Mean error of a log-probability that rounding explains."""
+GRADIENT_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Of the gradient's length."""
+PROMPTS = ((5, 9, 200, 31, 17), (7, 7, 12), (40, 3, 8, 250, 17, 60, 2))
+GROUP, TOKENS = 3, 12
+_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 304,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """failed: what the device computes wrongly, in words; "" when nothing. without: paths that had to be left out."""
+
+    failed: str
+    without: tuple[str, ...] = ()
+
+
+def _model(device: torch.device, compute: torch.dtype) -> DecoderModel:
+    """Always the same weights."""
+    spec: DecoderSpec = decoder_spec(_CONFIG)
+    layout = decoder_layout(spec)
+    base = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * 0.1
+    stored = torch.float64 if compute == torch.float64 else torch.float32
+    return DecoderModel(spec, layout, base.to(device, stored), compute)
+
+
+def _scored(model: DecoderModel, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the pairs' completions, and the gradient of their sum with changing signs, in float64."""
+    leaf = model.base.to(model.compute).requires_grad_()
+    packed = pack(pairs, list(range(len(pairs))), model.device)
+    found = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
+    signs = 1.0 - 2.0 * (torch.arange(len(found), device=found.device) % 2)
+    (gradient,) = torch.autograd.grad((found * signs.to(found.dtype)).sum(), leaf)
+    return found.detach().cpu().double(), gradient.cpu().double()
+
+
+def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
+    """What differs from float64: sampling, scoring, the gradient of an update."""
+    model, exact, workers = _model(device, compute), _model(torch.device("cpu"), torch.float64), Workers(1, 0, device)
+    request = Request(PROMPTS, GROUP, Sampling(max_new_tokens=TOKENS), ())
+    groups = generate(model, model.decode_weights(None), request, 0, workers, Monitor(1, None, None))
+    workers.close()
+    pairs = [(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
+    expected, gradient = _scored(exact, pairs)
+    sampled = torch.tensor([p for group in groups for c in group for p in c.logprobs], dtype=torch.float64)
+    found, found_gradient = _scored(model, pairs)
+    errors = {"sampling": (sampled - expected).abs().mean(), "scoring": (found - expected).abs().mean()}
+    for name, error in errors.items():
+        if not float(error) <= LOGPROB_ERROR[compute]:
+            yield f"{name} (log-probabilities are off by {float(error):.1e})"
+    off = float((found_gradient - gradient).norm() / gradient.norm())
+    if not off <= GRADIENT_ERROR[compute]:
+        yield f"an update (its gradient is off by {off:.1e} of its length)"
+
+
+def _failure(device: torch.device, compute: torch.dtype, left_out: Sequence[str] = ()) -> str:
+    threads = torch.get_num_threads()
+    try:
+        with without(*left_out):
+            return next(_wrong(device, compute), "")
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    finally:
+        torch.set_num_threads(threads)
+
+
+def meet(device: torch.device, compute: torch.dtype) -> Meeting:
+    """Check the device; where it fails, find the path without which it does not, and leave that out from now on."""
+    failed = _failure(device, compute)
+    if not failed:
+        return Meeting("")
+    for name in OPTIONAL.get(device.type, ()):
+        if not is_left_out(name) and not _failure(device, compute, (name,)):
+            leave_out(name)
+            fall_back(name, f"{device} computes {failed} differently with it")
+            return Meeting("", (name,))
+    return Meeting(failed)
+
+
+def _record(device: torch.device, compute: torch.dtype) -> Path:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cpu":  # the folder may be shared between machines
+        compiled = kernels()
+        left_out = sorted(filter(is_left_out, PATHS))
+        name = f"{hardware.processor()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
+    known = f"{FORMAT} {torch.__version__} {name} {device.index} {compute}"
+    return cache_folder() / f"met-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
+
+
+def ensure(device: torch.device, compute: torch.dtype) -> None:
+    """Check a device the first time, and do without what failed then. Raises BackendUnavailable where nothing helps."""
+    record = _record(device, compute)
+    try:
+        for name in json.loads(record.read_text(encoding="utf-8")):
+            if name in PATHS and not is_left_out(name):
+                leave_out(name)
+                fall_back(name, f"it failed when {device} was first met")
+        return
+    except (OSError, ValueError, TypeError):
+        pass  # not met yet
+    found = meet(device, compute)
+    if found.failed:
+        others = (device.type != "cpu", "--device cpu"), (compute != torch.float32, "--precision float32")
+        fix = ", or ".join(flag for may_help, flag in others if may_help)
+        raise BackendUnavailable(f"{device} was checked and computes wrongly: {found.failed}.", fix and f"use {fix}")
+    with contextlib.suppress(OSError):  # a disk that is full or not to be written costs another check the next time
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(found.without), encoding="utf-8")
+
+
+def on_processor() -> dict[str, str]:
+    """Check the processor in both types if that was not done yet; name -> why a fast path cannot be used here. Raises
+    BackendUnavailable."""
+    for compute in LOGPROB_ERROR:
+        ensure(torch.device("cpu"), compute)
+    return paths.check()

@@ -1,1 +1,0 @@
-"""Architectures that the own decoder does not compute, by transformers."""

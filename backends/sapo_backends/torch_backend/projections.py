@@ -1,0 +1,217 @@
+"""Frozen projections: in 4 bits (NF4 of QLoRA), and with their LoRA adapters as single operations with hand-written gradients."""
+
+from __future__ import annotations
+
+import logging
+import torch
+import torch.nn.functional as F
+from dataclasses import dataclass
+from functools import cache
+from torch import Tensor
+from sapo_backends.errors import BackendUnavailable
+from sapo_backends.packages import install
+from collections.abc import Sequence
+from typing import Any
+from sapo_backends.torch_backend.fused_ops import gated, gated_backward
+
+# Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), a scale for each 64 weights, 4.5 bits a weight.
+#
+# bitsandbytes makes them dense again, for each product anew, on processors and GPUs. Quantising is done here: its result is
+# that of bitsandbytes bit for bit, in half the time, a piece of a file at a time.
+
+BLOCK = 64
+"""Weights with one scale."""
+LEVELS = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""What the 16 codes mean, times the scale."""
+
+UPGRADE = "pip install -U bitsandbytes"
+
+
+@cache
+def require(device: torch.device) -> None:
+    """Raise BackendUnavailable unless bitsandbytes is here and does what is needed on the device."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it complains of kernels that are not used here
+    try:
+        import bitsandbytes  # noqa: F401 - registers its operations with torch
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:
+        raise BackendUnavailable(f"4-bit weights need bitsandbytes ({error}).", install("bitsandbytes")) from error
+    values = torch.tensor(LEVELS, device=device).repeat(4)
+    try:  # without a library for its GPU bitsandbytes raises only now
+        codes, scales = quantised(values)
+        found = dequantised(codes.view(1, -1), scales, torch.empty(0, device=device))
+    except (AttributeError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BackendUnavailable(f"bitsandbytes does not work on {device} ({reason}).", UPGRADE) from error
+    if not torch.allclose(found[0], values, atol=1e-5):
+        raise BackendUnavailable("This version of bitsandbytes computes something else.", UPGRADE)
+
+
+def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values (n,), n a multiple of BLOCK -> codes (n / 2,), the first of two in the upper bits, and scales (n / BLOCK,)."""
+    blocks = values.float().view(-1, BLOCK)
+    scales = blocks.abs().amax(dim=1)
+    levels = torch.tensor(LEVELS, device=values.device)
+    edges = (levels[1:] + levels[:-1]) / 2
+    places = torch.bucketize(blocks / scales.clamp_min(1e-30)[:, None], edges, out_int32=True).view(-1, 2).byte()
+    return (places[:, 0] << 4) | places[:, 1], scales
+
+
+def dequantised(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
+    """codes (out, in / 2) -> the weight (out, in) in the type of `like`."""
+    count = codes.numel() * 2
+    operation = torch.ops.bitsandbytes.dequantize_4bit
+    flat: Tensor = operation(codes.view(-1, 1), scales, BLOCK, "nf4", [count // BLOCK, BLOCK], like.dtype)
+    return flat.view(codes.shape[0], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class FourBit:
+    """A weight (out, in): codes (out, in / 2) and scales (out * in / BLOCK,). `like`: empty, in the compute type."""
+
+    codes: Tensor
+    scales: Tensor
+    like: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, compute: torch.dtype, device: torch.device) -> FourBit:
+        """Room for a weight (rows, columns)."""
+        codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=device)
+        scales = torch.empty(rows * columns // BLOCK, device=device)
+        return cls(codes, scales, torch.empty(0, dtype=compute, device=device))
+
+    def dense(self) -> Tensor:
+        """(out, in) in the compute type."""
+        return dequantised(self.codes, self.scales, self.like)
+
+    def write(self, at: int, values: Tensor) -> None:
+        """Quantise values (n,) into the place of the weights from number `at` on; both are multiples of BLOCK."""
+        end = at + len(values)
+        codes, scales = quantised(values.to(self.codes.device))
+        self.codes.view(-1)[at // 2 : end // 2] = codes
+        self.scales[at // BLOCK : end // BLOCK] = scales
+
+
+Weight = Tensor | FourBit
+
+
+def dense(weight: Weight) -> Tensor:
+    """The weight to multiply with. Of 4-bit weights it is made anew, so keep it no longer than the product takes."""
+    return weight.dense() if isinstance(weight, FourBit) else weight
+
+
+# Frozen projections with their LoRA adapters as single operations with hand-written backward passes.
+#
+# Left to autograd, the adapter's sums and their gradients are each another tensor as wide as the layer, and the MLP, the
+# widest part of a decoder, keeps four of them a token. On a CPU the passes over these tensors and the page faults for
+# their memory cost as much as the products.
+
+Frozen = tuple[Weight, Tensor | None]
+"""Weight and bias of a projection, not trained."""
+
+
+def adapted_linear(
+    x: Tensor, weight: Weight, bias: Tensor | None, scale: float, down: Tensor, *lora_bs: Tensor
+) -> Tensor:
+    """W x + b + scale * B A x: x (N, in) -> (N, out). down: A of all parts (parts * rank, in); lora_bs: B of each
+    part."""
+    y: Tensor = _AdaptedLinear.apply(x, weight, bias, scale, down, *lora_bs)  # type: ignore[no-untyped-call]
+    return y
+
+
+def adapted_mlp(x: Tensor, residual: Tensor, gate_up: Frozen, down: Frozen, scale: float, *adapter: Tensor) -> Tensor:
+    """residual + down(silu(gate(x)) * up(x)), all (N, hidden), each projection with its adapter.
+
+    adapter: A of gate and up together (2 rank, hidden), B of gate, B of up, A and B of down.
+    """
+    y: Tensor = _AdaptedMlp.apply(x, residual, gate_up, down, scale, *adapter)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """A frozen linear layer with its adapter; what the adapter adds goes into the layer's own output.
+
+    As separate operations the sum and the gradients of its parts are each another tensor as wide as the layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
+        down, *lora_bs = adapter
+        y = F.linear(x, dense(weight), bias)
+        low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
+        for low_of, up, part in zip(low.chunk(len(lora_bs), dim=1), lora_bs, _parts(y, lora_bs), strict=True):
+            part.add_(F.linear(low_of, up))
+        ctx.save_for_backward(x, low, down, *lora_bs)
+        ctx.weight, ctx.scale = weight, scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, low, down, *lora_bs = ctx.saved_tensors
+        grads = _parts(gradients[0], lora_bs)
+        grad_ups = [
+            grad_out.t() @ low_of for grad_out, low_of in zip(grads, low.chunk(len(lora_bs), dim=1), strict=True)
+        ]
+        grad_low = torch.cat([grad_out @ up for grad_out, up in zip(grads, lora_bs, strict=True)], dim=1).mul_(
+            ctx.scale
+        )
+        grad_x = (gradients[0] @ dense(ctx.weight)).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, None, grad_low.t() @ x, *grad_ups
+
+
+def _parts(y: Tensor, lora_bs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The columns of y that each part of the adapter adds to."""
+    return torch.split(y, [len(up) for up in lora_bs], dim=1)
+
+
+class _AdaptedMlp(torch.autograd.Function):
+    """Keeps gate and up, each a tensor of its own (two of half the width are allocated faster than one, and are
+    contiguous), and makes what comes of them again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, gate_up: Frozen, down: Frozen, scale: float, *adapter: Tensor
+    ) -> Tensor:
+        a_both, b_gate, b_up, a_down, b_down = adapter
+        low_gate, low_up = (low.contiguous() for low in F.linear(x, a_both).mul_(scale).chunk(2, dim=1))
+        (w_gate, w_up), (c_gate, c_up) = _halves(gate_up)
+        gate = F.linear(x, w_gate, c_gate).addmm_(low_gate, b_gate.t())
+        up = F.linear(x, w_up, c_up).addmm_(low_up, b_up.t())
+        del w_gate, w_up
+        activated = gated(gate, up)
+        low_down = F.linear(activated, a_down).mul_(scale)
+        y = torch.addmm(residual, activated, dense(down[0]).t()).addmm_(low_down, b_down.t())
+        if down[1] is not None:
+            y.add_(down[1])
+        ctx.save_for_backward(x, gate, up, low_gate, low_up, low_down, *adapter)
+        ctx.frozen, ctx.scale = (gate_up, down[0]), scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, gate, up, low_gate, low_up, low_down, a_both, b_gate, b_up, a_down, b_down = ctx.saved_tensors
+        gate_up, w_down = ctx.frozen
+        (grad_out,) = gradients
+        silu_gate = F.silu(gate)
+        activated = silu_gate * up
+        grad_low_down = (grad_out @ b_down).mul_(ctx.scale)
+        grad_adapter = [grad_low_down.t() @ activated, grad_out.t() @ low_down]
+        grad_activated = (grad_out @ dense(w_down)).addmm_(grad_low_down, a_down)
+        grad_gate, grad_up = activated, silu_gate
+        gated_backward(gate, up, silu_gate, grad_activated, grad_gate, grad_up)
+        grad_low = torch.cat((grad_gate @ b_gate, grad_up @ b_up), dim=1).mul_(ctx.scale)
+        grad_adapter = [grad_low.t() @ x, grad_gate.t() @ low_gate, grad_up.t() @ low_up, *grad_adapter]
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            (w_gate, w_up), _ = _halves(gate_up)
+            grad_x = (grad_gate @ w_gate).addmm_(grad_up, w_up).addmm_(grad_low, a_both)
+        return grad_x, grad_out, None, None, None, *grad_adapter
+
+
+def _halves(of: Frozen) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """The weights and biases of two projections that lie in one."""
+    weight, bias = of
+    return dense(weight).chunk(2), (None, None) if bias is None else bias.chunk(2)

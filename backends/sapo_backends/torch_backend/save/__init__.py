@@ -1,1 +1,0 @@
-"""What is written to disk: checkpoints to resume from, folders that others load."""

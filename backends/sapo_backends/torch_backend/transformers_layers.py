@@ -1,0 +1,387 @@
+"""What is done to the layers of a model that transformers computes: its caches, recomputation, recurrent layers, unembedding."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import torch
+import torch.nn.functional as F
+from collections.abc import Sequence, Callable, Iterator, Mapping
+from typing import Any
+from torch import Tensor, is_grad_enabled, nn
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+from functools import wraps
+from importlib.util import find_spec
+from sapo_backends.torch_backend import recurrence
+from dataclasses import dataclass
+from sapo_backends.errors import BackendError
+from sapo_backends.torch_backend.fused_ops import softcapped
+
+# transformers' caches: what their layers keep, and a layer's part of one.
+
+def only_keys_and_values(config: Any) -> bool:
+    """Whether no layer keeps the state of a convolution or of linear attention; False also where a config does not tell."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
+        return False
+    return bool(layers) and all(
+        isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
+    )
+
+
+def gathered(layer: Any, owner: Tensor | None) -> Any:
+    """A layer's part of a cache as one to write to, the other stays as it is: of the same rows, or of rows (N,) that continue
+    them, whose states nobody asks for afterwards."""
+    own = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):  # states by their number
+            setattr(own, name, dict(value))
+    if owner is not None:
+        own.reorder_cache(owner)
+        own.update_recurrent_state = lambda states, *_, **__: states  # in place it would overwrite what autograd kept
+    return own
+
+
+def replaced(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
+    """A cache with other layers at some places."""
+    other = copy.copy(cache)
+    other.layers = list(cache.layers)
+    for place, layer in zip(places, layers, strict=True):
+        other.layers[place] = layer
+    return other
+
+
+# Layers that keep for the backward pass only what goes into them, and compute the rest again when it is needed.
+#
+# Linear attention and state-space layers are computed by transformers step by step where there are no kernels for them, and
+# autograd keeps each step: 0.2 to 0.5 MB a token in each layer (docs/benchmarks/memory.md).
+
+class Recomputed:
+    """Stands in for a layer's forward. Gradient checkpointing (arXiv 1604.06174) with the weights of the forward pass, which
+    the module no longer has when it is computed again, and with the cache as it was before the layer."""
+
+    def __init__(self, model: RecomputedLayers, layer: nn.Module) -> None:
+        self._model, self._layer, self._forward = model, layer, layer.forward
+        numbers: list[Any] = [getattr(part, "layer_idx", None) for part in layer.modules()]
+        self._places = sorted({number for number in numbers if isinstance(number, int)})
+        self._inside = False
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """See nn.Module.forward."""
+        owner = self._model.owner
+        if self._inside or (owner is None and not is_grad_enabled()):
+            return self._forward(*inputs, **named)
+        name = next((name for name, value in named.items() if hasattr(value, "reorder_cache")), None)
+        cache, kept = None if name is None else named.pop(name), list[Any]()
+        before = [] if cache is None else [cache.layers[place] for place in self._places]
+
+        def compute(weights: Mapping[str, Tensor], before: Sequence[Any], *inputs: Any, **named: Any) -> Any:
+            if name is not None:
+                own = [gathered(layer, owner) for layer in before]
+                kept[:] = kept or own  # of the first time
+                named[name] = replaced(cache, self._places, own)
+            return self._compute(weights, *inputs, **named)
+
+        weights = dict(self._layer.named_parameters())
+        if is_grad_enabled():
+            contexts = nullcontext(), self._model.remember()
+            output = checkpoint(
+                compute,
+                weights,
+                before,
+                *inputs,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=lambda: contexts,
+                **named,
+            )
+        else:
+            output = compute(weights, before, *inputs, **named)
+        if owner is None and cache is not None:
+            for place, layer in zip(self._places, kept, strict=True):
+                cache.layers[place] = layer
+        return output
+
+    def _compute(self, weights: Mapping[str, Tensor], *inputs: Any, **named: Any) -> Any:
+        self._inside = True
+        try:
+            return functional_call(self._layer, dict(weights), inputs, named)
+        finally:
+            self._inside = False
+
+
+class RecomputedLayers:
+    """All of a model's layers from now on. owner: of rows that continue prompts, the number of each row's prompt in the cache,
+    which stays as it is."""
+
+    def __init__(self, module: nn.Module, remember: Callable[[], AbstractContextManager[None]]) -> None:
+        """remember: what a layer looks up besides its weights, as it is now, for the second time."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.remember = remember
+        self.owner: Tensor | None = None
+        for layer in list(module.modules()):
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.forward = Recomputed(self, layer)
+
+    @contextmanager
+    def continuing(self, owner: Tensor) -> Iterator[None]:
+        """While a forward pass runs, also its second time: its rows continue these prompts of the cache."""
+        self.owner = owner
+        try:
+            yield
+        finally:
+            self.owner = None
+
+
+# The layers with a state of models that transformers computes, by the compiled kernels where these are for them.
+#
+# transformers looks for such functions in packages that are for GPUs, and otherwise computes them in many operations, each of
+# which
+# reads and writes the states of all rows. They are replaced by name; without that name nothing is.
+
+CHUNK = 64
+"""Tokens at most that transformers' own functions take at once, to which they fill up. What a model asks for, 256, is for
+mamba_ssm's kernels: without these 160 tokens of Granite 4.0 H with gradients take 2.7 times as long."""
+
+
+def use_kernels(module: nn.Module) -> None:
+    """From now on, in the files that a model's layers come from."""
+    for file in {sys.modules[type(layer).__module__] for layer in module.modules()}:
+        for name, better in _BETTER.items():
+            original = vars(file).get(name)
+            if original is not None and not hasattr(original, "by_kernels"):
+                setattr(file, name, _either(original, better))
+
+
+def _either(original: Callable[..., Any], better: Callable[..., Any]) -> Callable[..., Any]:
+    fills_up = find_spec("mamba_ssm") is None
+
+    @wraps(original)
+    def either(*given: Any, **named: Any) -> Any:
+        found = better(*given, **named)
+        if found is not None:
+            return found
+        if fills_up and "chunk_size" in named:
+            named["chunk_size"] = min(named["chunk_size"], CHUNK)
+        return original(*given, **named)
+
+    either.by_kernels = True  # type: ignore[attr-defined]
+    return either
+
+
+def _delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+    **_others: Any,
+) -> tuple[Tensor, Tensor | None] | None:
+    """query, key (rows, tokens, groups, keys), value (rows, tokens, heads, values), g, the logarithm of the decay, and beta
+    (rows, tokens, heads), initial_state (rows, heads, keys, values)."""
+    found = recurrence.kernels_that_work()
+    if found is None or cu_seqlens is not None or not recurrence.suits(query, value):
+        return None
+    q, k, v = query.float(), key.float(), value.float()
+    if use_qk_l2norm_in_kernel:
+        q, k = _unit(q), _unit(k)
+    rows, _, heads, values = v.shape
+    given = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
+    state = v.new_zeros(rows, heads, q.shape[-1], values) if initial_state is None else initial_state.float()
+    if state.is_contiguous() and not torch.is_grad_enabled():
+        out = recurrence.advance(found, *given, state)  # in place: the cache takes over what is given back
+    else:
+        out, state = recurrence.Recurrence.apply(found, *given, state)  # type: ignore[no-untyped-call]
+    return out.to(query.dtype), state if output_final_state else None
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + 1e-6)
+
+
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    seq_idx: Any = None,
+    **_others: Any,
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """hidden_states (rows, tokens, heads, values), dt (rows, tokens, heads), A, D (heads,), B, C (rows, tokens, groups, keys),
+    initial_states (rows, heads, values, keys)."""
+    found = recurrence.kernels_that_work()
+    if found is None or z is not None or seq_idx is not None or not recurrence.suits(B, hidden_states):
+        return None
+    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+    dt = (F.softplus(dt) if dt_softplus else dt).clamp(min=dt_limit[0], max=dt_limit[1]).float()
+    x = hidden_states.float()
+    rows, _, heads, values = x.shape
+    start = x.new_zeros(rows, heads, B.shape[-1], values) if initial_states is None else initial_states.float().mT
+    given = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
+    out, state = recurrence.Recurrence.apply(found, *given, start)  # type: ignore[no-untyped-call]
+    out = out if D is None else out + D[..., None] * x
+    return (out, state.mT.contiguous()) if return_final_states else out
+
+
+def _state_update(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    **_others: Any,
+) -> Tensor | None:
+    """One token: state (rows, heads, values, keys), changed in place; hidden_states (rows, heads, values); dt like it, A (heads,
+    values, keys), D, dt_bias (heads, values), each of a head alike; B, C (rows, groups, keys)."""
+    found = recurrence.kernels_that_work()
+    alike = dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0)
+    ready = state.dtype == torch.float32 and state.is_contiguous() and not torch.is_grad_enabled()
+    if found is None or z is not None or not (alike and ready and recurrence.suits(B, hidden_states)):
+        return None
+    dt = dt[..., 0] if dt_bias is None else dt[..., 0] + dt_bias[..., 0].to(dt.dtype)
+    dt = (F.softplus(dt) if dt_softplus else dt).float()
+    x = hidden_states.float()
+    out = recurrence.step(found, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state)
+    return (out if D is None else out + x * D).to(hidden_states.dtype)
+
+
+_BETTER: dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "torch_recurrent_gated_delta_rule": _delta_rule,
+    "mamba2_chunk_scan": _chunk_scan,
+    "mamba2_selective_state_update": _state_update,
+}
+"""transformers' functions, and what gives the same; None where it is not for the kernels."""
+
+
+# The hidden states in front of a transformers model's unembedding, and what the model makes of them.
+#
+# A model's own forward pass makes logits of every token, which for a vocabulary of 150k is most of its memory. A hook in
+# front of the unembedding takes the hidden states out and passes one token on.
+
+TOLERANCE = 1e-2
+"""Of logits, relative to the largest: what bfloat16 rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRule:
+    """logits = c tanh(scale W x / c), c = softcap, without tanh where it is 0."""
+
+    scale: float
+    softcap: float
+
+
+class UnembeddingTap:
+    """name: of the unembedding's weight among the model's parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Raises BackendError for a module without an unembedding."""
+        self._module: Any = module
+        self._head = getattr(module, "get_output_embeddings", lambda: None)()
+        if not isinstance(self._head, nn.Linear):
+            raise BackendError("This architecture has no output layer that predicts tokens; choose another model.")
+        self.name = next(name for name, tensor in module.named_parameters() if tensor is self._head.weight)
+        self.bias = next((n for n, tensor in module.named_parameters() if tensor is self._head.bias), None)
+        self._mode, self._states = "", list[Tensor]()
+        self._rule: HeadRule | str | None = "unknown"
+        self._head.register_forward_pre_hook(self._before)
+
+    def _before(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if not self._mode:
+            return None
+        if self._mode == "last":
+            return (_apart(inputs[0][:, -1:]),)
+        self._states.append(inputs[0])
+        return (_apart(inputs[0][:1, -1:].detach()),)
+
+    @contextmanager
+    def _in_mode(self, mode: str) -> Iterator[None]:
+        self._mode = mode
+        try:
+            yield
+        finally:
+            self._mode = ""
+
+    def capturing(self) -> Any:
+        """While a forward pass runs: its hidden states are kept for `taken`."""
+        return self._in_mode("capture")
+
+    def last_only(self) -> Any:
+        """While a forward pass runs: logits of each row's last token alone."""
+        return self._in_mode("last")
+
+    def taken(self) -> Tensor:
+        """The hidden states (rows, T, hidden) of the last forward pass."""
+        return self._states.pop()
+
+    def logits(self, hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """W x + b of hidden (N, width), for models of which no HeadRule is known: they only have a bias."""
+        bias = None if self.bias is None else parameters[self.bias].to(hidden.dtype)
+        return F.linear(hidden, parameters[self.name].to(hidden.dtype), bias)
+
+    def rule(self, model: Any) -> HeadRule | None:
+        """How a TransformersModel makes logits, found once by comparing with its own; None where only a bias is added.
+
+        Raises BackendError where neither gives the model's logits: nothing wrong is ever trained on.
+        """
+        if isinstance(self._rule, str):
+            self._rule = self._found(model)
+        return self._rule
+
+    @torch.no_grad()
+    def _found(self, model: Any) -> HeadRule | None:
+        ids = torch.arange(3, 11, device=model.device)[None]
+        positions, bound = torch.arange(ids.shape[1], device=model.device)[None], model.weights(None)
+        with self.capturing():
+            own = model.forward(bound, positions, input_ids=ids, use_cache=False).logits[0, -1].float()
+        hidden = self.taken()[0, -1:]
+        table, config = bound.parameters[self.name].to(hidden.dtype), self._module.config.get_text_config()
+        scales = (1.0, 1.0 / float(getattr(config, "logits_scaling", 0) or 1), getattr(config, "logit_scale", 0) or 1)
+        caps = (0.0, float(getattr(config, "final_logit_softcapping", 0) or 0))
+
+        def same(logits: Tensor) -> bool:
+            return bool((logits[0].float() - own).abs().max() <= TOLERANCE * own.abs().max().clamp_(min=1e-6))
+
+        for scale in scales:
+            for cap in caps:
+                if self.bias is None and same(softcapped(F.linear(hidden * float(scale), table).float(), cap)):
+                    return HeadRule(float(scale), cap)
+        if same(self.logits(hidden, bound.parameters)):
+            return None
+        raise BackendError(
+            "This architecture does something to its output that is not known here, so training it would be wrong. "
+            "Choose another model."
+        )
+
+
+def _apart(few: Tensor) -> Tensor:
+    """Rows in memory of their own: of a part of a larger tensor the product would be made with a transposed copy of the whole
+    unembedding, seconds of a large vocabulary. contiguous() leaves such a part as it is where it is a single row."""
+    return few.clone(memory_format=torch.contiguous_format)
