@@ -8,13 +8,22 @@ Errors and the CancelToken are those of sapo_backends.errors; what an update is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar, ClassVar, Protocol
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from sapo_backends.errors import BackendError as BackendError, BackendUnavailable as BackendUnavailable, Cancelled as Cancelled, CancelToken as CancelToken, CheckpointCorrupt as CheckpointCorrupt, DownloadFailed as DownloadFailed, ModelNotFound as ModelNotFound, OutOfMemory as OutOfMemory, TemplateRefused as TemplateRefused
+from typing import ClassVar, Literal, Protocol, TypeVar
+
+from sapo_backends.errors import BackendError as BackendError
+from sapo_backends.errors import BackendUnavailable as BackendUnavailable
+from sapo_backends.errors import Cancelled as Cancelled
+from sapo_backends.errors import CancelToken as CancelToken
+from sapo_backends.errors import CheckpointCorrupt as CheckpointCorrupt
+from sapo_backends.errors import DownloadFailed as DownloadFailed
+from sapo_backends.errors import ModelNotFound as ModelNotFound
+from sapo_backends.errors import OutOfMemory as OutOfMemory
+from sapo_backends.errors import TemplateRefused as TemplateRefused
 
 # What an update is, as data: its samples, the policy gradient, and what it did. No numerical library is imported.
 #

@@ -14,7 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from sapo_backends.base import Backend, Completion, Engine, LoadRequest, PolicyUpdate, Progress, RowSeed, Sampling, TokenIds, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.base import (
+    Backend,
+    Completion,
+    Engine,
+    LoadRequest,
+    PolicyUpdate,
+    Progress,
+    RowSeed,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
 from sapo_backends.errors import BackendUnavailable, CancelToken
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 

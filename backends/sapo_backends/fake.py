@@ -7,26 +7,42 @@ trainer must do. `LoadRequest.model` may be "fake:slow" or "fake:0.05" (seconds 
 
 from __future__ import annotations
 
-import re
-import zlib
-import numpy as np
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence, Callable
-from sapo_backends.base import TokenIds, Backend, Completion, Engine, EngineInfo, LoadRequest, PolicyUpdate, Progress, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
-from numpy.typing import NDArray
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+
 from sapo_backends import reference
-from sapo_backends.errors import BackendError, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.base import (
+    Backend,
+    Completion,
+    Engine,
+    EngineInfo,
+    LoadRequest,
+    PolicyUpdate,
+    Progress,
+    RowSeed,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
 from sapo_backends.common.sampling import GeneratedRows, uniforms
 from sapo_backends.common.update import minibatches, token_mean
+from sapo_backends.errors import BackendError, Cancelled, CancelToken, CheckpointCorrupt
 
 # A tokenizer without files: bytes, a few whole answers, and control tokens that text can never become.
 
@@ -206,7 +222,7 @@ class Policy:
         table = np.full((KINDS, CLASSES, VOCABULARY), UNLIKELY)
         table[:, [START, OTHER], OPEN_ID] = 2.0
         table[:, START, ord(" ")] = 0.0
-        table[:, AFTER_OPEN, FIRST_ANSWER : END_OF_PIECES] = 0.0
+        table[:, AFTER_OPEN, FIRST_ANSWER:END_OF_PIECES] = 0.0
         table[:, AFTER_ANSWER, CLOSE_ID] = 2.0
         table[:, AFTER_CLOSE, EOS_ID] = 2.0
         table += rng.normal(0.0, 0.02, table.shape)

@@ -10,8 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from sapo_backends.base import Backend
-from sapo_backends.errors import BackendUnavailable
-from sapo_backends.errors import did_you_mean
+from sapo_backends.errors import BackendUnavailable, did_you_mean
 from sapo_backends.packages import is_here
 
 GROUP = "sapo_desktop.backends"

@@ -13,11 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
-from sapo_backends.torch_backend import (  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402  # noqa: E402
     TorchBackend,
+    decode_session,
+    kv_cache,
     runtime,
 )
-from sapo_backends.torch_backend import kv_cache, decode_session  # noqa: E402
 from sapo_backends.torch_backend.kv_cache import GraphCapture, StepInputs  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 
-from sapo_backends.errors import BackendError
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, TokenSequence, TrainSample
 from sapo_backends.checkpoints.gguf_write import write_gguf
-from sapo_backends.checkpoints.write_folder import write_settings
-from sapo_backends.checkpoints.write_folder import write_adapter_folder
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.checkpoints.write_folder import write_adapter_folder, write_settings
+from sapo_backends.errors import BackendError
 
 torch = pytest.importorskip("torch")
 

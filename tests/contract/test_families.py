@@ -12,8 +12,8 @@ from tests.contract.conftest import Case, require_backend
 from tests.support import families
 from tests.support.device import DEVICE
 
-from sapo_backends.errors import BackendError
 from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.errors import BackendError
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("transformers")

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from tests.contract.conftest import write_model
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, TrainSample
 from sapo_backends.common import round_memory
+from sapo_backends.errors import BackendError, BackendUnavailable
 
 torch = pytest.importorskip("torch")
 needed = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
@@ -130,8 +130,7 @@ def test_four_bits_whose_operation_fails_on_the_device_are_refused_before_the_we
     monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> None:
     """As bitsandbytes does where it has no library for this CUDA: on the processor all is well."""
-    from sapo_backends.torch_backend import loading
-    from sapo_backends.torch_backend import projections
+    from sapo_backends.torch_backend import loading, projections
 
     computed = projections.dequantised
 

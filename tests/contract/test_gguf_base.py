@@ -20,14 +20,13 @@ from tests.support.gguf_files import nasty_texts
 
 from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
-from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints import locate, safetensors_numpy
-from sapo_backends.checkpoints.locate import content_id
-from sapo_backends.checkpoints.gguf_write import FORMS
-from sapo_backends.checkpoints.gguf_write import write_gguf
 from sapo_backends.checkpoints.gguf_header import TENSOR_TYPES
+from sapo_backends.checkpoints.gguf_write import FORMS, write_gguf
+from sapo_backends.checkpoints.locate import content_id
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_backends.errors import ModelNotFound
 
 Folder = Callable[[str], Path]
 FAMILIES = (
@@ -227,8 +226,7 @@ def test_prompts_that_begin_alike_are_prefilled_once_with_the_same_result(
 ) -> None:
     """Prompts of several lengths, one of them all that the others begin with: tokens and log-probabilities are those of each
     alone, with windows too."""
-    from sapo_backends.torch_backend import TorchBackend
-    from sapo_backends.torch_backend import packing
+    from sapo_backends.torch_backend import TorchBackend, packing
 
     common = list(range(5, 29))
     prompts = [[*common, 40, 41], common, [*common, 60], [*common, *range(70, 90)]]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, BackendUnavailable, CheckpointCorrupt
 from sapo_backends.base import Completion, Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.errors import BackendError, BackendUnavailable, CheckpointCorrupt
 
 pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
@@ -23,7 +23,8 @@ from sapo_backends.checkpoints.gguf_write import cached_gguf, write_gguf  # noqa
 from sapo_backends.checkpoints.locate import resolve  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import HfTokenizer  # noqa: E402
 from sapo_backends.composite import CompositeEngine  # noqa: E402
-from sapo_backends.llamacpp_backend import engine as live_adapter, native  # noqa: E402
+from sapo_backends.llamacpp_backend import engine as live_adapter  # noqa: E402
+from sapo_backends.llamacpp_backend import native  # noqa: E402
 from sapo_backends.llamacpp_backend.loading import require_working  # noqa: E402
 
 Folder = Callable[[str], Path]

@@ -16,14 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.errors import BackendError, BackendUnavailable
 
 mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
 from sapo_backends.mlx_backend import device_check, loading, update  # noqa: E402
+from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]

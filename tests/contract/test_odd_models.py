@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from tests.support.families import TINY
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.base import Engine, LoadRequest, TokenSequence
+from sapo_backends.errors import BackendError, ModelNotFound
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")

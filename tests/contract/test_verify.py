@@ -16,8 +16,11 @@ from sapo_backends.torch_backend import TorchBackend
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.torch_backend import device_check, runtime  # noqa: E402
-from sapo_backends.torch_backend import native  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
+    device_check,
+    native,
+    runtime,
+)
 
 
 @pytest.mark.parametrize("name", ["mlx", "llamacpp"])

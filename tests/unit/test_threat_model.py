@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sapo_backends.checkpoints import inspection, chat_template
+from sapo_backends.checkpoints import chat_template, inspection
 from sapo_desktop.services.models.endpoint import answering, server
 from sapo_desktop.services.swarms import trial
 from sapo_swarm import servers

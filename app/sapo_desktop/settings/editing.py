@@ -155,8 +155,8 @@ def change(path: Path, key: str, value: str) -> str:
 
 def _check_folder(model: str) -> None:
     """A path leads to a model that can be trained; a hub is not asked. Raises UsageError."""
-    from sapo_backends.errors import ModelNotFound
     from sapo_backends.checkpoints import locate
+    from sapo_backends.errors import ModelNotFound
 
     path = os.path.expanduser(model)
     if os.path.exists(path) or os.path.isabs(path):

@@ -106,9 +106,8 @@ def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
 
 def _reasons(config: RunConfig, look: Look) -> bool:
     """Whether the model's chat template opens its reasoning; False while that is not on this disk."""
+    from sapo_backends.checkpoints import chat_template, hub_cache, locate, tokenizer
     from sapo_backends.errors import BackendError
-    from sapo_backends.checkpoints import chat_template, locate, tokenizer
-    from sapo_backends.checkpoints import hub_cache
 
     if config.model in locate.BUNDLED:
         return False

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import datetime
 import functools
 import json
 import re
-import time
-import jinja2
-import contextlib
-import datetime
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
+
+import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from sapo_backends.errors import TemplateRefused
-from functools import cached_property
-from pathlib import Path
+
 from sapo_backends.base import Thinking
+from sapo_backends.errors import TemplateRefused
 
 # What a chat template may cost: a sandbox for Jinja in which every step, text and list is counted.
 #

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
 from sapo_backends.checkpoints.local_models import MAGIC, open_file
 from sapo_backends.errors import ModelNotFound
 

@@ -4,20 +4,22 @@ Hugging Face names.
 
 from __future__ import annotations
 
-import tokenizers
 import itertools
 import math
-import numpy as np
-from collections.abc import Sequence, Callable, Iterator
-from typing import Any
-from sapo_backends.checkpoints.gguf_header import Header, TENSOR_TYPES, TensorEntry, read_header
-from sapo_backends.errors import ModelNotFound
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from numpy.typing import NDArray
-from sapo_backends.checkpoints.spec import why_not
 from math import prod
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from sapo_backends.checkpoints.gguf_header import TENSOR_TYPES, Header, TensorEntry, read_header
 from sapo_backends.checkpoints.local_models import open_file
+from sapo_backends.checkpoints.spec import why_not
+from sapo_backends.errors import ModelNotFound
 
 # The vocabulary of a GGUF file as tokenizer.json and tokenizer_config.json: the reverse of checkpoints.gguf.vocabulary.
 #

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+
 from sapo_backends.base import Progress
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import inspection
@@ -139,9 +140,13 @@ def write_view(folder: Path) -> None:
 def _files(file: Path) -> dict[str, dict[str, Any]]:
     """Name -> content of what a file says of its model and its tokenizer."""
     # NumPy and tokenizers: every command asks whether a folder stands for a file, few make one
-    from sapo_backends.checkpoints.gguf_model import config_json
-    from sapo_backends.checkpoints.gguf_model import end_tokens, tokenizer_files
-    from sapo_backends.checkpoints.gguf_model import require_readable, small_tensor
+    from sapo_backends.checkpoints.gguf_model import (
+        config_json,
+        end_tokens,
+        require_readable,
+        small_tensor,
+        tokenizer_files,
+    )
 
     header = read_header(file, vocabulary=True)
     if header.text("general.type") not in ("", "model"):

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import numpy as np
-import re
 import functools
 import hashlib
 import os
+import re
 import tempfile
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-from numpy.typing import NDArray
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not, linears
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from sapo_backends.errors import BackendError, BackendUnavailable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapo_backends.base import Progress
+from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.chat_template import source_of
 from sapo_backends.checkpoints.gguf_model import PRE_TOKENIZER, spelled_vocabulary
 from sapo_backends.checkpoints.gguf_view import gguf_of
-from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
-from math import prod
-from sapo_backends.base import Progress
-from sapo_backends.checkpoints import safetensors_numpy
-from sapo_backends.checkpoints.write_folder import QUANTISED
 from sapo_backends.checkpoints.locate import checked, weight_files
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, linears, why_not
+from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
+from sapo_backends.checkpoints.write_folder import QUANTISED
+from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.packages import install
 
 # How llama.cpp names each family and what it must be told of it.
+
 
 @dataclass(frozen=True, slots=True)
 class Form:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-import os
-import threading
 import contextlib
-from collections.abc import Collection, Callable
-from pathlib import Path
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 # Weights in one file or several: which ones a folder should hold, and which of them are one set.
 

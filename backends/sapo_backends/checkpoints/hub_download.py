@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import time
-import re
-import msgspec
 import asyncio
 import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from sapo_backends.checkpoints import hub_cache
-from sapo_backends.errors import DownloadFailed, ModelNotFound, size_text
-from collections.abc import Sequence, Awaitable, Callable, Coroutine, Iterator
 from fnmatch import fnmatch
-from sapo_backends.checkpoints.hub_cache import endpoint, one_set
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
+
 from sapo_backends.base import Progress
+from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints.hub_cache import endpoint, one_set
+from sapo_backends.errors import DownloadFailed, ModelNotFound, size_text
 
 # What is said about a download: how far it is, and why the hub gave nothing.
+
 
 @dataclass
 class Progressed:
@@ -63,7 +66,9 @@ def refused(repository: str, status: int, code: str, named: bool) -> Exception:
         )
     if status in (401, 403, 404):
         again = "Your token may not see it either." if named else "If it is private, log in: sapo-desktop login"
-        return ModelNotFound(f"There is no public model {repository!r} at {hub_cache.endpoint()}. Check the name. {again}")
+        return ModelNotFound(
+            f"There is no public model {repository!r} at {hub_cache.endpoint()}. Check the name. {again}"
+        )
     text = f"{hub_cache.endpoint()} answers with error {status} for {repository}"
     return Away(text) if status >= 500 or status in (408, 429) else DownloadFailed(f"{text}.")
 
@@ -426,7 +431,9 @@ class _Hub:
                 async for chunk in reply.content.iter_chunked(CHUNK):
                     if out.tell() + len(chunk) > file.size:
                         _emptied(out)
-                        raise DownloadFailed(f"{file.name} of {found.id} is longer than {hub_cache.endpoint()} publishes.")
+                        raise DownloadFailed(
+                            f"{file.name} of {found.id} is longer than {hub_cache.endpoint()} publishes."
+                        )
                     out.write(chunk)
                     out.flush()  # a kill loses nothing that is counted
                     _count(state, len(chunk))
@@ -455,7 +462,9 @@ async def _bounded(reply: Any) -> bytes:
     async for chunk in reply.content.iter_chunked(CHUNK):
         content += chunk
         if len(content) > ANSWER_LIMIT:
-            raise DownloadFailed(f"{hub_cache.endpoint()} answered with a listing of more than {size_text(ANSWER_LIMIT)}.")
+            raise DownloadFailed(
+                f"{hub_cache.endpoint()} answered with a listing of more than {size_text(ANSWER_LIMIT)}."
+            )
     return content
 
 

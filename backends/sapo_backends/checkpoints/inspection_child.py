@@ -14,8 +14,7 @@ from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.gguf_view import is_to_be_made, write_view
 from sapo_backends.checkpoints.inspection import MAKING_S, MEMORY_BYTES, PROCESSOR_S, REFUSED
 from sapo_backends.checkpoints.safetensors_numpy import elements
-from sapo_backends.checkpoints.spec import largest_file
-from sapo_backends.checkpoints.spec import decoder_spec, why_not
+from sapo_backends.checkpoints.spec import decoder_spec, largest_file, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.errors import BackendError, ModelNotFound
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-import hashlib
 from importlib.resources import files
 from pathlib import Path
-from sapo_backends.errors import ModelNotFound, did_you_mean
+
 from sapo_backends.base import Progress
-from sapo_backends.checkpoints import inspection, local_models, hub_cache
+from sapo_backends.checkpoints import hub_cache, inspection, local_models
 from sapo_backends.checkpoints.gguf_view import gguf_of, require_same, view_folder
 from sapo_backends.checkpoints.spec import require_file_size, require_sane_numbers
+from sapo_backends.errors import ModelNotFound, did_you_mean
 
 # Where a model's files are: the bundled starter, a local Hugging Face folder, a GGUF file, or a hub id.
 #

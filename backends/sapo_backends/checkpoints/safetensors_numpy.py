@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.errors import ModelNotFound
-from sapo_backends.checkpoints.spec import own_name, sees
 from sapo_backends.checkpoints import gguf_model as gguf_weights
 from sapo_backends.checkpoints.locate import weight_files
+from sapo_backends.checkpoints.spec import own_name, sees
+from sapo_backends.errors import ModelNotFound
 
 Float32 = NDArray[np.float32]
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Iterator
-from pathlib import Path
-from sapo_backends.errors import ModelNotFound, size_text
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sapo_backends.errors import ModelNotFound, size_text
 
 # Bounds of what a model's small files may hold, checked before anything is made of them.
 #
@@ -286,6 +287,7 @@ def read_ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec
 #
 # A family is a row of families.FAMILIES: what its config does not say. Nothing but this table and what reads a config knows a
 # family's name; the decoder reads the spec.
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:

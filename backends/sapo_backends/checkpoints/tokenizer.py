@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.base import Thinking, TokenIds
 from sapo_backends.checkpoints.locate import require_tokenizer
 from sapo_backends.checkpoints.spec import require_file_size
+from sapo_backends.errors import BackendError, ModelNotFound
 
 if TYPE_CHECKING:
     import tokenizers

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import numpy as np
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from safetensors.numpy import save_file
+
 from sapo_backends.checkpoints.chat_template import PLAIN
-from sapo_backends.checkpoints.spec import language_config
 from sapo_backends.checkpoints.gguf_model import spelled_vocabulary
 from sapo_backends.checkpoints.gguf_view import gguf_of
+from sapo_backends.checkpoints.spec import language_config
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
-from collections.abc import Mapping, Callable
-from safetensors.numpy import save_file
 from sapo_backends.errors import BackendError, CheckpointCorrupt
 
 # What every exporter writes beside the weights of a Hugging Face folder.

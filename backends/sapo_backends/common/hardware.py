@@ -5,17 +5,18 @@ the C library does with freed memory.
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
-import subprocess
-import psutil
 import contextlib
 import ctypes
 import gc
 import mmap
+import os
+import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 # What this computer offers, found without importing a numerical library.
 

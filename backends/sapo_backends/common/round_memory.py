@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Callable, Sequence
-from typing import Any, Literal
-from sapo_backends.base import LoadRequest
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from sapo_backends.errors import OutOfMemory
+from typing import Any, Literal
+
+from sapo_backends.base import LoadRequest
 from sapo_backends.common import hardware
+from sapo_backends.errors import OutOfMemory
 
 # The widths of a model of any architecture, by the usual names in its config.
 

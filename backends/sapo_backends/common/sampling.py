@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 from collections.abc import Sequence
+
+import numpy as np
 from numpy.typing import NDArray
+
 from sapo_backends.base import Completion, RowSeed, Sampling
 from sapo_backends.common.round_memory import KV_BUDGET
 
 # What every generator shares: how many rows go at once, random numbers that belong to a completion, and
 # what has been sampled so far, by row.
+
 
 def row_uniforms(seeds: Sequence[RowSeed], steps: int) -> NDArray[np.float64]:
     """One uniform in [0, 1) a row and step (rows, steps): the numbers of each row's own stream that follow its used ones."""

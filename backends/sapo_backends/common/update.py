@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sapo_backends.errors import CancelToken
 from sapo_backends.base import PolicyUpdate, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.errors import CancelToken
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 """(prompt, completion)"""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tempfile
-from collections.abc import Callable, Iterator, Sequence, Mapping
-from numpy.typing import NDArray
-from sapo_backends.errors import Cancelled, CancelToken, BackendError, BackendUnavailable, CheckpointCorrupt
-from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds, TokenSequence, Engine, EngineInfo
-from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, sample, uniforms, rows_at_once
-from sapo_backends.llamacpp_backend.native import Context, Adapter, Model, LARGEST_SEQUENCES
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
-from sapo_backends.checkpoints.spec import DecoderSpec
+
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from sapo_backends.checkpoints.write_folder import read_state, write_state
+
+from sapo_backends.base import Completion, Engine, EngineInfo, RowSeed, Sampling, TokenIds, TokenSequence
+from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
+from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.checkpoints.write_folder import read_state, write_state
+from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, rows_at_once, sample, uniforms
+from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Adapter, Context, Model
 
 # Generating and scoring completions over one llama.cpp context: each prompt is computed once for all its
 # completions.
@@ -285,9 +287,7 @@ class LlamaCppEngine(Engine):
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES, room)
         shared = -(-rows // group_size) + 1  # prompts that one wave may touch
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)
-        return generate(
-            context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
-        )
+        return generate(context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs."""

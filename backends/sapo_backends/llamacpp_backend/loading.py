@@ -9,16 +9,17 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from sapo_backends.errors import BackendUnavailable, BackendError
-from sapo_backends.common import hardware, round_memory
+
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
 from sapo_backends.cache_folder import cache_folder
-from sapo_backends.checkpoints.gguf_write import context_length, Kind, cached_gguf, read_spec
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
+from sapo_backends.checkpoints.gguf_write import Kind, cached_gguf, context_length, read_spec
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.llamacpp_backend.engine import LlamaCppEngine, LiveAdapter
+from sapo_backends.common import hardware, round_memory
+from sapo_backends.errors import BackendError, BackendUnavailable
+from sapo_backends.llamacpp_backend.engine import LiveAdapter, LlamaCppEngine
 from sapo_backends.llamacpp_backend.native import F16, F32, Model
 
 # One decode in a child process before llama.cpp is used in ours: where a kernel crashes, only the child dies.

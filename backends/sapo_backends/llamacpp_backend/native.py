@@ -14,8 +14,8 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.errors import BackendError, OutOfMemory
 from sapo_backends.common import hardware, round_memory
+from sapo_backends.errors import BackendError, OutOfMemory
 
 LARGEST_SEQUENCES = 256
 """LLAMA_MAX_SEQ of llama.cpp."""

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from sapo_backends.common.hardware import available_memory, cores, computes_in, is_four_bit
-from sapo_backends.common.round_memory import FOUR_BIT_BYTES, ModelSize, SHARDED_BELOW
+
 from sapo_backends.common import hardware
+from sapo_backends.common.hardware import available_memory, computes_in, cores, is_four_bit
+from sapo_backends.common.round_memory import FOUR_BIT_BYTES, SHARDED_BELOW, ModelSize
 from sapo_backends.measure.choice import Workload
 
 # What this machine could do at best: multiplications and memory reads a second, to compare an engine with.

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import threading
 import time
-from sapo_backends.base import Engine, TrainSample, LoadRequest, PolicyUpdate, Progress, Sampling
-from collections.abc import Mapping, Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from sapo_backends import registry
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Progress, Sampling, TrainSample
+from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.checkpoints.safetensors_numpy import elements
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
-from sapo_backends.common.round_memory import ModelSize, pick_method, language_part, usual_widths
-from dataclasses import replace
-from sapo_backends import registry
-from sapo_backends.errors import BackendError
-from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.common import round_memory
+from sapo_backends.common.round_memory import ModelSize, language_part, pick_method, usual_widths
+from sapo_backends.errors import BackendError
 from sapo_backends.measure.choice import TIE, TORCH
 
 # Made-up prompts and completions, so that every engine is measured on the same.

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, Cancelled, CancelToken
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling
+from sapo_backends.errors import BackendError, Cancelled, CancelToken
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
 from sapo_backends.measure.machine_limits import CardMemory, Limits

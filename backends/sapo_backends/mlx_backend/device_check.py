@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import mlx.core as mx
 import hashlib
-import numpy as np
-from collections.abc import Iterator, Callable
-from typing import Any
-from sapo_backends.errors import BackendUnavailable, OutOfMemory
-from sapo_backends.common.hardware import available_memory
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import chain
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
 from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_backends.cache_folder import cache_folder
+from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import Tally
+from sapo_backends.errors import BackendUnavailable, OutOfMemory
 from sapo_backends.mlx_backend.generation import generate
 from sapo_backends.mlx_backend.model import MlxModel, pack
 from sapo_backends.mlx_backend.update import gradient

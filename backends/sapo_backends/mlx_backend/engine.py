@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import logging
-import mlx.core as mx
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from sapo_backends.errors import CheckpointCorrupt, BackendError, BackendUnavailable, CancelToken
-from sapo_backends.checkpoints.write_folder import MOMENTS, OPTIMIZER_FILES, TRAINED, read_moments, read_state, with_moments, write_state, write_settings
-from sapo_backends.mlx_backend.model import MlxModel, Tensors, from_arrays, to_arrays, SHAPE_STEP, pack
-from sapo_backends.mlx_backend.update import AdamW
-from collections.abc import Callable, Mapping, Sequence
-from numpy.typing import NDArray
-from sapo_backends.base import Completion, Engine, EngineInfo, PolicyUpdate, RowSeed, Sampling, TokenIds, TokenSequence, TrainSample, UpdateStats
+
+from sapo_backends.base import (
+    Completion,
+    Engine,
+    EngineInfo,
+    PolicyUpdate,
+    RowSeed,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
 from sapo_backends.checkpoints.locate import content_id
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.checkpoints.write_folder import (
+    MOMENTS,
+    OPTIMIZER_FILES,
+    TRAINED,
+    read_moments,
+    read_state,
+    with_moments,
+    write_settings,
+    write_state,
+)
 from sapo_backends.common.update import Tally, plan_micro_batches
-from sapo_backends.mlx_backend import generation, model as parameter_names, update
+from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt
+from sapo_backends.mlx_backend import generation, update
+from sapo_backends.mlx_backend import model as parameter_names
 from sapo_backends.mlx_backend.device_check import computing
+from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Tensors, from_arrays, pack, to_arrays
+from sapo_backends.mlx_backend.update import AdamW
 
 # What the engine writes to disk.
 #

@@ -13,10 +13,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
-from sapo_backends.common.sampling import GeneratedRows, rows_at_once
-from sapo_backends.common.sampling import uniforms
+from sapo_backends.common.sampling import GeneratedRows, rows_at_once, uniforms
+from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.mlx_backend.model import MlxModel, Session
 
 BLOCK = 256

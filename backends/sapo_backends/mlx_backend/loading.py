@@ -10,21 +10,19 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gemma3_text
 from mlx_lm.utils import _get_classes, load_model
 
-from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
-from sapo_backends.checkpoints.spec import language_config, own_name, sees
 from sapo_backends.checkpoints import gguf_model as gguf_weights
 from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, language_config, own_name, sees, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import round_memory
 from sapo_backends.common.round_memory import pick_method
+from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.mlx_backend import device_check
 from sapo_backends.mlx_backend.device_check import computing, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
-from sapo_backends.mlx_backend.model import MlxModel, Tensors
-from sapo_backends.mlx_backend.model import add_adapter
+from sapo_backends.mlx_backend.model import MlxModel, Tensors, add_adapter
 
 TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 

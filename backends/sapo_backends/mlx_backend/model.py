@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-import numpy as np
-import mlx.nn as nn
 import math
-from typing import Any
-from collections.abc import Sequence, Mapping, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numpy.typing import NDArray
-from sapo_backends.base import TokenIds
-from sapo_backends.common.update import Mask, Pair
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_unflatten
-from sapo_backends.checkpoints.spec import DecoderSpec
 from mlx_lm.tuner.lora import LoRALinear
+from numpy.typing import NDArray
+
+from sapo_backends.base import TokenIds
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common.update import Mask, Pair
 
 # Key-value caches in the form that mlx_lm's models ask for: a prompt computed once, continued by many rows.
 #
@@ -143,6 +145,7 @@ class DecodeCache:
 
 
 # A micro-batch as padded arrays of few shapes, in which completions share their prompt.
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:

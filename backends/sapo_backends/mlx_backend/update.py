@@ -14,12 +14,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from sapo_backends.errors import CancelToken
 from sapo_backends.base import PolicyUpdate, TrainSample, UpdateStats
 from sapo_backends.common.update import LogprobFn, Tally, has_gradient, plan_micro_batches, run_update
-from sapo_backends.mlx_backend.model import SHAPE_STEP
-from sapo_backends.mlx_backend.model import MlxModel, Tensors
-from sapo_backends.mlx_backend.model import Packed, pack
+from sapo_backends.errors import CancelToken
+from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Packed, Tensors, pack
 from sapo_backends.reference import token_weight
 
 

@@ -1,14 +1,16 @@
 """Which tokens see which (prompts, and completions that share a prompt), and softmax(q k^T) v of one slab of them."""
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from sapo_backends.common.round_memory import FULL_SCORES
-from sapo_backends.torch_backend.fused_ops import softcapped, rotate
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common.round_memory import FULL_SCORES
+from sapo_backends.torch_backend.fused_ops import rotate, softcapped
 from sapo_backends.torch_backend.packing import Slab
 from sapo_backends.torch_backend.runtime import on_cpu
 
@@ -18,6 +20,7 @@ from sapo_backends.torch_backend.runtime import on_cpu
 # d); those of the prompts (2, kv_heads, prompts, p, d), or None. bias: -inf where a token does not see, else 0; with
 # `full_attention` (width, width) over own tokens alone, which all see one prompt, else (1 or rows, 1, width, p + width).
 # Everything here can be TorchScript (runtime.py).
+
 
 def materialises_scores(device: torch.device, scores: int) -> bool:
     """Whether so many scores are made in full."""
@@ -171,6 +174,7 @@ def fused_attention_backward(
 # An attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads + 2 kv_heads,
 # d), queries, keys and values of each token, not yet rotated. It gives (N, heads * d), 0 for tokens of no slab. All slabs
 # of a layer are one function for TorchScript (runtime.py): they are most of an update's operations.
+
 
 class ScriptSlab(NamedTuple):
     """A slab as TorchScript knows it: see packing.Slab; beyond: see slab_attention.full_attention.

@@ -15,18 +15,14 @@ from torch import Tensor
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec, linears
 from sapo_backends.common.update import Pair, plan_micro_batches
-from sapo_backends.torch_backend.decode_session import NativeDecodeWeights, NativeSession
-from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights
-from sapo_backends.torch_backend.decoder import Weights, hidden_states
-from sapo_backends.torch_backend.decoder import Layout
-from sapo_backends.torch_backend.decoder import LoraWeights
 from sapo_backends.torch_backend.attention import GroupAttention
-from sapo_backends.torch_backend.projections import FourBit
-from sapo_backends.torch_backend.fused_ops import RopeTable
+from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession
+from sapo_backends.torch_backend.decoder import Layout, LoraWeights, Weights, hidden_states
+from sapo_backends.torch_backend.fused_ops import RopeTable, SequenceAttention
 from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
-from sapo_backends.torch_backend.fused_ops import SequenceAttention
 from sapo_backends.torch_backend.packing import Packed, filled, slab_per_prompt
 from sapo_backends.torch_backend.paths import choose
+from sapo_backends.torch_backend.projections import FourBit
 
 
 class Session(Protocol):

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.torch_backend.kv_cache import CAPTURE, CapturedStep, StepInputs, SLOT_STEP, KVCache, grid
-from sapo_backends.torch_backend.decode_step import next_logits, Frame, Layer, Projection, Shape, Style
-from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.attention import PromptAttention
-from sapo_backends.torch_backend.projections import FourBit
+from sapo_backends.torch_backend.decode_step import Frame, Layer, Projection, Shape, Style, next_logits
+from sapo_backends.torch_backend.decoder import Weights, hidden_states
 from sapo_backends.torch_backend.fused_ops import RopeTable, softcapped
+from sapo_backends.torch_backend.kv_cache import CAPTURE, SLOT_STEP, CapturedStep, KVCache, StepInputs, grid
+from sapo_backends.torch_backend.native import CHUNK, PAD, PANEL, KernelLayer, Kernels, KernelShape, at
 from sapo_backends.torch_backend.packing import filled, pack_prompts
 from sapo_backends.torch_backend.paths import WeightLayout
+from sapo_backends.torch_backend.projections import FourBit
 from sapo_backends.torch_backend.runtime import on_cpu, pack
-from itertools import accumulate
-from sapo_backends.torch_backend.native import CHUNK, PAD, PANEL, Kernels, KernelLayer, KernelShape, at
 
 # Decoding several rows with our own decoder: its weights laid out for products with few rows, prefill, then one token a row
 # and step.
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
@@ -177,6 +180,7 @@ class DecoderSession:
 # Decoding with the compiled kernels: nothing is padded but vectors, and a row that leaves leaves everything in place.
 #
 # The weights are laid out once a batch as prefill and the compiled step want them.
+
 
 def _column_major(weight: Tensor) -> Tensor:
     """The same matrix (out, in), its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in five

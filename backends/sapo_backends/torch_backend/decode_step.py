@@ -1,13 +1,16 @@
 """One decode step of a whole batch as a single function that TorchScript can compile, and what it works with."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-from typing import NamedTuple
 from torch import Tensor
-from sapo_backends.torch_backend.projections import dequantised
+
 from sapo_backends.torch_backend.fused_ops import gated, rms_norm_forward, rotate, softcapped
+from sapo_backends.torch_backend.projections import dequantised
 
 # What one decode step works with, as TorchScript knows it: weights, caches, shapes and constants.
+
 
 class Projection(NamedTuple):
     """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * B A x.
@@ -100,6 +103,7 @@ class Frame(NamedTuple):
 # One decode step of a whole batch as a single function that TorchScript can run (runtime.py).
 #
 # On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
+
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return x if weight is None else rms_norm_forward(x, weight, eps)[0]

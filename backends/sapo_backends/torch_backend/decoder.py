@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import torch
 import math
-import torch.nn.functional as F
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
 from sapo_backends.checkpoints.spec import DecoderSpec, linears
 from sapo_backends.common import hardware
-from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense
-from typing import Any, Protocol
-from sapo_backends.torch_backend.native import Kernels
 from sapo_backends.torch_backend.fused_ops import RopeTable, geglu, rms_norm, swiglu, wide_rms_norm
+from sapo_backends.torch_backend.native import Kernels
 from sapo_backends.torch_backend.packing import Flat
+from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense
 
 # All parameters in one flat tensor, so that casts, gradients, clipping and Adam each touch memory once.
 #
@@ -141,6 +143,7 @@ def decoder_layout(spec: DecoderSpec) -> Layout:
 
 # Which tensors of a model are stored in 4 bits, and where the parts of a file lie in them.
 
+
 def reserve(layout: Layout, compute: torch.dtype, device: torch.device) -> dict[str, FourBit]:
     """Room for every fused weight that is stored in 4 bits."""
     return {e.name: FourBit.empty(e.shape[0], e.shape[1], compute, device) for e in layout.entries if fits(e)}
@@ -227,6 +230,7 @@ class LoraWeights:
 #
 # Tokens of all sequences lie behind one another, (N, width); only attention knows which belong together, and it is
 # passed in. The same code therefore serves training, prefill and decoding.
+
 
 class Attend(Protocol):
     """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import torch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 from torch import Tensor
-from sapo_backends.errors import BackendUnavailable
+
 from sapo_backends.base import Sampling
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.common import hardware
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.torch_backend import paths
 from sapo_backends.torch_backend.causal_lm import DecoderModel
-from sapo_backends.torch_backend.generation import Monitor, Request, generate
 from sapo_backends.torch_backend.decoder import decoder_layout
+from sapo_backends.torch_backend.generation import Monitor, Request, generate
 from sapo_backends.torch_backend.native import kernels
 from sapo_backends.torch_backend.packing import pack
 from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-import torch
 import contextlib
 import time
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from sapo_backends.errors import CheckpointCorrupt, BackendError, BackendUnavailable, CancelToken, OutOfMemory
-from sapo_backends.checkpoints.write_folder import MOMENTS, OPTIMIZER_FILES, TRAINED, read_moments, read_state, with_moments, write_state, write_settings
-from sapo_backends.torch_backend.decoder import Layout
-from sapo_backends.torch_backend.update import FlatAdamW, Trainer
-from sapo_backends.common import round_memory, hardware
-from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from numpy.typing import NDArray
-from sapo_backends.base import Completion, Engine, EngineInfo, PolicyUpdate, RowSeed, Sampling, TokenIds, TokenSequence, TrainSample, UpdateStats
+
+from sapo_backends.base import (
+    Completion,
+    Engine,
+    EngineInfo,
+    PolicyUpdate,
+    RowSeed,
+    Sampling,
+    TokenIds,
+    TokenSequence,
+    TrainSample,
+    UpdateStats,
+)
 from sapo_backends.checkpoints.locate import content_id
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.checkpoints.write_folder import (
+    MOMENTS,
+    OPTIMIZER_FILES,
+    TRAINED,
+    read_moments,
+    read_state,
+    with_moments,
+    write_settings,
+    write_state,
+)
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import Tally
+from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt, OutOfMemory
 from sapo_backends.torch_backend import generation
+from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
+from sapo_backends.torch_backend.decoder import Layout
 from sapo_backends.torch_backend.packing import pack
 from sapo_backends.torch_backend.runtime import Workers, free_memory
+from sapo_backends.torch_backend.update import FlatAdamW, Trainer
 
 # What an engine writes to disk: the trained tensor, Adam's moments and a JSON with what they belong to.
+
 
 def _by_name(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
     return {name: view.contiguous().cpu() for name, view in layout.named_parts(flat)}
@@ -89,6 +112,7 @@ def _moments(folder: Path, layout: Layout) -> list[Tensor] | None:
 
 
 # The trained model as a Hugging Face folder.
+
 
 def export(model: Model, source: Path, folder: Path) -> None:
     """Write model.safetensors (an adapter merged into the weights), config.json and the tokenizer. Raises OutOfMemory."""
@@ -246,9 +270,7 @@ class TorchEngine(Engine):
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
         trainer = self._trained()
-        save(
-            folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer
-        )
+        save(folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer)
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""

@@ -1,19 +1,22 @@
 """RMSNorm, rotary embedding and SwiGLU with hand-written backward passes, by few torch calls or by the compiled kernels."""
 
 import ctypes
-import torch
 import math
-import torch.nn.functional as F
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from sapo_backends.checkpoints.spec import DecoderSpec, RopeSpec
 from sapo_backends.torch_backend.native import Kernels, KernelShape, at
 from sapo_backends.torch_backend.packing import Slab
-from sapo_backends.checkpoints.spec import RopeSpec, DecoderSpec
 from sapo_backends.torch_backend.runtime import on_cpu
 
 # RMSNorm, SwiGLU and attention of an update by the compiled kernels, with their gradients.
+
 
 class NativeRmsNorm(torch.autograd.Function):
     """See fused_ops.rms_norm: x (..., width), weight (width,)."""
@@ -116,6 +119,7 @@ class _Attention(torch.autograd.Function):
 #
 # On a CPU these elementwise parts cost as much as the matrix products when left to autograd. Rotary position embeddings
 # (RoFormer, arXiv 2104.09864) come with linear and Llama-3 scaling.
+
 
 def inverse_frequencies(rope: RopeSpec, rotary: int) -> Tensor:
     """Radians per position of each pair of coordinates that is rotated (rotary / 2,), float32."""

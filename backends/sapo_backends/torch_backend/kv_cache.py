@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from torch import Tensor
-from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 from copy import copy
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+import torch
+from torch import Tensor
+
 from sapo_backends.torch_backend.decode_step import LayerKVCache
+from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # A decode step captured once and replayed: on a GPU a step of a small model is hundreds of kernels of a few
 # microseconds each, and launching them takes longer than they do.

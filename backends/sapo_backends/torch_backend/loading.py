@@ -10,25 +10,19 @@ from typing import Literal
 
 import torch
 
-from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
-from sapo_backends.checkpoints.spec import language_config
 from sapo_backends.checkpoints.locate import resolve, weight_files
 from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, language_config
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware, round_memory
-from sapo_backends.common.round_memory import pick_method
-from sapo_backends.common.round_memory import language_part, usual_widths
-from sapo_backends.torch_backend import device_check
+from sapo_backends.common.round_memory import language_part, pick_method, usual_widths
+from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
+from sapo_backends.torch_backend import decoder, device_check, projections
 from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
+from sapo_backends.torch_backend.decoder import Layout, decoder_layout, initialise, lora_layout
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend import decoder
-from sapo_backends.torch_backend.decoder import Layout, decoder_layout
-from sapo_backends.torch_backend.decoder import initialise, lora_layout
-from sapo_backends.torch_backend.native import is_there
-from sapo_backends.torch_backend.native import kernels
-from sapo_backends.torch_backend import projections
+from sapo_backends.torch_backend.native import is_there, kernels
 from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import Workers, free_memory
 
@@ -183,8 +177,7 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
     round_memory.require(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
-    from sapo_backends.torch_backend.transformers_lm import read_module
-    from sapo_backends.torch_backend.transformers_lm import TransformersModel
+    from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
     # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
     module = read_module(folder, torch.float32 if method == "full" else place.compute)

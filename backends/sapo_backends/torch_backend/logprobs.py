@@ -8,11 +8,13 @@ difference between gigabytes and megabytes.
 
 from __future__ import annotations
 
-import torch
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 from torch import Tensor
+
 from sapo_backends.common import round_memory
 from sapo_backends.torch_backend import paths
 from sapo_backends.torch_backend.fused_ops import softcapped

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+
+import torch
 from torch import Tensor
+
 from sapo_backends.base import TokenIds
 from sapo_backends.common.round_memory import bucket
 from sapo_backends.common.update import Mask, Pair

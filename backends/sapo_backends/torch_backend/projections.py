@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-import torch
-import torch.nn.functional as F
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
 from sapo_backends.errors import BackendUnavailable
 from sapo_backends.packages import install
-from collections.abc import Sequence
-from typing import Any
 from sapo_backends.torch_backend.fused_ops import gated, gated_backward
 
 # Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), a scale for each 64 weights, 4.5 bits a weight.

@@ -7,14 +7,17 @@ delta rule, state (rows, heads, keys, values); all in float32. Heads of a group 
 from __future__ import annotations
 
 import ctypes
-import torch
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
+
+import torch
 from torch import Tensor
+
 from sapo_backends.torch_backend.native import PAD, Kernels, at, kernels
 from sapo_backends.torch_backend.runtime import fall_back, leave_out
+
 
 class _States(ctypes.Structure):
     """Of states.c."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import sys
-import torch
-import torch.nn.functional as F
-from collections.abc import Sequence, Callable, Iterator, Mapping
-from typing import Any
-from torch import Tensor, is_grad_enabled, nn
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
+from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
-from sapo_backends.torch_backend import recurrence
-from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, is_grad_enabled, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
 from sapo_backends.errors import BackendError
+from sapo_backends.torch_backend import recurrence
 from sapo_backends.torch_backend.fused_ops import softcapped
 
 # transformers' caches: what their layers keep, and a layer's part of one.
+
 
 def only_keys_and_values(config: Any) -> bool:
     """Whether no layer keeps the state of a convolution or of linear attention; False also where a config does not tell."""
@@ -61,6 +64,7 @@ def replaced(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
 #
 # Linear attention and state-space layers are computed by transformers step by step where there are no kernels for them, and
 # autograd keeps each step: 0.2 to 0.5 MB a token in each layer (docs/benchmarks/memory.md).
+
 
 class Recomputed:
     """Stands in for a layer's forward. Gradient checkpointing (arXiv 1604.06174) with the weights of the forward pass, which

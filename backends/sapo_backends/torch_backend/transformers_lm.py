@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import torch
-import math
 import inspect
 import json
-from pathlib import Path
-from torch import nn, Tensor
-from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
-from sapo_backends.packages import install
-from collections.abc import Sequence, Iterator, Mapping
-from sapo_backends.base import TokenIds
-from typing import Any
-from sapo_backends.torch_backend.transformers_layers import only_keys_and_values, RecomputedLayers, use_kernels, UnembeddingTap
-from sapo_backends.torch_backend.packing import Packed, pack
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 from torch.func import functional_call
+
+from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import LANGUAGE_PARTS
-from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.common.round_memory import usual_widths
-from sapo_backends.torch_backend.decoder import Entry, Layout, Part, move, PREFIX, LoraWeights
+from sapo_backends.common.update import Pair, plan_micro_batches
+from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
+from sapo_backends.packages import install
+from sapo_backends.torch_backend.decoder import PREFIX, Entry, Layout, LoraWeights, Part, move
 from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
+from sapo_backends.torch_backend.packing import Packed, pack
+from sapo_backends.torch_backend.transformers_layers import (
+    RecomputedLayers,
+    UnembeddingTap,
+    only_keys_and_values,
+    use_kernels,
+)
 
 # Reading a model by transformers.
+
 
 def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable, ModelNotFound."""
@@ -55,6 +63,7 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 # Rows of tokens of one length, as transformers takes them.
+
 
 def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
     """1 where a token is real, and the tokens, each (prompts, longest)."""
@@ -162,6 +171,7 @@ class CompletionStates:
 # Slower than our own decoder and imported only when needed. Its parameters become views of one flat tensor, so that
 # training, checkpoints and adapters are the same code for both. Of the hidden states only those that predict something go
 # through the unembedding, in chunks; prompts are computed once for all rows that continue them.
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:

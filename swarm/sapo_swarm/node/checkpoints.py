@@ -17,9 +17,8 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError
 
-from sapo_backends.errors import CheckpointCorrupt
 from sapo_backends.base import Engine
-from sapo_backends.errors import size_text
+from sapo_backends.errors import CheckpointCorrupt, size_text
 from sapo_swarm.node.downsampling import dispensable, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sapo_backends.errors import Cancelled
 from sapo_backends.base import PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.errors import Cancelled
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured

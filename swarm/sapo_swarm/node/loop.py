@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from sapo_backends.errors import Cancelled, TemplateRefused
 from sapo_backends.base import Engine, EngineInfo, Progress
+from sapo_backends.errors import Cancelled, TemplateRefused
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
 from sapo_swarm.events import Evaluated, LogLine, RoundFinished

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_backends.base import Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
+from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round_context import Portion
 from sapo_swarm.scoring.environments import Step

@@ -13,8 +13,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from sapo_backends.errors import Cancelled
 from sapo_backends.base import Completion, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.errors import Cancelled
 from sapo_swarm.algorithms.base import AFTER_EXAMPLES, rate_share
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished

@@ -12,9 +12,8 @@ from tests.support.own_tasks import library_in
 from textual.app import App
 from textual.widgets import Static
 
+from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.errors import ModelNotFound
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog

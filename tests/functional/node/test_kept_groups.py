@@ -13,8 +13,8 @@ import pytest
 from tests.support.guarded_node import CONFIG
 from tests.support.guarded_node import node as guarded
 
-from sapo_backends.errors import Cancelled
 from sapo_backends.base import LoadRequest, UpdateStats
+from sapo_backends.errors import Cancelled
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.events import LogLine, RoundFinished
 from sapo_swarm.node import resume_log

@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sapo_backends.errors import DownloadFailed, ModelNotFound
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.common import hardware
 from sapo_backends.common.round_memory import ModelSize
+from sapo_backends.errors import DownloadFailed, ModelNotFound
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import Workload
 from sapo_backends.measure.machine_limits import Limits

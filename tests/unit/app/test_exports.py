@@ -12,8 +12,7 @@ import pytest
 from tests.benchmarks.shapes import SHAPES, write_model
 from tests.support.records import opened
 
-from sapo_backends.checkpoints.gguf_write import gguf_tokenizer
-from sapo_backends.checkpoints.gguf_write import write_gguf
+from sapo_backends.checkpoints.gguf_write import gguf_tokenizer, write_gguf
 from sapo_backends.checkpoints.locate import bundled
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.commands.models.export import lm_studio_target

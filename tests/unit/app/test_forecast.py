@@ -11,8 +11,7 @@ from tests.support.own_tasks import library_in, write_folder
 
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure.choice import Candidate, Measured, MeasuredRates, Workload
-from sapo_backends.measure.machine_limits import Rates
-from sapo_backends.measure.machine_limits import Limits
+from sapo_backends.measure.machine_limits import Limits, Rates
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import question_tokens
 from sapo_desktop.services.bases.forecast import Forecast, forecast

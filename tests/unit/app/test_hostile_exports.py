@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.models.exports.card import Record, card
 from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_desktop.services.models.figures.csv_table import as_text

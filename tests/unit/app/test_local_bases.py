@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
-from sapo_backends.checkpoints import local_models as places
 from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints import local_models as places
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_desktop import settings

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from sapo_backends.base import LoadRequest
-from sapo_backends.errors import OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.common import hardware, round_memory
-from sapo_backends.common.round_memory import ModelSize, RoundShape
-from sapo_backends.common.round_memory import BY_KERNELS, DELTA_RULE
+from sapo_backends.common.round_memory import BY_KERNELS, DELTA_RULE, ModelSize, RoundShape
+from sapo_backends.errors import OutOfMemory
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.precision import model_size

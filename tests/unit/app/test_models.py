@@ -15,8 +15,8 @@ from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.records import evaluation, finished
 
 from sapo_backends.base import Completion, LoadRequest
-from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints.locate import BUNDLED
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.fake import FakeEngine
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table

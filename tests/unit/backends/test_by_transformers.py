@@ -14,12 +14,17 @@ transformers = pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
 
-from sapo_backends.torch_backend import runtime  # noqa: E402
-from sapo_backends.torch_backend import transformers_layers, transformers_lm  # noqa: E402
-from sapo_backends.torch_backend.transformers_layers import gathered  # noqa: E402
-from sapo_backends.torch_backend.transformers_lm import CompletionStates  # noqa: E402
-from sapo_backends.torch_backend.transformers_lm import TransformersModel  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
+    runtime,
+    transformers_layers,
+    transformers_lm,
+)
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
+from sapo_backends.torch_backend.transformers_layers import gathered  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import (  # noqa: E402
+    CompletionStates,
+    TransformersModel,
+)
 
 CPU = torch.device("cpu")
 WIDTHS = {"vocab_size": 37, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tests.support import families
 
-from sapo_backends.errors import ModelNotFound
-from sapo_backends.checkpoints.spec import FAMILIES
 from sapo_backends.checkpoints.gguf_write import FORMS, context_length, why_not_gguf
-from sapo_backends.checkpoints.spec import decoder_spec, why_not
+from sapo_backends.checkpoints.spec import FAMILIES, decoder_spec, why_not
 from sapo_backends.common.round_memory import DELTA_RULE, STATE_SPACE, language_part, usual_widths
+from sapo_backends.errors import ModelNotFound
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 

@@ -14,10 +14,9 @@ from tests.benchmarks.shapes import SHAPES, write_model
 from tests.support.sentencepiece import WAYS, write_tokenizer
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 
-from sapo_backends.errors import BackendError
-from sapo_backends.checkpoints.gguf_write import gguf_tokenizer
-from sapo_backends.checkpoints.gguf_write import require_writable, shown_name, write_gguf
+from sapo_backends.checkpoints.gguf_write import gguf_tokenizer, require_writable, shown_name, write_gguf
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import BackendError
 
 TEXT = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
 SHAPE = replace(SHAPES["tiny"], vocabulary=704)

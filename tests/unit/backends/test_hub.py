@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.hub_server import COMMIT, Hub, hub_server
 
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache, hub_download
+from sapo_backends.checkpoints import hub_cache, hub_download, locate
 from sapo_backends.errors import Cancelled, CancelToken, DownloadFailed, ModelNotFound
 
 ID = "owner/tiny"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.checkpoints.locate import bundled
 
 ID = "owner/tiny"

@@ -12,14 +12,13 @@ import pytest
 from tests.fuzz.model_files import JSON_FILES, WEIGHTS, model_copy, mutate
 from tests.support.gguf_files import TINY, gguf_bytes, placed
 
-from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.base import LoadRequest
 from sapo_backends.cache_folder import cache_folder
-from sapo_backends.checkpoints import inspection
-from sapo_backends.checkpoints import gguf_view
+from sapo_backends.checkpoints import gguf_view, inspection
 from sapo_backends.checkpoints.locate import checked, local
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.measure.precision import model_size
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
-from sapo_backends.checkpoints import local_models, locate
+from sapo_backends.checkpoints import hub_cache, local_models, locate
 from sapo_backends.checkpoints.gguf_header import HEADER_LIMIT, read_header
-from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.local_models import each_once, is_gguf, is_named, path_of, search
 from sapo_backends.errors import ModelNotFound
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from sapo_backends import registry
-from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound, OutOfMemory
 from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.checkpoints.hub_cache import missing
+from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
 from sapo_backends.common import hardware, round_memory
+from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound, OutOfMemory
 from sapo_backends.fake import FakeBackend
 
 

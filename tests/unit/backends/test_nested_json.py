@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.errors import ModelNotFound, TemplateRefused
 from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.write_folder import read_state
 from sapo_backends.checkpoints.hub_cache import missing
 from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.checkpoints.write_folder import read_state
+from sapo_backends.errors import ModelNotFound, TemplateRefused
 
 DEEP = "[" * 200_000
 

@@ -10,9 +10,9 @@ from tests.support.sentencepiece import WAYS, write_tokenizer
 from tests.unit.backends.test_tokenizer import CHAT, write
 from tokenizers import Tokenizer, normalizers
 
-from sapo_backends.errors import TemplateRefused
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import TemplateRefused
 
 
 @pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ '{0}'.format() }}", "{{ 'x'.encode('foo') }}"])

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sapo_backends.common import hardware  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.native import kernels  # noqa: E402
 from sapo_backends.torch_backend import recurrence  # noqa: E402
+from sapo_backends.torch_backend.native import kernels  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     hardware.c_compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"

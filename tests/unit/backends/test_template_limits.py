@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from sapo_backends.errors import TemplateRefused
 from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.errors import TemplateRefused
 
 USER = [{"role": "user", "content": "Hello."}]
 DOUBLE = (
@@ -107,8 +107,7 @@ def test_an_honest_template_renders_as_in_jinjas_own_sandbox(source: str) -> Non
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    from sapo_backends.checkpoints.chat_template import TODAY
-    from sapo_backends.checkpoints.chat_template import to_json
+    from sapo_backends.checkpoints.chat_template import TODAY, to_json
 
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     plain.filters["tojson"] = to_json

@@ -7,9 +7,9 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from sapo_backends.errors import TemplateRefused
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import TemplateRefused
 
 TOOL = {
     "type": "function",

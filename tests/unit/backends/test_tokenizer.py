@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from sapo_backends.errors import ModelNotFound, TemplateRefused
 from sapo_backends.base import Thinking
 from sapo_backends.checkpoints import chat_template
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import ModelNotFound, TemplateRefused
 from sapo_backends.fake import END_OF_PIECES, FakeTokenizer
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

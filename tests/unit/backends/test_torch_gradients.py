@@ -13,8 +13,8 @@ from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
 from sapo_backends.torch_backend.fused_ops import rms_norm, rotate, swiglu, wide_rms_norm  # noqa: E402
 from sapo_backends.torch_backend.logprobs import chosen_logprobs  # noqa: E402
-from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402 - after the check for torch
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
+from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402 - after the check for torch
 
 
 def test_hand_written_gradients_equal_autograd() -> None:

@@ -16,13 +16,16 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
 from sapo_backends.common import hardware  # noqa: E402
+from sapo_backends.torch_backend import native as compiler  # noqa: E402
+from sapo_backends.torch_backend import native as library  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.decode_session import NativeDecodeWeights, NativeSession
-from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights
+from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession  # noqa: E402
+from sapo_backends.torch_backend.decoder import (  # noqa: E402
+    LoraWeights,
+    decoder_layout,
+    lora_layout,
+)
 from sapo_backends.torch_backend.generation import inverse_cdf, uniforms  # noqa: E402
-from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
-from sapo_backends.torch_backend.decoder import LoraWeights, lora_layout  # noqa: E402
-from sapo_backends.torch_backend import native as compiler, native as library  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 
 pytestmark = pytest.mark.skipif(

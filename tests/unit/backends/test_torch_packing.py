@@ -24,13 +24,15 @@ from sapo_backends.common.round_memory import (  # noqa: E402
     elements_of_masks,
 )
 from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
-from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.transformers_layers import only_keys_and_values  # noqa: E402
-from sapo_backends.torch_backend.transformers_lm import CompletionStates  # noqa: E402
-from sapo_backends.torch_backend.transformers_lm import TransformersModel  # noqa: E402
-from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend import packing  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
+from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.packing import Slab, pack  # noqa: E402
+from sapo_backends.torch_backend.transformers_layers import only_keys_and_values  # noqa: E402
+from sapo_backends.torch_backend.transformers_lm import (  # noqa: E402
+    CompletionStates,
+    TransformersModel,
+)
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -78,9 +80,7 @@ def test_sequences_packed_together_score_and_train_as_if_alone(
     """Log-probabilities are those of each alone, the gradient is their sum, in every layout."""
     model, everyone = _model(torch.float32), list(range(len(PAIRS)))
     alone = [_gradient(model, PAIRS, [i]) for i in everyone]
-    monkeypatch.setattr(
-        "sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0
-    )
+    monkeypatch.setattr("sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if kernel == "plain" else 0)
     monkeypatch.setattr(packing, "slab_per_prompt", lambda _: separate)
     logprobs, grad = _gradient(model, PAIRS, everyone)
     torch.testing.assert_close(logprobs, torch.cat([found for found, _ in alone]), atol=1e-5, rtol=1e-5)

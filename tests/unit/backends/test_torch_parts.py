@@ -17,13 +17,13 @@ from sapo_backends.common.update import plan_micro_batches
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend import decode_session as session_module  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
-from sapo_backends.torch_backend.decode_step import next_logits  # noqa: E402
-from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
-from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.attention import attend, attend_backward  # noqa: E402
+from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
+from sapo_backends.torch_backend.decode_step import next_logits  # noqa: E402
+from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
+from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
+from sapo_backends.torch_backend.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
 from sapo_backends.torch_backend.packing import pack  # noqa: E402
 from sapo_backends.torch_backend.runtime import (  # noqa: E402
     Workers,

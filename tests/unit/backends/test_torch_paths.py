@@ -11,18 +11,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_assets import model_path  # noqa: E402
-from sapo_backends.base import LoadRequest
-from sapo_backends.errors import OutOfMemory  # noqa: E402
+from sapo_backends.base import LoadRequest  # noqa: E402
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
+from sapo_backends.errors import OutOfMemory  # noqa: E402
 from sapo_backends.torch_backend import (  # noqa: E402
     TorchBackend,
     engine,
+    native,
     paths,
     runtime,
 )
 from sapo_backends.torch_backend.generation import drops_rows  # noqa: E402
-from sapo_backends.torch_backend import native  # noqa: E402
 from sapo_backends.torch_backend.runtime import free_memory  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.errors import CheckpointCorrupt
 from sapo_backends.base import LoadRequest
+from sapo_backends.errors import CheckpointCorrupt
 from sapo_backends.fake import FakeBackend, FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import Checkpoints, Moment, NoRoom, folder_bytes, has_optimizer, read_state, rounds_of

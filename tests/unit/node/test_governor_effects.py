@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sapo_backends.errors import CancelToken
 from sapo_backends.base import LoadRequest
+from sapo_backends.errors import CancelToken
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Vitals

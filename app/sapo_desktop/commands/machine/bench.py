@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.base import LoadRequest
+from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.measure.choice import Candidate, Measured, decide
 from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings

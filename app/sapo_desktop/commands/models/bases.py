@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError

@@ -12,15 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from sapo_backends.errors import BackendError, DownloadFailed, ModelNotFound
-from sapo_backends.checkpoints import locate
-from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware
-from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.common.round_memory import FULL_BELOW
-from sapo_backends.errors import size_text
+from sapo_backends.common.round_memory import FULL_BELOW, ModelSize
+from sapo_backends.errors import BackendError, DownloadFailed, ModelNotFound, size_text
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import MeasuredRates
 from sapo_backends.measure.precision import model_size

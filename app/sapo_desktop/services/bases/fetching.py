@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 
-from sapo_backends.errors import BackendError
 from sapo_backends.base import Progress
+from sapo_backends.errors import BackendError
 from sapo_desktop.services.machine import engines
 from sapo_swarm.config import RunConfig
 
@@ -24,8 +24,7 @@ def require(config: RunConfig) -> None:
 
     Raises BackendUnavailable, ModelNotFound, DownloadFailed.
     """
-    from sapo_backends.checkpoints import locate
-    from sapo_backends.checkpoints import hub_cache
+    from sapo_backends.checkpoints import hub_cache, locate
     from sapo_backends.checkpoints.safetensors_numpy import elements
 
     if not reads_folder(config):
@@ -42,8 +41,7 @@ def require(config: RunConfig) -> None:
 
 def look(config: RunConfig) -> None:
     """What the hub says of a base that is not here, its chat template too, is on this disk afterwards, if it can be had now."""
-    from sapo_backends.checkpoints import locate
-    from sapo_backends.checkpoints import hub_cache
+    from sapo_backends.checkpoints import hub_cache, locate
 
     if locate.is_hub_id(config.model) and hub_cache.snapshot(config.model) is None:
         from sapo_backends.checkpoints import hub_download

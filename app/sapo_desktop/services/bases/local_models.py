@@ -17,10 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from sapo_backends.checkpoints import local_models, locate
-from sapo_backends.checkpoints.gguf_write import FORMS
+from sapo_backends.checkpoints import hub_cache, local_models, locate
 from sapo_backends.checkpoints.gguf_header import Header, read_header
-from sapo_backends.checkpoints import hub_cache
+from sapo_backends.checkpoints.gguf_write import FORMS
 from sapo_backends.checkpoints.local_models import LocalModel, Search
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.round_memory import ModelSize

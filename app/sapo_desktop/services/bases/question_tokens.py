@@ -16,9 +16,9 @@ from statistics import mean
 
 import msgspec
 
-from sapo_backends.errors import BackendError
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import BackendError
 from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items

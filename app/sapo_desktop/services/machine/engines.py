@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.base import Engine, Progress
 from sapo_backends.common import hardware
+from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.packages import TORCH, has_nvidia, install
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home

@@ -8,12 +8,11 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from sapo_backends.errors import ModelNotFound
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
-from sapo_backends.errors import size_text
+from sapo_backends.errors import ModelNotFound, size_text
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.precision import model_size

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from sapo_backends.errors import ModelNotFound
 from sapo_backends.common import hardware
+from sapo_backends.errors import ModelNotFound
 from sapo_backends.measure import choice
 from sapo_backends.measure.choice import Choice, Measured, Wanted, Workload
 from sapo_backends.measure.machine_limits import Limits

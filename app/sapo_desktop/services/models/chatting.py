@@ -9,8 +9,8 @@ from contextlib import suppress
 from itertools import zip_longest
 from types import TracebackType
 
-from sapo_backends.errors import BackendError
 from sapo_backends.base import Engine, Sampling
+from sapo_backends.errors import BackendError
 from sapo_desktop.services.against_base import interval, paired
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.pieces import HeldOut, Marks, Said, next_piece

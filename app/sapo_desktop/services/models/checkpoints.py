@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.errors import CheckpointCorrupt
 from sapo_backends.base import Engine, Progress
+from sapo_backends.errors import CheckpointCorrupt
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import subprocess
 import tempfile
-import contextlib
-import ctypes
-import torch
-import torch.nn.functional as F
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from sapo_backends.cache_folder import cache_folder
-from sapo_backends.common import hardware, round_memory
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common import hardware, round_memory
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # The C files here as this machine's own code: compiled once into the cache folder, where there is a C compiler.

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from sapo_backends.errors import CancelToken
 from sapo_backends.base import Completion, Sampling
+from sapo_backends.errors import CancelToken
 from sapo_desktop.services.models.endpoint.messages import ChatRequest
 from sapo_desktop.services.models.pieces import next_piece
 from sapo_swarm.node.engine_thread import EngineHost

@@ -10,18 +10,23 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine, Sampling
-from sapo_backends.errors import OutOfMemory
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import switches_reasoning
-from sapo_backends.checkpoints.gguf_write import write_adapter
-from sapo_backends.checkpoints.gguf_write import context_length
-from sapo_backends.checkpoints.gguf_write import Kind, read_spec, require_writable, write_gguf
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
-from sapo_backends.checkpoints.write_folder import write_adapter_folder
+from sapo_backends.checkpoints.gguf_write import (
+    Kind,
+    context_length,
+    read_spec,
+    require_writable,
+    write_adapter,
+    write_gguf,
+)
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import read_json
+from sapo_backends.checkpoints.write_folder import write_adapter_folder
 from sapo_backends.common import hardware
+from sapo_backends.errors import OutOfMemory
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases import licence

@@ -76,8 +76,8 @@ def _same(model: Model, field: str, new: str, now: str) -> bool:
 
 def _content(base: str) -> str:
     """What a base on this disk holds; "" where there is none."""
-    from sapo_backends.errors import ModelNotFound
     from sapo_backends.checkpoints import locate
+    from sapo_backends.errors import ModelNotFound
 
     try:
         return locate.content_id(locate.local(base))

@@ -11,11 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
-from sapo_backends.errors import BackendUnavailable
 from sapo_backends.base import LoadRequest  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend, device_check, runtime  # noqa: E402
-from sapo_backends.torch_backend import decode_session  # noqa: E402
-from sapo_backends.torch_backend import native  # noqa: E402
+from sapo_backends.errors import BackendUnavailable  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
+    TorchBackend,
+    decode_session,
+    device_check,
+    native,
+    runtime,
+)
 from sapo_desktop.services.machine import doctor  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -24,7 +28,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where there are no kernels compiled for the processor, and nothing is known yet."""
-    for module in ("paths", "first_meeting"):
+    for module in ("paths", "device_check"):
         monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", lambda: None)
     monkeypatch.setattr(runtime, "_FAILED", set())
     monkeypatch.setattr(runtime, "_FOUND", {})
@@ -136,7 +140,7 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
     if native.kernels() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    for module in ("paths", "first_meeting"):
+    for module in ("paths", "device_check"):
         monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", native.kernels)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")
