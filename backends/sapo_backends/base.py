@@ -3,7 +3,7 @@
 A backend turns prompts into completions and batches into updates. It deals in token ids, log-probabilities and
 advantages only; it knows nothing of tasks, rewards, swarms or screens. This file imports no numerical library.
 
-Errors and the CancelToken are those of sapo_backends.errors; what an update is stands in sapo_backends.update_types.
+Errors and the CancelToken are those of sapo_backends.errors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from sapo_backends.errors import ModelNotFound as ModelNotFound
 from sapo_backends.errors import OutOfMemory as OutOfMemory
 from sapo_backends.errors import TemplateRefused as TemplateRefused
 
-# What an update is, as data: its samples, the policy gradient, and what it did. No numerical library is imported.
-#
-# Part of the contract: other packages import it from sapo_backends.base.
+# -- what an update is: its samples, the policy gradient, and what it did --------------------------------------------
 
 Value = TypeVar("Value")
 RatioLevel = Literal["token", "sequence"]
