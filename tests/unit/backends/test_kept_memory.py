@@ -176,7 +176,7 @@ def test_a_small_model_returns_freed_memory_seldom(monkeypatch: pytest.MonkeyPat
     few = Sampling(max_new_tokens=2)
     engine.generate([[1, 2]], 1, few, seed=0)
     assert returned == []
-    monkeypatch.setattr(module.allocator, "RETURN_EVERY_S", 0.0)
+    monkeypatch.setattr(module.hardware, "RETURN_EVERY_S", 0.0)
     engine.generate([[1, 2]], 1, few, seed=0)
     assert returned == [True]
     engine.close()
