@@ -134,6 +134,11 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.state in ("paused", "pausing", "stopped", "failed")
 
     @property
+    def in_examples(self) -> bool:
+        """Right answers are imitated now; practice may follow."""
+        return bool(self.phase and self.phase.phase == "examples") and not self.paused
+
+    @property
     def resumable(self) -> bool:
         """Space asks the node to go on: it is paused, or will be once its model is open."""
         return self.paused or (self.state == "starting" and bool(self.reason))
@@ -177,7 +182,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
             state = replace(state, base_trial=event, log=state.log.append(line))
         case ExamplesRead():
             line = LogLine(seq=event.seq, time=event.time, level="info", text=event.sentence)
-            state = replace(state, reading=event, log=state.log.append(line))
+            state = replace(state, reading=event, figures=state.figures.read(event), log=state.log.append(line))
         case SwarmUpdated():
             state = _swarm(state, event)
         case ExternalSwitched():

@@ -52,14 +52,17 @@ def is_checked(model: str) -> bool:
 class FirstRunInfo:
     """What the first-run screen may offer. The first entry of each tuple is the default.
 
-    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). measure: None where nothing measures.
+    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). toys: the models that cannot learn a
+    person's table. own_base: what a table is tried on instead of a toy that nobody chose. measure: None where nothing measures.
     check: None where no model can be typed. offers: None where there is no list behind the answer LIST. let_in: asks the
-    coordinator of a typed invite; None where nobody does.
-    whole: gives all that may be offered, where looking it up takes longer than a first frame may; None where this is all.
+    coordinator of a typed invite; None where nobody does. whole: gives all that may be offered, where looking it up takes
+    longer than a first frame may; None where this is all.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
     models: tuple[tuple[str, str], ...] = (("starter", "bundled, nothing to download"),)
+    toys: tuple[str, ...] = ("starter",)
+    own_base: str = LIST
     tasks: tuple[tuple[str, str], ...] = (("starter", "nine reasoning tasks, easy settings"),)
     limits: tuple[tuple[str, str], ...] = (
         ("balanced", "pauses on battery or when hot, slower when warm"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,21 @@ _CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type 
 _TASKS = (
     ("starter", "nine reasoning tasks, easy settings"),
     ("paper", "the same nine, as hard as in SAPO's paper"),
-    (OWN, "a file of mine: CSV, TSV, JSONL; it is chosen next"),
+    (OWN, "my own table (CSV, JSONL): Enter asks which"),
 )
+_NAMED = 3
+"""Models of this computer that are answers themselves; the list has all."""
 
 
 def offer() -> FirstRunInfo:
     """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
     import sapo_assets
 
-    models = tuple((name, TOY) for name in sapo_assets.models())
+    toys = sapo_assets.models() or ("starter",)
     return FirstRunInfo(
         hardware=(("auto", "looking at this machine …"),),
-        models=(*(models or (("starter", TOY),)), *_CHOSEN),
+        models=(*((name, TOY) for name in toys), *_CHOSEN),
+        toys=tuple(toys),
         measure=measured,
         check=wrong_with,
         offers=offered,
@@ -57,25 +61,31 @@ def offer() -> FirstRunInfo:
 
 
 def info() -> FirstRunInfo:
-    """The choices, with what was detected on this machine. Imports no engine."""
-    import sapo_assets
+    """The choices, with what was detected on this machine; its `whole` names models of this computer, too. Imports no engine."""
     from sapo_backends import registry
     from sapo_backends.common.hardware import detect
 
-    found = detect()
-    machine = f"{found.cores} cores, {size_text(found.available)} of {size_text(found.memory)} free"
+    machine = detect()
+    free = f"{machine.cores} cores, {size_text(machine.available)} of {size_text(machine.memory)} free"
     engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
-    best = f"{engines[0]} here: {machine}" if engines else "no engine is installed yet: see sapo-desktop doctor"
-    models = tuple((name, TOY) for name in sapo_assets.models())
-    return FirstRunInfo(
-        hardware=(("auto", best), *((name, f"always {name}") for name in engines)),
-        models=(*(models or (("starter", TOY),)), *_CHOSEN),
-        measure=measured,
-        check=wrong_with,
-        offers=offered,
-        let_in=refused,
-        tasks=_TASKS,
-    )
+    best = f"{engines[0]} here: {free}" if engines else "no engine is installed yet: see sapo-desktop doctor"
+    hardware = (("auto", best), *((name, f"always {name}") for name in engines))
+    known_so_far = replace(offer(), hardware=hardware)
+    return replace(known_so_far, whole=lambda: asyncio.to_thread(_with_local, known_so_far))
+
+
+def _with_local(info: FirstRunInfo) -> FirstRunInfo:
+    """With the models of this computer that a person's table can be tried on."""
+    from sapo_desktop.services.bases import local_models
+
+    try:
+        bases = local_models.look(_config(Home.find(), info.toys[0])).recommended[:_NAMED]
+    except known():  # settings that are damaged: the start says so
+        bases = ()
+    named = tuple((base.base, base.short.removeprefix("fits, ")) for base in bases)
+    own_base = named[0][0] if named else LIST
+    toys = tuple(pair for pair in info.models if pair[0] in info.toys)
+    return replace(info, models=(*toys, *named, *_CHOSEN), own_base=own_base, whole=None)
 
 
 async def offered(again: bool = False) -> tuple[BaseGroup, ...]:

@@ -237,6 +237,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Bytes of the node's process tree, as the node tells them, like the two below."""
     cpu: Trail[float | None] = field(default_factory=_recent)
     celsius: Trail[float | None] = field(default_factory=_recent)
+    set_aside: Series = field(default_factory=Series)
+    """Of the examples phase: share right of the training rows that are no examples, at temperature 0."""
     held_out: HeldOut = field(default_factory=HeldOut)
     clock: Clock = field(default_factory=Clock)
 
@@ -258,6 +260,11 @@ class Figures(msgspec.Struct, frozen=True):
             tokens_per_s=self.tokens_per_s.append(event.tokens_generated / generating if generating > 0 else None),
             clock=self.clock.finished(x, event.time, sum(event.seconds.values()), covers),
         )
+
+    def read(self, event: ExamplesRead) -> Figures:
+        """With how far the examples phase is."""
+        share = event.right / event.items if event.items else None
+        return replace(self, set_aside=self.set_aside.append(event.round, share))
 
     def measured(self, event: Vitals) -> Figures:
         """With what the machine does now."""

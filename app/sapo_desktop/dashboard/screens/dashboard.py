@@ -93,10 +93,13 @@ class DashboardScreen(ChartKeys, BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[Line]:
-    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed."""
+    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed. Where there were
+    examples, how much of the rows set aside is right."""
     local = Line("judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1")
     external = Line("external", state.figures.reward_external, "dashed", "line-2")
-    return [local] if state.silo and external.series.empty else [external, local]
+    lines = [local] if state.silo and external.series.empty else [external, local]
+    set_aside = Line("set aside", state.figures.set_aside, "dotted", "line-3", share=True)
+    return lines if set_aside.series.empty else [set_aside, *lines]
 
 
 def share_lines(state: DashboardState) -> list[Line]:
@@ -131,7 +134,9 @@ def waiting(state: DashboardState, now: float) -> str:
     if state.run is None:
         return f"{NO_MODEL} The chart starts with the first round."
     if state.paused:
-        return "Paused before the first round. Press space to go on."
+        return "No practice so far. Press space to go on."
+    if state.in_examples:
+        return "Groups come with practice, after the examples."
     sequences = state.run.local_groups * state.run.group_size
     doing = (
         "evaluating the base model first"

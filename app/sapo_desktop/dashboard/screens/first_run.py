@@ -61,6 +61,10 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.speeds: dict[tuple[str, str], str] = {}
         self.listed = ""
         """The line that was found in a directory."""
+        self._model_chosen = False
+        """By the person: it does not follow the tasks any more."""
+        self._file = ""
+        """Of a table that was dropped on the screen."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -70,8 +74,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             yield Static(self._welcome(), markup=False)
             yield Choice("Mode", self._modes(), id="mode")
             yield Input(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
-            yield Choice("Hardware", self.info.hardware, id="hardware")
-            yield Static("", id="speed", markup=False)
+            yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Model", self.info.models, id="model")
             yield Input(
                 placeholder="Base       a hub id such as owner/name, a GGUF file, or a folder",
@@ -79,7 +82,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
                 compact=True,
                 max_length=400,
             )
-            yield Choice("Tasks", self.info.tasks, id="tasks")
+            yield Choice("Hardware", self.info.hardware, id="hardware")
+            yield Static("", id="speed", markup=False)
             yield Choice("Limits", self.info.limits, id="limits")
             yield Input(
                 placeholder="Name       anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
@@ -92,8 +96,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def _welcome(self) -> Content:
         return Content.assemble(
             ("Welcome to sapo-desktop\n\n", "bold $primary"),
-            "It trains a small language model on reasoning tasks by reinforcement learning, here, on this machine, "
-            "until you stop it. Everything below has an answer already and can be changed later.\n",
+            "It trains a language model, here, on this machine: on a table of yours, or on reasoning tasks by reinforcement "
+            "learning. Everything below has an answer already. To train on a table, drop its file here.\n",
         )
 
     def on_mount(self) -> None:
@@ -103,18 +107,29 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             self.run_worker(self._look_up(self.info.whole), group="whole")
 
     async def _look_up(self, whole: Callable[[], Awaitable[FirstRunInfo]]) -> None:
-        """Offer everything. An answer that was given meanwhile stays."""
+        """Offer everything, what takes longest last. An answer that was given meanwhile stays."""
         self.info = await whole()
         before = self._value("hardware"), self._value("model")
         answers = {"hardware": self.info.hardware, "model": self.info.models, "tasks": self.info.tasks}
         for name, offered in answers.items():
             self.query_one(f"#{name}", Choice).offer(offered)
+        self._let_model_follow()
         if (self._value("hardware"), self._value("model")) != before:
             self.answers_changed()
+        if self.info.whole is not None:
+            await self._look_up(self.info.whole)
 
-    def on_choice_changed(self) -> None:
+    def on_choice_changed(self, event: Choice.Changed) -> None:
         """An answer may decide what others there are."""
+        self._model_chosen |= event.choice.id == "model"
+        self._let_model_follow()
         self.answers_changed()
+
+    def _let_model_follow(self) -> None:
+        """A table is tried on a real model, unless the person chose another one."""
+        if not self._model_chosen:
+            own = self._value("tasks") == OWN
+            self.query_one("#model", Choice).fall_back(self.info.own_base if own else self.info.models[0][0])
 
     def answers_changed(self) -> None:
         """Show the invite only for a swarm, and measure the speed of what is chosen."""
@@ -143,9 +158,16 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.query_one("#speed", Static).update(Content.styled(said, "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
-        """An invite that is pasted anywhere but into a field means: join this swarm."""
-        if event.text.strip().startswith("sapo://"):
-            self._take(event.text.strip().splitlines()[0])
+        """What is pasted anywhere but into a field: an invite means to join this swarm, a file's path, which is what a terminal
+        makes of a file dropped on it, to train on this table."""
+        from sapo_desktop.services.tasks.wizard.places import dropped_file
+
+        text = event.text.strip()
+        if text.startswith("sapo://"):
+            self._take(text.splitlines()[0])
+        elif path := dropped_file(text):
+            self._file = path
+            self.query_one("#tasks", Choice).choose(OWN, plain(path, 200))
 
     def _take(self, line: str) -> None:
         """Join this swarm."""
@@ -252,6 +274,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def _make_task(self, answers: FirstRunAnswers) -> None:
         """Ask for the file; Esc there leads back to the questions."""
+        from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
         from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
 
         actions = self.dashboard.task_actions
@@ -261,7 +284,10 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             if found is not None:
                 self.dismiss(replace(answers, model=found.base, task=found.task))
 
-        self.app.push_screen(PlacesScreen(actions, answers.model), made)
+        if self._file:
+            self.app.push_screen(DraftScreen(actions, self._file, answers.model), made)
+        else:
+            self.app.push_screen(PlacesScreen(actions, answers.model), made)
 
     def _wrong_with(self, invite: str) -> str:
         """What keeps a node from joining with this line; "" when nothing does."""

@@ -29,7 +29,16 @@ class Choice(Widget, can_focus=True):
     ]
 
     class Changed(Message):
-        """Another answer is chosen."""
+        """Another answer is chosen, by a person."""
+
+        def __init__(self, choice: Choice) -> None:
+            super().__init__()
+            self.choice = choice
+
+        @property
+        def control(self) -> Choice:
+            """The question."""
+            return self.choice
 
     def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
         super().__init__(id=id)
@@ -55,7 +64,7 @@ class Choice(Widget, can_focus=True):
         """The next answer, or the one before."""
         self.place = (self.place + steps) % len(self.answers)
         self.refresh()
-        self.post_message(self.Changed())
+        self.post_message(self.Changed(self))
 
     def choose(self, value: str, detail: str) -> None:
         """This answer, which is one of them from now on."""
@@ -63,7 +72,12 @@ class Choice(Widget, can_focus=True):
         place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), min(self.place, len(rest)))
         self.answers, self.place = (*rest[:place], (value, detail), *rest[place:]), place
         self.refresh()
-        self.post_message(self.Changed())
+        self.post_message(self.Changed(self))
+
+    def fall_back(self, value: str) -> None:
+        """This answer, if it is one of them, as if nobody had chosen."""
+        self.place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), self.place)
+        self.refresh()
 
     def on_click(self) -> None:
         """The next answer."""

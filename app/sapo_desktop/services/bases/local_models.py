@@ -34,6 +34,8 @@ SECONDS = 2.0
 """How long a person waits for the list; what was not looked at by then is listed without figures."""
 FRESH_S = 20.0
 """The list of a moment ago is the list."""
+SEEN_LANGUAGE = 100_000_000
+"""Parameters below which a model is a toy that writes stories at best."""
 Fit = Literal["fits", "tight", "too large", ""]
 """tight: smaller rounds fit. "": not known, of an engine that decides when it loads."""
 _SUPPORTED = frozenset(form.name for form in FORMS.values())
@@ -101,6 +103,11 @@ class Listing:
     def trainable(self) -> tuple[LocalBase, ...]:
         """Those that a model can start from."""
         return tuple(one for one in self.bases if not one.reason)
+
+    @property
+    def recommended(self) -> tuple[LocalBase, ...]:
+        """Those to try a table on: their rounds fit, and they have seen enough language. Smallest first."""
+        return tuple(base for base in self.trainable if base.fit == "fits" and base.parameters >= SEEN_LANGUAGE)
 
     @property
     def sentences(self) -> tuple[str, ...]:

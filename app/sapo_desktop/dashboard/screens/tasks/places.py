@@ -127,8 +127,10 @@ class PlacesScreen(Dialog[Made | None]):
         place = self.query_one("#places", OptionList).highlighted
         field = self.query_one("#path", Input)
         if place is None or place >= len(self._places):
-            if field.value.strip():
-                self._look(field.value.strip())
+            if typed := field.value.strip():
+                from sapo_desktop.services.tasks.wizard.places import dropped_file
+
+                self._look(dropped_file(typed) or typed)
             return
         chosen = self._places[place]
         if chosen.folder:

@@ -84,15 +84,18 @@ class HomeModels:
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        bundled = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bases())
+        toys = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bases())
         chosen = settings.load(self._home.settings).run
-        first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(bundled) else ()
+        first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(toys) else ()
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
-        local = tuple((one.base, one.short) for one in local_models.look(chosen).trainable if one.base != chosen.model)
-        bases = (*first, *bundled, *mine, *local)
+        listing = local_models.look(chosen)
+        ordered_bases = (*listing.recommended, *(base for base in listing.trainable if base not in listing.recommended))
+        local = [(base.base, base.short) for base in ordered_bases if base.base != chosen.model]
+        best = len([base for base in listing.recommended if base.base != chosen.model])
+        bases = (*first, *local[:best], *toys, *mine, *local[best:])
         return NewModelInfo(names.free(names.FIRST, store.taken(self._home)), bases, tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from sapo_backends.errors import size_text
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import examples
 from sapo_desktop.services.tasks.wizard.interface import Place
@@ -37,6 +41,25 @@ def places(typed: str, now: float) -> tuple[Place, ...]:
     found += [*up, *(Place(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
     shipped = [] if typed else [Place(name, name, "an example that ships") for name in examples.names()]
     return (*found[: MOST - len(shipped)], *shipped)
+
+
+def dropped_file(text: str) -> str:
+    """The path of a table, of what a terminal writes when a file is dropped on it: plain, in quotes, with backslashes before
+    spaces, or as a file:// address. "" where it is none or nothing is there."""
+    line = text.strip()
+    if not line or "\n" in line or len(line) > 4096:
+        return ""
+    readings = [line]
+    with contextlib.suppress(ValueError):  # a quote that does not end
+        readings += shlex.split(line)[:1] if len(shlex.split(line)) == 1 else []
+    if line.startswith("file://"):
+        readings.append(url2pathname(urlsplit(line).path))
+    for reading in readings:
+        with contextlib.suppress(UsageError, OSError):
+            path = typed_path(reading)
+            if path.suffix.casefold() in TABLES and path.is_file():
+                return str(path)
+    return ""
 
 
 def _split(typed: str) -> tuple[Path, str]:
