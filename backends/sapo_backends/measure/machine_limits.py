@@ -218,9 +218,12 @@ OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
 """Seconds beside the products, of models from 100M parameters on a processor without a matrix unit: of each token that is
 written (attention, a choice from the vocabulary), of each batch of questions, and of each update (products compiled for its
 shape). Fitted on six runs on own tasks (docs/benchmarks/real-tasks.md): short answers and small batches are mostly that."""
-LLAMA_CPP = 0.33
-"""Share of the limit in float32 that llama.cpp reaches with a file in 4 bits, prompts and answers alike
-(docs/benchmarks/gguf-matrix.md)."""
+LLAMA_CPP, LLAMA_CPP_K, LLAMA_CPP_TOKEN = 0.38, 0.88, 0.00275
+"""What llama.cpp reaches of the limit in float32 with a file of few bits, prompts and answers alike, and with one of k-quants,
+for which it has faster products; seconds beside them of each token that is written. Three figures from three rows
+(docs/benchmarks/gguf-matrix.md): no test of themselves."""
+MLX_ON_CPU = 2.2
+"""Times as long as its limits let one expect MLX takes on a processor (the same page)."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
 STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
@@ -233,13 +236,16 @@ makes of a token. From two rows of docs/benchmarks/memory.md."""
 @dataclass(frozen=True, slots=True)
 class Rates:
     """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
-    transformers computes it. generator: "llamacpp" where it writes instead of the trainer, with the file's own few bits."""
+    transformers computes it. generator: "llamacpp" where it writes instead of the trainer, from a file of that quantisation, such
+    as "Q4_K_M". mlx: MLX computes it, not torch."""
 
     size: ModelSize
     limits: Limits
     precision: str
     fallback: bool = False
     generator: str = ""
+    quantisation: str = ""
+    mlx: bool = False
 
     @property
     def known(self) -> bool:
@@ -250,12 +256,13 @@ class Rates:
         """Seconds to read the prompts and write the answers: a step for each token of the longest."""
         size, rows = self.size, max(1, work.rows)
         if self.generator == "llamacpp":  # reads each question whole
-            tokens = rows * work.new_tokens + work.groups * work.prompt
-            return 2 * size.multiplied * tokens / (LLAMA_CPP * self.limits.multiply["float32"])
+            written, share = rows * work.new_tokens, LLAMA_CPP_K if "_K" in self.quantisation else LLAMA_CPP
+            products = 2 * size.multiplied * (written + work.groups * work.prompt * self._body)
+            return products / (share * self.limits.multiply["float32"]) + LLAMA_CPP_TOKEN * written
         width = max(1, round(rows * work.new_tokens / work.longest))  # rows that ended leave the batch
         rate = _shares(size, self.limits, self.precision)[0] * most_generated(size, width, self.limits, self.precision)
         seconds = rows * work.new_tokens / rate + self._forward(work.prompt_tokens)
-        seconds += self._beside(OF_TOKEN * rows * work.new_tokens + OF_CALL)
+        seconds = self._on_processor * seconds + self._beside(OF_TOKEN * rows * work.new_tokens + OF_CALL)
         if not self.fallback:
             return seconds
         return seconds * self._slower() + self._states(rows * work.new_tokens, work.prompt_tokens, trains=False)
@@ -264,7 +271,7 @@ class Rates:
         """Seconds to learn from so many tokens of answers behind so many of prompts, which are not predicted themselves."""
         size = self.size
         rate = _shares(size, self.limits, self.precision)[1] * most_trained(size, self.limits, self.precision)
-        seconds = (context * self._body + answers) / rate + self._beside(OF_UPDATE)
+        seconds = self._on_processor * (context * self._body + answers) / rate + self._beside(OF_UPDATE)
         if not self.fallback:
             return seconds
         seconds *= RECOMPUTED if size.recurrent else 1.0
@@ -288,6 +295,10 @@ class Rates:
 
     def _slower(self) -> float:
         return FALLBACK.get(self.precision, 1.0)
+
+    @property
+    def _on_processor(self) -> float:
+        return MLX_ON_CPU if self.mlx and self.limits.device == "cpu" else 1.0
 
     def _states(self, written: float, read: float, *, trains: bool) -> float:
         """Seconds of layers with a state, beside the products."""

@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
-from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import LIST, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
 from sapo_swarm.config import PAPER_TASKS
 
 
@@ -186,6 +186,46 @@ async def test_an_invite_that_is_pasted_anywhere_chooses_the_swarm() -> None:
         await pilot.press("enter")
         await settled(pilot)
     assert answers == [FirstRunAnswers(mode="swarm", invite=invite)]
+
+
+@pytest.mark.parametrize("written", ["{}", "'{}'", "file://{}"])
+async def test_a_table_that_is_dropped_on_the_questions_is_the_task_and_a_real_model_is_proposed(
+    written: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "my notes.csv"
+    table.write_text("question,answer\na,b\n", "utf-8")
+    models = (("starter", "a toy"), ("lmstudio:real", "98 MB"), (LIST, "Enter lists them"))
+    info = FirstRunInfo(models=models, own_base="lmstudio:real", tasks=(("starter", "nine"), (OWN, "my own table")))
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        app.post_message(events.Paste(f"{tmp_path / 'no-such.csv'}"))
+        app.post_message(events.Paste(written.format(str(table).replace(" ", "%20") if "file" in written else table)))
+        tasks, model = app.screen.query_one("#tasks", Choice), app.screen.query_one("#model", Choice)
+        while tasks.value != OWN:
+            await pilot.pause()
+        await pilot.pause()
+        assert str(table) in tasks.answers[tasks.place][1]
+        assert model.value == "lmstudio:real"
+
+
+async def test_a_model_that_the_person_chose_stays_whatever_the_tasks_are() -> None:
+    models = (("starter", "a toy"), ("lmstudio:real", "98 MB"), ("starter-1m", "a toy"))
+    info = FirstRunInfo(models=models, own_base="lmstudio:real", tasks=(("starter", "nine"), (OWN, "my own table")))
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        model = app.screen.query_one("#model", Choice)
+        app.screen.query_one("#tasks", Choice).focus()
+        await pilot.press("right")
+        assert model.value == "lmstudio:real"
+        await pilot.press("right")
+        assert model.value == "starter", "the nine tasks again"
+        model.focus()
+        await pilot.press("left")
+        app.screen.query_one("#tasks", Choice).focus()
+        await pilot.press("right")
+        assert model.value == "starter-1m"
 
 
 async def test_a_start_that_takes_a_while_does_not_hold_the_screen() -> None:

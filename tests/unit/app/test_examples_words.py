@@ -9,6 +9,7 @@ import msgspec
 from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
 from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.screens.dashboard import reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
@@ -60,9 +61,16 @@ def test_screen_1_tells_why_and_how_far() -> None:
         return now_panel(after(count), 0.0, 100, 10, UNICODE).plain
 
     assert "examples first" in panel(2)
-    assert "examples 2 · right answers are imitated" in panel(5)
-    assert "31 of 40 right on rows set aside" in panel(5)
+    assert "examples 1 · right answers are imitated" in panel(3)
+    assert "examples 2 · 31 of 40 rows set aside right" in panel(5)
     assert "round 1 done of 10" in panel(7)
+
+
+def test_the_chart_draws_how_much_of_the_rows_set_aside_is_right() -> None:
+    assert [line.label for line in reward_lines(after(3))] == ["local"], "nothing was read yet"
+    line = reward_lines(after(6))[0]
+    assert (line.label, line.share) == ("set aside", True)
+    assert [value for _, _, value in line.series.buckets()] == [31 / 40, 31 / 40]
 
 
 def test_a_chart_marks_where_the_phase_begins_and_ends() -> None:

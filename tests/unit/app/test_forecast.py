@@ -112,7 +112,7 @@ def test_the_examples_are_told_of_only_where_they_come(home: Home) -> None:
     """Off, or of a bundled base that knows the form, there are none; only: nothing else."""
     first, off, only = (expected(home, msgspec.structs.replace(OWN, examples=kind)) for kind in ("auto", "off", "only"))
     assert first.examples > 0 == off.examples
-    assert first.parts.startswith("examples about")
+    assert first.parts.startswith(f"examples {first.examples_range}, ")
     assert first.answer < off.answer == OWN.max_new_tokens, "untrained models write to the limit"
     assert only.round == 0
     assert only.whole() < first.whole()

@@ -108,7 +108,9 @@ def _examples_lines(state: DashboardState, last: RoundFinished) -> list[str]:
     """The newest step of the examples phase."""
     read, loss = state.reading, "" if last.loss is None else f"loss {last.loss:.3f} · "
     took = f"{loss}{last.examples} texts · {sum(last.seconds.values()):.1f} s a step"
-    right = f"{read.right} of {read.items} rows set aside right" if read and read.items else "right answers are imitated"
+    right = (
+        f"{read.right} of {read.items} rows set aside right" if read and read.items else "right answers are imitated"
+    )
     return [f"examples {state.examples_rounds} · {right}", took]
 
 

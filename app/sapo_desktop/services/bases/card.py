@@ -5,6 +5,7 @@ Nothing is downloaded for it but the hub's listing and a config.json of a kiloby
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from sapo_backends.checkpoints import hub_cache, locate
+from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware
@@ -245,8 +247,17 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
     kind = memory_plan.computes_in(config, trainer)
     if hardware.is_four_bit(config.precision):
         kind = f"{hardware.FOUR_BIT}-{kind}"
-    by_limits = machine_limits.Rates(size, limits, kind, bool(found.slow), generator)
+    few_bits = quantisation_of(config.model) if generator == "llamacpp" else ""
+    by_limits = machine_limits.Rates(size, limits, kind, bool(found.slow), generator, few_bits, trainer == "mlx")
     return (by_limits, False) if by_limits.known else (None, False)
+
+
+def quantisation_of(model: str) -> str:
+    """What a GGUF file's weights are kept in, such as "Q4_K_M"; "" of anything else, and where it cannot be read."""
+    with contextlib.suppress(BackendError, OSError):
+        if (path := locate.resolve(model)).suffix == ".gguf":
+            return read_header(path).quantisation
+    return ""
 
 
 def lines(card: Card) -> list[str]:

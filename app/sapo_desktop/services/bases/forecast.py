@@ -23,8 +23,9 @@ from sapo_swarm.node.examples_phase import (
     steps_between_readings,
 )
 
-PASSES = 3
-"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8."""
+PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
+"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8. The first
+is what hours are counted with, the others are the range that a person is told."""
 ROUNDS = 200
 """A training of so many rounds is what the hours are told for."""
 
@@ -61,12 +62,15 @@ class Forecast:
     @property
     def parts(self) -> str:
         """In one line of a screen."""
-        named = [
-            ("examples about {}", self.examples),
-            ("a round of practice about {}", self.round),
-            ("an evaluation about {}", self.evaluation),
-        ]
-        return ", ".join(text.format(in_words(seconds)) for text, seconds in named if seconds)
+        named = [("a round of practice about {}", self.round), ("an evaluation about {}", self.evaluation)]
+        told = [text.format(in_words(seconds)) for text, seconds in named if seconds]
+        return ", ".join([f"examples {self.examples_range}", *told] if self.examples else told)
+
+    @property
+    def examples_range(self) -> str:
+        """How long the examples take, by how soon the rows set aside stop getting better."""
+        least, most = (min(self.examples * passes / PASSES, MOST_SECONDS) for passes in (FEW_PASSES, MANY_PASSES))
+        return f"{in_words(least)} to {in_words(most)}"
 
     @property
     def basis(self) -> str:

@@ -262,7 +262,7 @@ def sentences(found: Expectation, kept: bool = False, time: Forecast | None = No
 def _when(found: Expectation, verdict: str, time: Forecast | None) -> str:
     """When there is something to compare, and how long a round of practice takes."""
     round_s = in_words(time.round if time and time.round else found.round_s)
-    usual = f"about {in_words(time.examples)} here" if time and time.examples else "usually 2 to 5 minutes"
+    usual = f"{time.examples_range} here" if time and time.examples else "usually 2 to 5 minutes"
     phase = f"Examples come first: {usual}, at most 10 minutes"
     if found.examples == "only":
         return f"{phase}; the held-out comparison follows."
