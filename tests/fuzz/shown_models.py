@@ -124,7 +124,7 @@ def _be_the_fork(work: Callable[[], int], out: IO[bytes], err: IO[bytes]) -> Non
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace") for n in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2))
         try:
             code = work()
         except SystemExit as ended:
@@ -170,13 +170,14 @@ class _ForkedChild:
             try:
                 os.dup2(write, 1)
                 os.dup2(errors.fileno(), 2)
-                sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8") for n in (1, 2))
+                sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))
                 code = inspection_child.main(str(folder))
-                sys.stdout.flush()
             except BaseException:  # as an interpreter ends
                 traceback.print_exc()
                 code = 1
             finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
                 os._exit(code)
         os.close(write)
 
@@ -235,6 +236,10 @@ def prepare(good: Path, home: Path) -> None:
     inspection_child.inspect(Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m")
     inspection._started = _forked_child  # type: ignore[assignment]
     gc.freeze()
+    again = good.with_name("again.gguf")
+    again.write_bytes(good.read_bytes() + b"\0")  # not the one that is remembered
+    if (forked := show_by_fork(again)).code or forked.wrong:
+        raise SystemExit(f"A good model is not shown by a fork: {forked.wrong or forked.words}")
 
 
 def show_by_fork(model: Path) -> Outcome:
