@@ -1,7 +1,9 @@
-"""Every field of a model's JSON files and of its weights' header, changed, through the command line: `models show FOLDER`.
+"""Every field of a model's JSON files, of its weights' header and of GGUF files, changed: `models show` of each.
 
 python tests/fuzz/model_files.py [--mutations 300] [--seed N] [--only FILE]. Each must end within 20 s and 2 GB, with an exit code
-of the app's own and one sentence, or with the card. The exit code is 1 where something else happened; the figures are printed.
+of the app's own and one sentence, or with the card. One in ten goes through a command line of its own, the rest through a fork
+(see shown_models); of the GGUF files that were shown an engine loads a sample. The exit code is 1 where something else happened;
+the figures are printed.
 """
 
 from __future__ import annotations
@@ -9,40 +11,34 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.fuzz.gguf_mutations import ATTACKS, attack_gguf, mutate_gguf
+from tests.fuzz.shown_models import COMMAND, ENGINE, FORK, Outcome, load_by_fork, prepare, show_by_command, show_by_fork
+from tests.support.gguf_files import whole_model
 
 SOURCE = Path(__file__).resolve().parents[2] / "assets" / "sapo_assets" / "models" / "starter-1m"
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = "model.safetensors"
-SECONDS, MEMORY = 20.0, 2_000_000_000
-CODES = (0, 1, 2, 3, 4)
+GGUF = "gguf"
+FAMILIES = ("qwen2", "llama", "gemma3", "phi3")
+FOR_REAL = ("one in another's place", "an end below 0", "kinds of no kind", "a million merges", "a template that repeats")
+"""Attacks on the header of a real file, too."""
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 3, 10**9, 2**31, 2**63, 10**30, -(10**30), 0.5, -1.5, 1e308, float("inf"), float("nan"), "", "x",
     "\x1b[2J\nFROM evil", "\ud800", "a" * 100_000, [], [[]], [None] * 1000, {}, {"x": {"y": []}}, [1e9] * 3, "1e9",
     "{{ 'x'.center(3000000000) }}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 )  # fmt: skip
 """What a field becomes."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the command line did with a damaged folder. wrong: what it should not have done, "" for nothing."""
-
-    code: int
-    seconds: float
-    memory: int
-    wrong: str
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -113,62 +109,69 @@ def model_copy(folder: Path) -> Path:
     return folder
 
 
-def sentence_wrong(code: int, output: str, errors: str) -> str:
-    """What is wrong with what a command said."""
-    if code not in CODES:
-        return f"exit code {code}"
-    if "Traceback" in errors or "panicked" in errors:
-        return "a traceback"
-    lines = [line for line in errors.splitlines() if line.strip()]
-    if code and (len(lines) != 1 or not 10 <= len(lines[0]) <= 1000):
-        return f"{len(lines)} lines of errors"
-    if "\x1b[2J" in output + errors:
-        return "what a terminal obeys"
-    return ""
+class Models:
+    """Changed models, one after another: every attack on every kind of GGUF file once, the rest at random.
+
+    The real file counts by its header alone: its weights are zeros that take no room on the disk.
+    """
+
+    def __init__(self, rng: random.Random, only: str, real: Path | None) -> None:
+        self._rng, self._only = rng, only
+        self._gguf = {family: whole_model(family) for family in FAMILIES}
+        if real is not None:
+            self._gguf[real.stem] = real.read_bytes()
+        self._attacks = [(name, family) for name in ATTACKS for family in FAMILIES]
+        self._attacks += [(name, real.stem) for name in ATTACKS if real is not None and name in FOR_REAL]
+        self._count = 0
+
+    def next(self, place: Path) -> tuple[str, Path]:
+        """(what was changed, the file or folder)."""
+        self._count += 1
+        chosen = self._only or (GGUF if self._count % 5 < 3 else (*JSON_FILES, WEIGHTS)[self._count // 5 % 5])
+        if chosen != GGUF:
+            folder = model_copy(place / "model")
+            mutate(folder, chosen, self._rng)
+            return chosen, folder
+        file = place / "model.gguf"
+        if self._attacks:
+            name, family = self._attacks.pop()
+            attack_gguf(file, self._gguf[family], name)
+            return f"{GGUF} {family} attack: {name}", file
+        family = self._rng.choices([*self._gguf], [24 if name in FAMILIES else 4 for name in self._gguf])[0]
+        return f"{GGUF} {family} {mutate_gguf(file, self._gguf[family], self._rng)}", file
 
 
-def show(folder: Path, home: Path) -> Outcome:
-    """`models show` of the folder, in a process of its own, with what it and its children took."""
-    environment = {**os.environ, "SAPO_HOME": str(home), "NO_COLOR": "1"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        start = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sapo_desktop", "models", "show", str(folder)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment,
-        )  # fmt: skip
-        peak, ended = peak_until_end(process, start + 3 * SECONDS)
-        seconds = time.monotonic() - start
-        out.seek(0)
-        err.seek(0)
-        output, errors = (file.read().decode("utf-8", "replace") for file in (out, err))
-    wrong = sentence_wrong(process.returncode, output, errors) if ended else "no end"
-    if seconds > SECONDS:
-        wrong = wrong or f"{seconds:.0f} s"
-    if peak > MEMORY:
-        wrong = wrong or f"{peak / 1e9:.1f} GB"
-    return Outcome(process.returncode, seconds, peak, f"{wrong}: {errors[-1500:]}" if wrong else "")
+def real_gguf() -> Path | None:
+    """SmolLM2 where it was fetched before (see packaging/real_models.py)."""
+    file = Path.home() / ".cache" / "sapo-real-models" / "SmolLM2-135M-Instruct-Q4_1.gguf"
+    return file if file.is_file() else None
 
 
-def peak_until_end(process: subprocess.Popen[bytes], until: float) -> tuple[int, bool]:
-    """The most memory that the process and its children held together, and whether it ended by itself."""
-    import psutil
+class Tally:
+    """What came of all of them."""
 
-    peak = 0
-    while process.poll() is None:
-        try:
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            peak = max(peak, sum(member.memory_info().rss for member in family))
-        except psutil.Error:
-            pass
-        if time.monotonic() > until:
-            process.kill()
-            process.wait()
-            return peak, False
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    return peak, True
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str, int]] = Counter()
+        self.wrong: list[str] = []
+        self.seconds, self.memory = 0.0, 0
+
+    def add(self, what: str, outcome: Outcome) -> None:
+        """One more; printed at once where it is wrong."""
+        kind = " ".join(word for word in what.partition(" attack")[0].split()[:1])
+        self.counts[outcome.way, kind, outcome.code] += 1
+        self.seconds, self.memory = max(self.seconds, outcome.seconds), max(self.memory, outcome.memory)
+        if outcome.wrong:
+            self.wrong.append(what)
+            print(f"{what}, {outcome.way}: {outcome.wrong}", flush=True)
+
+    def lines(self) -> list[str]:
+        """For the end."""
+        lines = []
+        for way in (COMMAND, FORK, ENGINE):
+            here = {key: count for key, count in self.counts.items() if key[0] == way}
+            codes = ", ".join(f"{kind} {code}: {count}" for (_, kind, code), count in sorted(here.items()))
+            lines.append(f"{way}: {sum(here.values())} ({codes})")
+        return [*lines, f"{len(self.wrong)} wrong; slowest {self.seconds:.1f} s, most {self.memory / 1e9:.2f} GB"]
 
 
 def main() -> int:
@@ -176,27 +179,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=(*JSON_FILES, WEIGHTS), default="")
+    parser.add_argument("--only", choices=(*JSON_FILES, WEIGHTS, GGUF), default="")
+    parser.add_argument("--every", type=int, default=10, help="one in so many goes through a command line of its own")
+    parser.add_argument("--loads", type=int, default=100, help="so many of the GGUF files that are shown are loaded, too")
+    parser.add_argument("--keep", type=Path, help="a folder for the models that were handled wrongly")
     given = parser.parse_args()
-    rng = random.Random(given.seed)
-    codes: Counter[str] = Counter()
-    wrong, seconds, memory = [], 0.0, 0
-    home = Path(tempfile.mkdtemp())  # one for all: the machine is measured once
-    for number in range(given.mutations):
-        name = given.only or (*JSON_FILES, WEIGHTS)[number % 5]
-        with tempfile.TemporaryDirectory() as place:
-            folder = model_copy(Path(place) / "model")
-            mutate(folder, name, rng)
-            outcome = show(folder, home)
-            codes[f"{name} {outcome.code}"] += 1
-            seconds, memory = max(seconds, outcome.seconds), max(memory, outcome.memory)
-            if outcome.wrong:
-                wrong.append(outcome)
-                print(f"{number} {name}: {outcome.wrong}", flush=True)
-    shutil.rmtree(home, ignore_errors=True)
-    print(f"{given.mutations} mutations, {len(wrong)} wrong; slowest {seconds:.1f} s, most {memory / 1e9:.2f} GB")
-    print(", ".join(f"{name}: {count}" for name, count in sorted(codes.items())))
-    return 1 if wrong else 0
+    rng, tally = random.Random(given.seed), Tally()
+    models = Models(rng, given.only, real_gguf())
+    with tempfile.TemporaryDirectory() as scratch:
+        home, shown = Path(scratch) / "home", Path(scratch) / "shown"  # one home for all: the machine is measured once
+        shown.mkdir()
+        good = shown.parent / "good.gguf"
+        good.write_bytes(whole_model())
+        prepare(good, home)
+        for number in range(given.mutations):
+            place = Path(scratch) / "now"
+            place.mkdir()
+            what, model = models.next(place)
+            outcome = show_by_command(model, home) if number % given.every == 0 else show_by_fork(model)
+            tally.add(what, outcome)
+            if outcome.wrong and given.keep:
+                shutil.copytree(place, given.keep / f"{number}", dirs_exist_ok=True)
+            if model.suffix == ".gguf" and outcome.code == 0 and model.stat().st_size < 5_000_000:
+                model.rename(shown / f"{number} {what.replace(' ', '_').replace('/', '')}.gguf")
+            shutil.rmtree(place)
+        accepted = sorted(shown.iterdir())
+        for file in rng.sample(accepted, min(given.loads, len(accepted))):
+            tally.add(f"{GGUF} {file.stem}", load_by_fork(file))
+            if tally.wrong and tally.wrong[-1].endswith(file.stem) and given.keep:
+                shutil.copy(file, given.keep)
+    print("\n".join([*tally.lines(), f"GGUF files that were shown: {len(accepted)}"]))
+    return 1 if tally.wrong else 0
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ conversation of 1,001 messages takes 2,260 in SmolLM2's template."""
 CHARS_A_STEP = 256
 SECONDS = 1.0
 """Of this thread's processor time, looked at every LOOK steps."""
+WASTED_S = 2.0
+"""Of one template's renders that were refused one after another, each after long work: then it is refused at once. Every
+question of a task is rendered, and a template that uses up its budget took a minute before the card."""
 LOOK = 16
 _WIDE = re.compile(r"\d{6,}")
 _UNBOUNDED = ("random", "urlize")
@@ -442,6 +445,7 @@ class ChatTemplate:
         if "strftime_now is defined" not in source:  # such a template has a date of its own
             self._variables["strftime_now"] = TODAY.strftime
         self._takes_tools = "tools" in source
+        self._wasted = 0.0
         try:
             self._template = _environment().from_string(_GENERATION_TAGS.sub("", source))
         except TemplateRefused:
@@ -470,12 +474,21 @@ class ChatTemplate:
             return False
 
     def _text(self, messages: Messages, tools: Tools = ()) -> str:
+        if self._wasted > WASTED_S:
+            raise TemplateRefused("The model's chat template was refused before, each time after long work. Choose another model.")
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        began = time.thread_time()
         try:
             with render_budget():
-                return self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
-        except _FAILURES as error:
+                text = self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
+        except (TemplateRefused, *_FAILURES) as error:
+            took = time.thread_time() - began
+            self._wasted += took if took > SECONDS / 8 else 0.0
+            if isinstance(error, TemplateRefused):
+                raise
             raise TemplateRefused(f"The model's chat template failed: {error}") from error
+        self._wasted = 0.0
+        return text
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
         """The messages as the template takes them, and their text. Where it refuses a system message, as Gemma's does,

@@ -33,6 +33,8 @@ CHATS = (
     ("user", "assistant", "user"),
     ("system", "user", "assistant", "tool"),
 )
+LONGEST = 900
+"""Characters of what this process says: a file's own words may be in it, and those may have a megabyte."""
 TOOL = {
     "type": "function",
     "function": {
@@ -91,6 +93,13 @@ def _render(tokenizer: HfTokenizer) -> None:
                 tokenizer.encode_chat(chat, tools)
 
 
+def _say(text: str) -> None:
+    """One line, for a pipe that nobody reads before this process has ended: what is longer than it holds would wait for ever.
+    The end of a sentence says what to do, so its middle is left out."""
+    line = " ".join(text.split())
+    print(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-250:]}", flush=True)
+
+
 def main(folder: str) -> int:
     """The child. Its one line begins with "ok", "memory", REFUSED and a sentence for a person, or says what the files did."""
     making = is_to_be_made(Path(folder))
@@ -100,15 +109,15 @@ def main(folder: str) -> int:
             write_view(Path(folder))
         inspect(Path(folder))
     except ModelNotFound as error:
-        print(f"{REFUSED}{' '.join(str(error).split())}", flush=True)
+        _say(f"{REFUSED}{error}")
         return 1
     except MemoryError:
-        print("memory", flush=True)
+        _say("memory")
         return 1
     except BaseException as error:  # native libraries raise what is no Exception
-        print(f"{type(error).__name__} {error}"[:400], flush=True)
+        _say(f"{type(error).__name__} {error}")
         return 1
-    print("ok", flush=True)
+    _say("ok")
     return 0
 
 

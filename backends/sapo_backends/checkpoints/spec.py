@@ -491,7 +491,7 @@ def decoder_spec(config: Json) -> DecoderSpec:
     scalar = float(config.get("query_pre_attn_scalar") or 256) if gemma and family.norms == "both" else head_dim
     granite = name == "GraniteForCausalLM"
     caps = (50.0, 30.0) if name == "Gemma2ForCausalLM" else (0.0, 0.0)
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=name,
         vocabulary=int(config["vocab_size"]),
         hidden=hidden,
@@ -523,3 +523,33 @@ def decoder_spec(config: Json) -> DecoderSpec:
         residual_scale=float(config.get("residual_multiplier") or 1.0) if granite else 1.0,
         logit_scale=1.0 / float(config.get("logits_scaling") or 1.0) if granite else 1.0,
     )
+    _require_computable(spec)
+    return spec
+
+
+def _require_computable(spec: DecoderSpec) -> None:
+    """Raise ModelNotFound where a factor is endless, no number, or of the wrong sign: nothing that is computed with it would be
+    a number, and sampling would end in the middle of a round."""
+    figures = {
+        "scale of attention": (spec.scale,),
+        "multiplier": (spec.embed_scale, spec.residual_scale, spec.logit_scale),
+        "rope_theta": tuple(rope.theta for rope in spec.ropes),
+        "rope scaling": tuple(
+            value
+            for rope in spec.ropes
+            for value in (rope.factor, rope.attention, rope.original_context, *rope.factors, *rope.long_factors)
+        ),
+    }
+    not_below_zero = {"rms_norm_eps": (spec.norm_eps,), "softcapping": (spec.softcap, spec.logit_softcap)}
+    wrong = [
+        (name, value)
+        for names, least in ((figures, math.ulp(0.0)), (not_below_zero, 0.0))
+        for name, values in names.items()
+        for value in values
+        if not least <= value < math.inf
+    ]
+    if wrong:
+        name, value = wrong[0]
+        raise ModelNotFound(
+            f"The model's config.json has a {name} of {value}, with which nothing can be computed. Copy or download the model again."
+        )

@@ -29,6 +29,10 @@ CACHED_WORDS = 256
 """Words that a tokenizer remembers in pieces. Its library keeps the first 10,000 it meets: where questions hold long words of
 their own (4 KB for a program), a node grew by 7 MB an hour, for hours. Encoding is no faster with more."""
 
+MOST_ADDED = 1 << 20
+"""Characters of all tokens that stand beside the vocabulary, at most. They become patterns, which took 20 s and 2.8 GB for one
+of 10 MB; real models have some 100,000."""
+
 
 def read_json(path: Path) -> Json:
     """The object in a JSON file, or {} when there is no such file. Raises ModelNotFound when it is damaged."""
@@ -130,6 +134,11 @@ class HfTokenizer:
         data = read_json(folder / "tokenizer.json")
         settings = read_json(folder / "tokenizer_config.json")
         added = {t["content"]: int(t["id"]) for t in data.get("added_tokens", [])}
+        if (spelled := sum(map(len, added))) > MOST_ADDED:
+            raise ModelNotFound(
+                f"{folder / 'tokenizer.json'} has added tokens of {spelled:,} characters, and at most {MOST_ADDED:,} are read. "
+                "Copy or download the model again, or choose another."
+            )
         vocabulary = data.get("model", {}).get("vocab", {})
         ids = {**vocabulary, **added} if isinstance(vocabulary, dict) else added
         special = _specials(folder, settings, ids)
