@@ -31,7 +31,13 @@ JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 WEIGHTS = "model.safetensors"
 GGUF = "gguf"
 FAMILIES = ("qwen2", "llama", "gemma3", "phi3")
-FOR_REAL = ("one in another's place", "an end below 0", "kinds of no kind", "a million merges", "a template that repeats")
+FOR_REAL = (
+    "one in another's place",
+    "an end below 0",
+    "kinds of no kind",
+    "a million merges",
+    "a template that repeats",
+)
 """Attacks on the header of a real file, too."""
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 3, 10**9, 2**31, 2**63, 10**30, -(10**30), 0.5, -1.5, 1e308, float("inf"), float("nan"), "", "x",
@@ -181,7 +187,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=(*JSON_FILES, WEIGHTS, GGUF), default="")
     parser.add_argument("--every", type=int, default=10, help="one in so many goes through a command line of its own")
-    parser.add_argument("--loads", type=int, default=100, help="so many of the GGUF files that are shown are loaded, too")
+    parser.add_argument(
+        "--loads", type=int, default=100, help="so many of the GGUF files that are shown are loaded, too"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the models that were handled wrongly")
     given = parser.parse_args()
     rng, tally = random.Random(given.seed), Tally()

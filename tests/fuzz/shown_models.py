@@ -124,7 +124,9 @@ def _be_the_fork(work: Callable[[], int], out: IO[bytes], err: IO[bytes]) -> Non
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2)
+        )
         try:
             code = work()
         except SystemExit as ended:
@@ -231,7 +233,7 @@ def prepare(good: Path, home: Path) -> None:
     from sapo_backends.checkpoints import inspection, inspection_child
     from sapo_desktop import cli
 
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: SIM115
+    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: RUF100, SIM115
         cli.run(["models", "show", str(good)])
     inspection_child.inspect(Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m")
     inspection._started = _forked_child  # type: ignore[assignment]

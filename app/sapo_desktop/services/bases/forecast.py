@@ -24,8 +24,8 @@ from sapo_swarm.node.examples_phase import (
 )
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
-"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8. The first
-is what hours are counted with, the others are the range that a person is told."""
+"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8. Hours are
+counted with the first; a person is told the range of the others."""  # noqa: E501
 ROUNDS = 200
 """A training of so many rounds is what the hours are told for."""
 
