@@ -23,9 +23,9 @@ async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
     answers: list[FirstRunAnswers | None] = []
     info = FirstRunInfo(models=(("a", ""), ("b", ""), ("c", "")), tasks=(("starter", ""), ("paper", ""), ("mine", "")))
     for typed, wanted in (
-        (("down", "down", "right", "right", "down", "right", "enter"), FirstRunAnswers(model="c", tasks="paper")),
+        (("down", "right", "down", "right", "right", "enter"), FirstRunAnswers(model="c", tasks="paper")),
         (("up", *"Ann B", "enter"), FirstRunAnswers(model="a", name="Ann B")),
-        (("down", "down", "left", "down", "left", "enter"), FirstRunAnswers(model="c", tasks="mine")),
+        (("down", "left", "down", "left", "enter"), FirstRunAnswers(model="c", tasks="mine")),
     ):
         answers.clear()
         app = SapoDashboard(
