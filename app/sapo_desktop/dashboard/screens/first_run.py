@@ -61,8 +61,6 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.speeds: dict[tuple[str, str], str] = {}
         self.listed = ""
         """The line that was found in a directory."""
-        self._model_chosen = False
-        """By the person: it does not follow the tasks any more."""
         self._file = ""
         """Of a table that was dropped on the screen."""
 
@@ -119,17 +117,17 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         if self.info.whole is not None:
             await self._look_up(self.info.whole)
 
-    def on_choice_changed(self, event: Choice.Changed) -> None:
+    def on_choice_changed(self) -> None:
         """An answer may decide what others there are."""
-        self._model_chosen |= event.choice.id == "model"
         self._let_model_follow()
         self.answers_changed()
 
     def _let_model_follow(self) -> None:
         """A table is tried on a real model, unless the person chose another one."""
-        if not self._model_chosen:
+        model = self.query_one("#model", Choice)
+        if not model.chosen:
             own = self._value("tasks") == OWN
-            self.query_one("#model", Choice).fall_back(self.info.own_base if own else self.info.models[0][0])
+            model.fall_back(self.info.own_base if own else self.info.models[0][0])
 
     def answers_changed(self) -> None:
         """Show the invite only for a swarm, and measure the speed of what is chosen."""

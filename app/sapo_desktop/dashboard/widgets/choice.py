@@ -31,18 +31,11 @@ class Choice(Widget, can_focus=True):
     class Changed(Message):
         """Another answer is chosen, by a person."""
 
-        def __init__(self, choice: Choice) -> None:
-            super().__init__()
-            self.choice = choice
-
-        @property
-        def control(self) -> Choice:
-            """The question."""
-            return self.choice
-
     def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
         super().__init__(id=id)
         self.label, self.answers, self.place = label, answers, 0
+        self.chosen = False
+        """By the person. Known at once: messages come later than keys that were typed ahead."""
 
     @property
     def value(self) -> str:
@@ -63,16 +56,18 @@ class Choice(Widget, can_focus=True):
     def action_turn(self, steps: int) -> None:
         """The next answer, or the one before."""
         self.place = (self.place + steps) % len(self.answers)
+        self.chosen = True
         self.refresh()
-        self.post_message(self.Changed(self))
+        self.post_message(self.Changed())
 
     def choose(self, value: str, detail: str) -> None:
         """This answer, which is one of them from now on."""
         rest = tuple(pair for pair in self.answers if pair[0] != value)
         place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), min(self.place, len(rest)))
         self.answers, self.place = (*rest[:place], (value, detail), *rest[place:]), place
+        self.chosen = True
         self.refresh()
-        self.post_message(self.Changed(self))
+        self.post_message(self.Changed())
 
     def fall_back(self, value: str) -> None:
         """This answer, if it is one of them, as if nobody had chosen."""
