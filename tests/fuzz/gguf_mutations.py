@@ -401,10 +401,6 @@ def _lengths(count: int, length: int, letters: bytes = b"ab") -> list[bytes]:
     return [bytes(rng.choices(letters, k=length)) for _ in range(count)]
 
 
-def _wider(image: GgufImage, name: str, kind: int, value: Any) -> None:
-    image.put(name, kind, value)
-
-
 def _huge(image: GgufImage) -> None:
     """An embedding of 2^21 rows in a file that claims a terabyte and stores nothing of it."""
     embedding = image.tensor("token_embd.weight")
