@@ -16,8 +16,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 # What this computer offers, found without importing a numerical library.
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -42,6 +40,8 @@ class Hardware:
 
 def cores() -> int:
     """Physical cores, bounded by what the scheduler lets this process use."""
+    import psutil  # not at the top: the dashboard takes `trim` from here before its first frame
+
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     return max(1, min(physical, allowed))
@@ -71,6 +71,8 @@ def _cached_bytes() -> int:
 
 def available_memory() -> int:
     """Bytes that can be allocated now, within the container's limit if there is one."""
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used + _cached_bytes()))
@@ -108,6 +110,8 @@ def processor() -> str:
 def detect() -> Hardware:
     """Look once; takes a few milliseconds."""
     limit = _cgroup_bytes("memory.max")
+    import psutil
+
     total = int(psutil.virtual_memory().total)
     return Hardware(
         cores=cores(),

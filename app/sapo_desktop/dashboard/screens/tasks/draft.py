@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, get_args
@@ -13,6 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look.show import plain
@@ -136,6 +138,10 @@ class DraftScreen(Dialog[Made | None]):
 
     @work(name="look", group="look", exclusive=True)
     async def _look(self) -> None:
+        with suppress(NoMatches):  # closed while the file was being read
+            await self._read()
+
+    async def _read(self) -> None:
         first = self._seen is None
         if not first:
             await asyncio.sleep(_SETTLED_S)

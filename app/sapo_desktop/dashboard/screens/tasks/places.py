@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -11,6 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -83,7 +85,8 @@ class PlacesScreen(Dialog[Made | None]):
 
     @work(name="places", group="places", exclusive=True)
     async def _list(self, typed: str) -> None:
-        await self._read(typed)
+        with suppress(NoMatches):  # closed while the folder was being read
+            await self._read(typed)
 
     async def _read(self, typed: str) -> None:
         try:
