@@ -211,7 +211,9 @@ def change_entry(image: GgufImage, rng: random.Random) -> None:
     elif way < 0.14:
         image.entries.insert(rng.randrange(len(image.entries)), replace(changed))
     elif way < 0.2:
-        changed.key = rng.choice((b"", ESCAPE.encode(), b"k" * 66_000, changed.key * 2, b"general.architecture", b"\xff"))
+        changed.key = rng.choice(
+            (b"", ESCAPE.encode(), b"k" * 66_000, changed.key * 2, b"general.architecture", b"\xff")
+        )
     elif way < 0.26:
         changed.kind = rng.choice((*range(14), 99, 2**31))
     elif way < 0.32 and isinstance(changed.value, bytes):
@@ -276,7 +278,9 @@ def change_tensor(image: GgufImage, rng: random.Random) -> None:
         image.tensors.append(replace(changed, name=changed.name if rng.random() < 0.5 else b"blk.0.attn_norm2.weight"))
     elif way < 0.3:
         hostile = (b"", ESCAPE.encode(), b"a" * 255, b"a" * 70_000, b"\xff", other.name, b"blk.99999999.attn_q.weight")
-        changed.name = rng.choice((*hostile, "blk.²³.attn_q.weight".encode(), b"blk.00.attn_q.weight", b"rope_freqs.weight"))
+        changed.name = rng.choice(
+            (*hostile, "blk.²³.attn_q.weight".encode(), b"blk.00.attn_q.weight", b"rope_freqs.weight")
+        )
     elif way < 0.5:
         changed.shape = list(changed.shape)
         changed.shape[rng.randrange(len(changed.shape))] = rng.choice(ROOMS)
@@ -289,7 +293,9 @@ def change_tensor(image: GgufImage, rng: random.Random) -> None:
         changed.kind = rng.choice((*range(46), 99, 2**31))
     else:
         near = (other.offset, other.offset + 1, other.offset + 32, changed.offset - 32, changed.offset + 4)
-        changed.offset = rng.choice((*near, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, len(image.data), len(image.data) + 32))
+        changed.offset = rng.choice(
+            (*near, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, len(image.data), len(image.data) + 32)
+        )
 
 
 def change_frame(image: GgufImage, rng: random.Random) -> None:
@@ -301,9 +307,13 @@ def change_frame(image: GgufImage, rng: random.Random) -> None:
     elif way == 1:
         image.version = rng.choice((0, 1, 2, 3, 4, 99, 2**31, 0x03000000))
     elif way == 2:
-        image.entries_claimed = rng.choice((0, 1, len(image.entries) - 1, len(image.entries) + 1, 4096, 2**31, 2**63, 2**64 - 1))
+        image.entries_claimed = rng.choice(
+            (0, 1, len(image.entries) - 1, len(image.entries) + 1, 4096, 2**31, 2**63, 2**64 - 1)
+        )
     elif way == 3:
-        image.tensors_claimed = rng.choice((0, 1, len(image.tensors) - 1, len(image.tensors) + 1, 65_536, 2**31, 2**63, 2**64 - 1))
+        image.tensors_claimed = rng.choice(
+            (0, 1, len(image.tensors) - 1, len(image.tensors) + 1, 65_536, 2**31, 2**63, 2**64 - 1)
+        )
     elif way == 4:
         image.put("general.alignment", *rng.choice(NUMBERS))
     else:
@@ -447,7 +457,11 @@ def _all_merges(image: GgufImage) -> None:
 
 def _same_prefix(image: GgufImage) -> None:
     """Tokens whose every beginning and every end is a token."""
-    _tokens(image, [b"ab"[i % 2 :][:1] * 0 + (b"a" * (i % 255 + 1)) + str(i).encode() for i in range(1000)] + [b"a" * i for i in range(1, 256)])
+    _tokens(
+        image,
+        [b"ab"[i % 2 :][:1] * 0 + (b"a" * (i % 255 + 1)) + str(i).encode() for i in range(1000)]
+        + [b"a" * i for i in range(1, 256)],
+    )
 
 
 def _of_endings(image: GgufImage, count: int, length: int) -> None:
@@ -457,10 +471,12 @@ def _of_endings(image: GgufImage, count: int, length: int) -> None:
 ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "more heads than hidden": lambda image: image.put("attention.head_count", 4, 4096),
     "more heads than hidden, no key length": lambda image: (
-        image.entries.remove(image.entry("attention.key_length")),
-        image.put("attention.head_count", 4, 4096),
-    )
-    and None,
+        (
+            image.entries.remove(image.entry("attention.key_length")),
+            image.put("attention.head_count", 4, 4096),
+        )
+        and None
+    ),
     "keys of 4e9": lambda image: image.put("attention.key_length", 4, 4_000_000_000),
     "a negative number of key heads": lambda image: image.put("attention.head_count_kv", 5, -2),
     "three key heads for four": lambda image: image.put("attention.head_count_kv", 4, 3),
@@ -474,15 +490,19 @@ ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "base frequency below 0": lambda image: image.put("rope.freq_base", 6, -10_000.0),
     "endless base frequency": lambda image: image.put("rope.freq_base", 12, 1e308),
     "positions stretched without end": lambda image: (
-        image.put("rope.scaling.type", TEXT, b"linear"),
-        image.put("rope.scaling.factor", 6, float("inf")),
-    )
-    and None,
+        (
+            image.put("rope.scaling.type", TEXT, b"linear"),
+            image.put("rope.scaling.factor", 6, float("inf")),
+        )
+        and None
+    ),
     "positions stretched by less than nothing": lambda image: (
-        image.put("rope.scaling.type", TEXT, b"linear"),
-        image.put("rope.scaling.factor", 6, -2.0),
-    )
-    and None,
+        (
+            image.put("rope.scaling.type", TEXT, b"linear"),
+            image.put("rope.scaling.factor", 6, -2.0),
+        )
+        and None
+    ),
     "stretched in a way with escapes": lambda image: image.put("rope.scaling.type", TEXT, ESCAPE.encode()),
     "an original context of 1": lambda image: image.put("rope.scaling.original_context_length", 4, 1),
     "factors that are no numbers": lambda image: _not_numbers(image, float("nan")),
@@ -521,12 +541,18 @@ ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "tokens of every beginning": _same_prefix,
     "merges that double": _chained,
     "a million merges": _all_merges,
-    "every token unknown": lambda image: image.put("ggml.token_type", ARRAY, Array(5, [2] * len(image.entry("ggml.tokens").value.items))),
-    "kinds of no kind": lambda image: image.put("ggml.token_type", ARRAY, Array(5, [-7] * len(image.entry("ggml.tokens").value.items))),
+    "every token unknown": lambda image: image.put(
+        "ggml.token_type", ARRAY, Array(5, [2] * len(image.entry("ggml.tokens").value.items))
+    ),
+    "kinds of no kind": lambda image: image.put(
+        "ggml.token_type", ARRAY, Array(5, [-7] * len(image.entry("ggml.tokens").value.items))
+    ),
     "scores that are no numbers": lambda image: image.put(
         "ggml.scores", ARRAY, Array(6, [float("nan")] * len(image.entry("ggml.tokens").value.items))
     ),
-    "scores that are texts": lambda image: image.put("ggml.scores", ARRAY, Array(TEXT, [b"1"] * len(image.entry("ggml.tokens").value.items))),
+    "scores that are texts": lambda image: image.put(
+        "ggml.scores", ARRAY, Array(TEXT, [b"1"] * len(image.entry("ggml.tokens").value.items))
+    ),
     "an end that is no token": lambda image: image.put("eos_token_id", 4, 2**32 - 1),
     "an end below 0": lambda image: image.put("eos_token_id", 5, -1),
     "an end that is no number": lambda image: image.put("eos_token_id", 6, float("nan")),
@@ -534,22 +560,24 @@ ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "a template that repeats": lambda image: _template(image, "{{ 'x' * 3000000000 }}"),
     "a template that centres": lambda image: _template(image, "{{ 'x'.center(3000000000) }}"),
     "a template that indents": lambda image: _template(image, "{{ messages | tojson(indent=2000000000) }}"),
-    "a template of loops": lambda image: _template(
-        image, "{% for a in range(99999) %}" * 4 + "x" + "{% endfor %}" * 4
-    ),
+    "a template of loops": lambda image: _template(image, "{% for a in range(99999) %}" * 4 + "x" + "{% endfor %}" * 4),
     "a template that doubles": lambda image: _template(
         image, "{% set n = namespace(t='ab') %}{% for i in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t }}"
     ),
     "a template that calls itself": lambda image: _template(image, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
     "a template nested deep": lambda image: _template(image, "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}"),
     "a template of a megabyte": lambda image: _template(image, "{% if 1 %}" * 50_000 + "{% endif %}" * 50_000),
-    "a template that refuses in escapes": lambda image: _template(image, "{{ raise_exception(" + json.dumps(ESCAPE) + ") }}"),
+    "a template that refuses in escapes": lambda image: _template(
+        image, "{{ raise_exception(" + json.dumps(ESCAPE) + ") }}"
+    ),
     "a template that writes escapes": lambda image: _template(image, ESCAPE + "{{ messages[0].content }}"),
     "a template out of its sandbox": lambda image: _template(image, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
     "a template of powers": lambda image: _template(image, "{{ 9 ** 9 ** 9 ** 9 }}"),
     "a template of splits": lambda image: _template(image, "{{ ('a ' * 100000).split() | join('b' * 1000) }}"),
     "four thousand fields": lambda image: image.entries.extend(Entry(b"x%d" % i, 4, i) for i in range(4000)),
-    "sixty thousand tensors": lambda image: image.tensors.extend(Tensor(b"t%d" % i, [1], F32, 0) for i in range(60_000)),
+    "sixty thousand tensors": lambda image: image.tensors.extend(
+        Tensor(b"t%d" % i, [1], F32, 0) for i in range(60_000)
+    ),
     "a hundred megabytes of fields": lambda image: image.entries.extend(
         Entry(b"x%d" % i, TEXT, b"y" * 1_000_000) for i in range(90)
     ),

@@ -124,7 +124,9 @@ def _be_the_fork(work: Callable[[], int], out: IO[bytes], err: IO[bytes]) -> Non
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2)
+        )
         try:
             code = work()
         except SystemExit as ended:

@@ -124,7 +124,12 @@ def whole_tensors(family: str, vocabulary: int) -> dict[str, tuple[int, ...]]:
         listed |= {f"rope_factors_{kind}.weight": (HEAD // 2,) for kind in ("short", "long")}
         listed["output.weight"] = (HIDDEN, vocabulary)
     for layer in range(LAYERS):
-        parts = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_output": (query, HIDDEN), "ffn_down": (WIDE, HIDDEN)}
+        parts = {
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+            "attn_output": (query, HIDDEN),
+            "ffn_down": (WIDE, HIDDEN),
+        }
         if family == "phi3":
             parts |= {"attn_qkv": (HIDDEN, query + 2 * keys), "ffn_up": (HIDDEN, 2 * WIDE)}
         else:

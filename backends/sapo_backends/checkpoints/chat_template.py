@@ -475,7 +475,9 @@ class ChatTemplate:
 
     def _text(self, messages: Messages, tools: Tools = ()) -> str:
         if self._wasted > WASTED_S:
-            raise TemplateRefused("The model's chat template was refused before, each time after long work. Choose another model.")
+            raise TemplateRefused(
+                "The model's chat template was refused before, each time after long work. Choose another model."
+            )
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         began = time.thread_time()
         try:
