@@ -233,7 +233,7 @@ def prepare(good: Path, home: Path) -> None:
     from sapo_backends.checkpoints import inspection, inspection_child
     from sapo_desktop import cli
 
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: SIM115
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
         cli.run(["models", "show", str(good)])
     inspection_child.inspect(Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m")
     inspection._started = _forked_child  # type: ignore[assignment]

@@ -551,5 +551,6 @@ def _require_computable(spec: DecoderSpec) -> None:
     if wrong:
         name, value = wrong[0]
         raise ModelNotFound(
-            f"The model's config.json has a {name} of {value}, with which nothing can be computed. Copy or download the model again."
+            f"The model's config.json has a {name} of {value}, with which nothing can be computed. Copy or download the model "
+            "again."
         )

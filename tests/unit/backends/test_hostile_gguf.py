@@ -65,7 +65,7 @@ def test_patterns_are_not_made_of_a_control_token_of_10_megabytes(file: Path) ->
     """They took 20 s and 2.8 GB."""
     attack_gguf(file, whole_model(), "a control token of 10 MB")
     folder = local(str(file))
-    with pytest.raises(ModelNotFound, match="has added tokens of 10,000,0.. characters"):
+    with pytest.raises(ModelNotFound, match=r"has added tokens of 10,000,0.. characters"):
         HfTokenizer(folder)
 
 
