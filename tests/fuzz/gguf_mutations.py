@@ -190,7 +190,8 @@ NUMBERS: tuple[tuple[int, Any], ...] = (
 )  # fmt: skip
 WORDS = (
     b"", b"x", b"none", b"yarn", b"llama", b"gemma3", b"phi3", b"gpt2", b"bert", b"\xff\xfe\x80", b"\xed\xa0\x80", b"\0",
-    b"a" * 100_000, ESCAPE.encode(), ESCAPE.encode() * 3000, b"'" * 3000, b"{{ 'x'.center(3000000000) }}", b"\xf0\x9f\x90\xb8" * 300_000,
+    b"a" * 100_000, ESCAPE.encode(), ESCAPE.encode() * 3000, b"'" * 3000, b"{{ 'x'.center(3000000000) }}",
+    b"\xf0\x9f\x90\xb8" * 300_000,
     b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", b"{" * 50_000, b"(" * 200_000, b" ",
 )  # fmt: skip
 ARRAYS = (

@@ -12,10 +12,12 @@ import pytest
 from tests.fuzz.gguf_mutations import attack_gguf
 from tests.support.gguf_files import whole_model
 
+from sapo_backends import registry
+from sapo_backends.base import LoadRequest, Sampling
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.locate import local
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
-from sapo_backends.errors import ModelNotFound, TemplateRefused
+from sapo_backends.errors import BackendError, ModelNotFound, TemplateRefused
 
 REFUSED = {
     "more heads than hidden": ("qwen2", "has another shape than"),
@@ -59,6 +61,17 @@ def test_a_hostile_file_is_refused_in_one_sentence(file: Path, name: str) -> Non
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) <= 1000
     assert time.monotonic() - began < 20
+
+
+def test_weights_that_are_no_numbers_end_a_generation_in_one_sentence(file: Path) -> None:
+    """The sampler looked for a token behind the last one, which no caller was told of in words."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    attack_gguf(file, whole_model(), "factors that are no numbers")
+    request = LoadRequest(str(file), method="lora", device="cpu", threads=1, precision="float32")
+    engine = registry.backend("torch")().load(request)
+    for temperature in (1.0, 0.0):
+        with pytest.raises(BackendError, match="The model computes no numbers"):
+            engine.generate([[1, 2, 3]], 2, Sampling(max_new_tokens=4, temperature=temperature), 0)
 
 
 def test_patterns_are_not_made_of_a_control_token_of_10_megabytes(file: Path) -> None:
