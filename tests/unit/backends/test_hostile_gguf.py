@@ -30,6 +30,7 @@ REFUSED = {
     "one in another's place": ("qwen2", "lie in the same place"),
     "a thousand layers in one place": ("llama", "lie in the same place"),
     "a terabyte of nothing": ("qwen2", "vocab_size 17,179,869,184"),
+    "tokens of 256 letters": ("llama", "Its tokens have 38,400,0.. characters together"),
     "an architecture of a megabyte": ("llama", "Use another file, or the model's Hugging Face folder"),
     "a way of splitting of a megabyte": ("qwen2", "Use the model's Hugging Face folder"),
 }
