@@ -189,8 +189,9 @@ NUMBERS: tuple[tuple[int, Any], ...] = (
     (6, float("inf")), (6, float("-inf")), (6, 0.0), (6, -1.5), (6, 1e-40), (6, 3e38), (12, 1e308), (12, float("nan")),
 )  # fmt: skip
 WORDS = (
-    b"", b"x", b"none", b"yarn", b"llama", b"gemma3", b"phi3", b"gpt2", b"bert", b"\xff\xfe\x80", b"\xed\xa0\x80", b"\0", b"a" * 100_000,  # noqa: E501
-    ESCAPE.encode(), ESCAPE.encode() * 3000, b"'" * 3000, b"{{ 'x'.center(3000000000) }}", b"\xf0\x9f\x90\xb8" * 300_000,
+    b"", b"x", b"none", b"yarn", b"llama", b"gemma3", b"phi3", b"gpt2", b"bert", b"\xff\xfe\x80", b"\xed\xa0\x80", b"\0",
+    b"a" * 100_000, ESCAPE.encode(), ESCAPE.encode() * 3000, b"'" * 3000, b"{{ 'x'.center(3000000000) }}",
+    b"\xf0\x9f\x90\xb8" * 300_000,
     b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", b"{" * 50_000, b"(" * 200_000, b" ",
 )  # fmt: skip
 ARRAYS = (
@@ -455,8 +456,7 @@ def _same_prefix(image: GgufImage) -> None:
     """Tokens whose every beginning and every end is a token."""
     _tokens(
         image,
-        [b"ab"[i % 2 :][:1] * 0 + (b"a" * (i % 255 + 1)) + str(i).encode() for i in range(1000)]
-        + [b"a" * i for i in range(1, 256)],
+        [b"a" * (i % 255 + 1) + str(i).encode() for i in range(1000)] + [b"a" * i for i in range(1, 256)],
     )
 
 
@@ -464,14 +464,11 @@ def _of_endings(image: GgufImage, count: int, length: int) -> None:
     _tokens(image, list(dict.fromkeys(_lengths(count, length))))
 
 
-ATTACKS: dict[str, Callable[[GgufImage], None]] = {
+ATTACKS: dict[str, Callable[[GgufImage], object]] = {
     "more heads than hidden": lambda image: image.put("attention.head_count", 4, 4096),
     "more heads than hidden, no key length": lambda image: (
-        (  # noqa: SIM223
-            image.entries.remove(image.entry("attention.key_length")),
-            image.put("attention.head_count", 4, 4096),
-        )
-        and None
+        image.entries.remove(image.entry("attention.key_length")),
+        image.put("attention.head_count", 4, 4096),
     ),
     "keys of 4e9": lambda image: image.put("attention.key_length", 4, 4_000_000_000),
     "a negative number of key heads": lambda image: image.put("attention.head_count_kv", 5, -2),
@@ -486,18 +483,12 @@ ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "base frequency below 0": lambda image: image.put("rope.freq_base", 6, -10_000.0),
     "endless base frequency": lambda image: image.put("rope.freq_base", 12, 1e308),
     "positions stretched without end": lambda image: (
-        (  # noqa: SIM223
-            image.put("rope.scaling.type", TEXT, b"linear"),
-            image.put("rope.scaling.factor", 6, float("inf")),
-        )
-        and None
+        image.put("rope.scaling.type", TEXT, b"linear"),
+        image.put("rope.scaling.factor", 6, float("inf")),
     ),
     "positions stretched by less than nothing": lambda image: (
-        (  # noqa: SIM223
-            image.put("rope.scaling.type", TEXT, b"linear"),
-            image.put("rope.scaling.factor", 6, -2.0),
-        )
-        and None
+        image.put("rope.scaling.type", TEXT, b"linear"),
+        image.put("rope.scaling.factor", 6, -2.0),
     ),
     "stretched in a way with escapes": lambda image: image.put("rope.scaling.type", TEXT, ESCAPE.encode()),
     "an original context of 1": lambda image: image.put("rope.scaling.original_context_length", 4, 1),
@@ -530,7 +521,7 @@ ATTACKS: dict[str, Callable[[GgufImage], None]] = {
     "control tokens within one another": lambda image: _tokens(image, [b"a" * i for i in range(1, 3000)], 3),
     "own tokens within one another": lambda image: _tokens(image, [b"a" * i for i in range(1, 3000)], 4),
     "a token of 10 MB": lambda image: _tokens(image, [b"a" * 10_000_000]),
-    "a control token of 10 MB": lambda image: _tokens(image, [b"a" * 10_000_000], 3),
+    "a control token of 5 MB": lambda image: _tokens(image, [b"a" * 5_000_000], 3),
     "tokens of 256 letters": lambda image: _of_endings(image, 150_000, 256),
     "tokens of 16 letters": lambda image: _of_endings(image, 600_000, 16),
     "as many tokens as the header takes": lambda image: _tokens(image, [b"%d" % i for i in range(4_000_000)]),

@@ -15,6 +15,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,7 @@ class Models:
             self._gguf[real.stem] = real.read_bytes()
         self._attacks = [(name, family) for name in ATTACKS for family in FAMILIES]
         self._attacks += [(name, real.stem) for name in ATTACKS if real is not None and name in FOR_REAL]
+        rng.shuffle(self._attacks)
         self._count = 0
 
     def next(self, place: Path) -> tuple[str, Path]:
@@ -139,7 +141,7 @@ class Models:
             mutate(folder, chosen, self._rng)
             return chosen, folder
         file = place / "model.gguf"
-        if self._attacks:
+        if self._attacks and self._rng.random() < 0.4:
             name, family = self._attacks.pop()
             attack_gguf(file, self._gguf[family], name)
             return f"{GGUF} {family} attack: {name}", file
@@ -190,6 +192,7 @@ def main() -> int:
     parser.add_argument(
         "--loads", type=int, default=100, help="so many of the GGUF files that are shown are loaded, too"
     )
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin none after so long")
     parser.add_argument("--keep", type=Path, help="a folder for the models that were handled wrongly")
     given = parser.parse_args()
     rng, tally = random.Random(given.seed), Tally()
@@ -200,7 +203,10 @@ def main() -> int:
         good = shown.parent / "good.gguf"
         good.write_bytes(whole_model())
         prepare(good, home)
+        until = time.monotonic() + 60 * given.minutes
         for number in range(given.mutations):
+            if time.monotonic() > until:
+                break
             place = Path(scratch) / "now"
             place.mkdir()
             what, model = models.next(place)
@@ -212,6 +218,8 @@ def main() -> int:
                 model.rename(shown / f"{number} {what.replace(' ', '_').replace('/', '')}.gguf")
             shutil.rmtree(place)
         accepted = sorted(shown.iterdir())
+        if accepted and given.loads:
+            load_by_fork(good)  # compiles its kernels, once
         for file in rng.sample(accepted, min(given.loads, len(accepted))):
             tally.add(f"{GGUF} {file.stem}", load_by_fork(file))
             if tally.wrong and tally.wrong[-1].endswith(file.stem) and given.keep:

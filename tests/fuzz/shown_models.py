@@ -26,6 +26,8 @@ SECONDS, MEMORY = 20.0, 2_000_000_000
 CODES = (0, 1, 2, 3, 4)
 PATIENCE = 3.0
 """A process is killed after so many times SECONDS."""
+WAITING = 120_000_000
+"""Bytes of a verb that waits for the child that reads files."""
 COMMAND, FORK, ENGINE = "command line", "fork", "engine"
 
 
@@ -105,8 +107,7 @@ def _peak_until_end(process: subprocess.Popen[bytes], until: float) -> tuple[int
 
 
 def in_fork(work: Callable[[], int], way: str) -> Outcome:
-    """What a fork of this process does. memory: the largest of its family and this process's own together, which is no less
-    than what they held at once: one works while the other waits."""
+    """What a fork of this process does. memory: of the largest of its family, and of one that waits for that."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
         pid = os.fork()
@@ -114,7 +115,7 @@ def in_fork(work: Callable[[], int], way: str) -> Outcome:
             _be_the_fork(work, out, err)
         status, usage, ended = _reaped(pid, start + PATIENCE * SECONDS)
         seconds = time.monotonic() - start
-        memory = 1024 * (usage.ru_maxrss + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        memory = 1024 * usage.ru_maxrss + WAITING
         return _judged(os.waitstatus_to_exitcode(status), seconds, memory, out, err, way, ended)
 
 
@@ -233,7 +234,7 @@ def prepare(good: Path, home: Path) -> None:
     from sapo_backends.checkpoints import inspection, inspection_child
     from sapo_desktop import cli
 
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: RUF100, SIM115
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
         cli.run(["models", "show", str(good)])
     inspection_child.inspect(Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m")
     inspection._started = _forked_child  # type: ignore[assignment]

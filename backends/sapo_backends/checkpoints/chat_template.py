@@ -361,6 +361,8 @@ Tools = Sequence[Mapping[str, Any]]
 PLAIN = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
 """For base models without a template: the texts, one after another. An export writes the first token before it, for other
 programs."""
+MOST_QUOTED = 300
+"""Characters of a template's own words in an error."""
 TODAY = datetime.date(2025, 1, 1)
 """What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
@@ -382,7 +384,8 @@ class Rendered:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise TemplateRefused(f"The model's chat template refused the conversation: {message}")
+    reason = " ".join(str(message).split())[:MOST_QUOTED]  # the file's own words: a line, no page
+    raise TemplateRefused(f"The model's chat template refused the conversation: {reason}")
 
 
 def _environment() -> LimitedEnvironment:

@@ -87,6 +87,10 @@ def tokenizer_files(header: Header) -> tuple[Json, Json]:
     tokens = _texts(header, "tokenizer.ggml.tokens")
     if not tokens:
         raise ModelNotFound("It holds no vocabulary (tokenizer.ggml.tokens). Choose a complete model file.")
+    if (spelled := sum(map(len, tokens))) > MOST_SPELLED:
+        raise ModelNotFound(
+            f"Its tokens have {spelled:,} characters together, and at most {MOST_SPELLED:,} are read. {OTHER_WAY}"
+        )
     kinds = _numbers(header, "tokenizer.ggml.token_type") or (NORMAL,) * len(tokens)
     if len(kinds) != len(tokens):
         raise ModelNotFound("Its vocabulary has another number of tokens than of their kinds. Download it again.")
@@ -216,6 +220,8 @@ def _sentence_piece(header: Header, tokens: tuple[str, ...], kinds: Sequence[int
     }
 
 
+MOST_SPELLED = 1 << 23
+"""Characters of all tokens together, at most: each place in each may be a merge. Gemma's 262,144 have 2 million."""
 LONGEST_TOKEN = 256
 """Characters; what is longer is never merged out of pieces here, which would take time that grows with the square."""
 

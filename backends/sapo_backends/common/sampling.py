@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.base import Completion, RowSeed, Sampling
 from sapo_backends.common.round_memory import KV_BUDGET
+from sapo_backends.errors import BackendError
 
 # What every generator shares: how many rows go at once, random numbers that belong to a completion, and
 # what has been sampled so far, by row.
@@ -38,7 +40,12 @@ class GeneratedRows:
         self._eos = frozenset(eos_ids)
 
     def append(self, rows: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """One token for each of the given rows."""
+        """One token for each of the given rows. Raises BackendError where a log-probability is no number."""
+        if any(map(math.isnan, logprobs)):
+            raise BackendError(
+                "The model computes no numbers: its weights are damaged, or its training diverged. Copy or download the model "
+                "again, or go back to an earlier checkpoint (sapo-desktop rollback)."
+            )
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             if not self.done[row]:
                 self.tokens[row].append(token)

@@ -73,11 +73,12 @@ def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[T
 
 
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0."""
+    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0. Some index where they are
+    no numbers: the log-probability says so (see GeneratedRows)."""
     rows, size = weights.shape
     if size <= SMALL_VOCABULARY:
         edges = weights.cumsum(dim=-1, dtype=torch.float64)
-        return torch.searchsorted(edges, _target(edges, uniform), right=True)[:, 0]
+        return torch.searchsorted(edges, _target(edges, uniform), right=True)[:, 0].clamp_(max=size - 1)
     width = block_width(size)
     padding = -size % width
     padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
@@ -85,6 +86,7 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     edges = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (rows, blocks)
     target = _target(edges, uniform)
     block = torch.searchsorted(edges, target, right=True)  # (rows, 1), the first whose edge lies beyond the target
+    block.clamp_(max=blocks.shape[1] - 1)
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0].double()  # (rows, width)
     within = inside.cumsum(dim=-1)

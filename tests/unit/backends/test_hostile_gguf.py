@@ -1,0 +1,96 @@
+"""GGUF files that were made to do harm: each is refused in one sentence of the child that reads it, or does none.
+
+A part of tests/fuzz/model_files.py, without the command line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.fuzz.gguf_mutations import attack_gguf
+from tests.support.gguf_files import whole_model
+
+from sapo_backends import registry
+from sapo_backends.base import LoadRequest, Sampling
+from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.checkpoints.locate import local
+from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.errors import BackendError, ModelNotFound, TemplateRefused
+
+REFUSED = {
+    "more heads than hidden": ("qwen2", "has another shape than"),
+    "keys of 4e9": ("qwen2", "head_dim 4,000,000,000, and a model has from 0"),
+    "a negative number of key heads": ("qwen2", "num_key_value_heads -2"),
+    "epsilon that is no number": ("llama", "layer_norm_rms_epsilon is no number"),
+    "negative epsilon": ("qwen2", "rms_norm_eps of -1.0, with which nothing can be computed"),
+    "base frequency below 0": ("gemma3", "rope_theta of -10000.0, with which nothing can be computed"),
+    "factors that are no numbers": ("phi3", "rope scaling of nan, with which nothing can be computed"),
+    "one in another's place": ("qwen2", "lie in the same place"),
+    "a thousand layers in one place": ("llama", "lie in the same place"),
+    "a terabyte of nothing": ("qwen2", "vocab_size 17,179,869,184"),
+    "tokens of 256 letters": ("llama", "Its tokens have 38,400,0.. characters together"),
+    "an architecture of a megabyte": ("llama", "Use another file, or the model's Hugging Face folder"),
+    "a way of splitting of a megabyte": ("qwen2", "Use the model's Hugging Face folder"),
+}
+"""Attack -> a kind of file, and what is said of it."""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a file is written, beside an empty cache."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
+    return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3", "phi3"])
+def test_the_files_that_are_changed_here_are_good_ones(file: Path, family: str) -> None:
+    """Nothing below is refused because of what was not changed."""
+    file.write_bytes(whole_model(family))
+    assert HfTokenizer(local(str(file))).encode_text("hello")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_file_is_refused_in_one_sentence(file: Path, name: str) -> None:
+    """In good time, in one line of what can be printed, however long the file's own words are."""
+    family, sentence = REFUSED[name]
+    attack_gguf(file, whole_model(family), name)
+    began = time.monotonic()
+    with pytest.raises(ModelNotFound, match=sentence) as refused:
+        local(str(file))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) <= 1000
+    assert time.monotonic() - began < 20
+
+
+def test_weights_that_are_no_numbers_end_a_generation_in_one_sentence(file: Path) -> None:
+    """The sampler looked for a token behind the last one, which no caller was told of in words."""
+    pytest.importorskip("torch", reason="the torch engine is not installed")
+    attack_gguf(file, whole_model(), "factors that are no numbers")
+    request = LoadRequest(str(file), method="lora", device="cpu", threads=1, precision="float32")
+    engine = registry.backend("torch")().load(request)
+    for temperature in (1.0, 0.0):
+        with pytest.raises(BackendError, match="The model computes no numbers"):
+            engine.generate([[1, 2, 3]], 2, Sampling(max_new_tokens=4, temperature=temperature), 0)
+
+
+def test_patterns_are_not_made_of_a_control_token_of_5_megabytes(file: Path) -> None:
+    """Of one of 10 MB they took 20 s and 2.8 GB."""
+    attack_gguf(file, whole_model(), "a control token of 5 MB")
+    folder = local(str(file))
+    with pytest.raises(ModelNotFound, match=r"has added tokens of 5,000,0.. characters"):
+        HfTokenizer(folder)
+
+
+def test_a_template_that_uses_up_its_budget_is_refused_at_once_in_the_end() -> None:
+    """Each of a task's questions cost its second before."""
+    slow = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate("{% if messages[0].content == 'short' %}x{% else %}" + slow + "{% endif %}")
+    began = time.thread_time()
+    for _ in range(40):
+        with pytest.raises(TemplateRefused):
+            template.render([{"role": "user", "content": "long"}])
+    assert time.thread_time() - began < 8
+    with pytest.raises(TemplateRefused, match="refused before, each time after long work"):
+        template.render([{"role": "user", "content": "short"}])
