@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.sampling import GeneratedRows, rows_at_once, uniforms
 from sapo_backends.errors import Cancelled, CancelToken
-from sapo_backends.mlx_backend.model import MlxModel, Session
+from sapo_backends.mlx_backend.model import MlxModel, Session, logsumexp
 
 BLOCK = 256
 
@@ -32,7 +32,7 @@ def sample(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
         weights = mx.softmax(logits, axis=-1, precise=True)
         tokens = inverse_cdf(weights if sampling.top_p >= 1.0 else nucleus(weights, sampling.top_p), uniform)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - mx.logsumexp(logits, axis=-1)
+    return tokens, chosen - logsumexp(logits)
 
 
 def inverse_cdf(weights: Any, uniform: Any) -> Any:

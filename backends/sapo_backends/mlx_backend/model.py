@@ -203,6 +203,19 @@ def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) 
 
 # A loaded mlx_lm model: its trained tensors by name, decoding, and scores with a gradient path to those tensors.
 
+_SUMMED = 256
+"""Terms that a sum takes one after another, see logsumexp."""
+
+
+def logsumexp(logits: Any) -> Any:
+    """logits (N, V) in float32 -> (N,). In blocks: on a processor MLX sums one term after another, and over a vocabulary the
+    rounding adds up to 1e-4 nats, always in the same direction."""
+    padding = -logits.shape[-1] % _SUMMED
+    padded = mx.pad(logits, [(0, 0), (0, padding)], constant_values=-math.inf) if padding else logits
+    blocks = mx.logsumexp(padded.reshape(len(logits), -1, _SUMMED), axis=-1)
+    return mx.logsumexp(blocks, axis=-1)
+
+
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32. The backward pass makes each chunk's again."""
 Tensors = dict[str, Any]
@@ -288,7 +301,7 @@ class MlxModel:
         def scores(weight: Any, hidden: Any) -> tuple[Any, Any]:
             logits = self.logits(hidden) if quantised else self._finished(hidden @ weight.T)
             logits = logits.astype(mx.float32) / temperature
-            total = mx.logsumexp(logits, axis=-1)
+            total = logsumexp(logits)
             chosen = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
             mean = (mx.softmax(logits, axis=-1) * logits).sum(axis=-1)
             return chosen - total, mx.stop_gradient(total - mean)
