@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.contract.conftest import write_model
+from tests.support import families
 
 from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
@@ -24,6 +26,7 @@ pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.mlx_backend import device_check, loading, update  # noqa: E402
 from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
+from sapo_backends.mlx_backend.model import logsumexp  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -76,6 +79,35 @@ def test_the_rope_base_is_found_wherever_it_is_written(
     folder = rewritten(source, tmp_path / "model", **(new if place == "transformers 5" else old))
     scored = [open_engine(name, folder).logprobs(SEQUENCES) for name in ("torch", "mlx")]
     np.testing.assert_allclose(scored[1], scored[0], atol=2e-5)
+
+
+def test_a_width_whose_root_is_no_bfloat16_is_computed_as_torch_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx_lm's Gemma 3 multiplies the embeddings by the root, rounded."""
+    monkeypatch.setitem(families.TINY, "gemma3_text", families.TINY["gemma3_text"] | {"hidden_size": 40})
+    folder = write_model(tmp_path, "gemma3_text")
+    scored = [open_engine(name, folder).logprobs(SEQUENCES) for name in ("torch", "mlx")]
+    np.testing.assert_allclose(scored[1], scored[0], atol=2e-5)
+
+
+def test_a_sum_over_a_large_vocabulary_loses_nothing_to_rounding() -> None:
+    """Flat logits, where MLX's own sum of 151,937 terms on a processor is 1e-4 nats too small or more."""
+    logits = np.random.default_rng(0).standard_normal((3, 151_937)).astype(np.float32)
+    with mx.stream(mx.cpu):
+        summed = np.array(logsumexp(mx.array(logits)))
+    np.testing.assert_allclose(summed, np.log(np.exp(logits.astype(np.float64)).sum(-1)), atol=2e-6)
+
+
+def test_a_real_file_is_computed_as_torch_does(real_model: Path) -> None:
+    """Log-probabilities of real text agree to 1e-4 nats."""
+    text, scored = (Path(__file__).parents[2] / "README.md").read_text("utf-8")[:600], []
+    for name in ("torch", "mlx"):
+        engine = open_engine(name, real_model, method="lora")
+        ids = engine.tokenizer.encode_text(text)
+        scored.append(engine.logprobs([TokenSequence((ids[0],), tuple(ids[1:]))]))
+        engine.close()
+    np.testing.assert_allclose(scored[1], scored[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("model", ["starter-1m", "starter"])
