@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sapo_desktop import key_table, settings
 from sapo_desktop.cli import GROUPS
-from sapo_desktop.dashboard.look.keys import LISTS
+from sapo_desktop.dashboard.look import LISTS
 from sapo_desktop.dashboard.screens.help import WORDS
 from sapo_lab.schema import conditions
 from sapo_swarm.events import STATES

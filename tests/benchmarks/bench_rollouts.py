@@ -30,8 +30,8 @@ from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
-from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
+from sapo_desktop.dashboard.state import Link
 from sapo_swarm.events import Event
 from sapo_swarm.node.checkpoints import folder_bytes
 

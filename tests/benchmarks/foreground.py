@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / floor) for floor in ("app", "backends", 
 from tests.support import node_process  # noqa: E402
 
 from sapo_desktop.paths import Home  # noqa: E402
-from sapo_desktop.services.nodes import control  # noqa: E402
+from sapo_desktop.services.nodes import supervisor  # noqa: E402
 from sapo_desktop.settings import editing  # noqa: E402
 from sapo_swarm.node.control_api import ControlClient  # noqa: E402
 
@@ -91,7 +91,7 @@ async def turns(client: ControlClient, seconds: float, pairs: int, processes: in
             if works:
                 await client.post("resume")
             else:
-                await control.tell(Home.find(), "pause")  # returns once it is paused
+                await supervisor.tell(Home.find(), "pause")  # returns once it is paused
             done[works] = await asyncio.to_thread(work, seconds, processes)
         kept.append(done[True] / done[False])
     mean, low, high = mean_ratio(kept)

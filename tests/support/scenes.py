@@ -16,7 +16,6 @@ from textual.widgets import OptionList
 
 from sapo_desktop.dashboard import screens
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.messages import Caption, Link
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.bases import BasesDialog
@@ -28,19 +27,17 @@ from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import ExportScreen, KeptStatesDialog, NameDialog, NewModelDialog
-from sapo_desktop.dashboard.screens.models.model import ModelScreen
-from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
 from sapo_desktop.dashboard.screens.rollouts.detail import DiffScreen
 from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.dashboard.screens.settings.screen import SettingEditor, SettingsScreen
+from sapo_desktop.dashboard.screens.settings import SettingEditor, SettingsScreen
 from sapo_desktop.dashboard.screens.swarm.dialogs import HostedDialog, JoinDialog, TaskDialog
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
-from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
-from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
-from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
+from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, MeasuringScreen, PlacesScreen
+from sapo_desktop.dashboard.state import Caption, Link
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import StateChanged

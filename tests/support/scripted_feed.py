@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import GroupSource, RecordedGroups
-from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.state import Link
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sapo_backends.checkpoints import chat_template, inspection
-from sapo_desktop.services.models.endpoint import answering, server
+from sapo_desktop.services.models import endpoint
 from sapo_desktop.services.swarms import trial
 from sapo_swarm import servers
 from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
@@ -35,7 +35,7 @@ FACTS = [
     f"a call takes {WORDS[round(rubric.DEADLINE_S / 60)]} minutes at most",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
-    f"bodies of {server.LARGEST_BODY // 2**20} MB and {WORDS[round(server.BODY_S)]} seconds; {answering.WAITING} requests",
+    f"bodies of {endpoint.LARGEST_BODY // 2**20} MB and {WORDS[round(endpoint.BODY_S)]} seconds; {endpoint.WAITING} requests",
     f"{servers.MOST} connections, each idle for {'a minute' if servers.IDLE_S == 60 else servers.IDLE_S}",
     f"{servers.MOST} connections, of which those without the token give way first",
     f"{servers.MOST} connections, of which those on which nobody showed the key give way first",

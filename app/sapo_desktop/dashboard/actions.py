@@ -13,9 +13,9 @@ from textual.theme import ThemeProvider
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look.keys import rows
-from sapo_desktop.dashboard.messages import QuitChoice
+from sapo_desktop.dashboard.look import rows
 from sapo_desktop.dashboard.palette import Palette
+from sapo_desktop.dashboard.state import QuitChoice
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.tasks.wizard.interface import Made
@@ -155,7 +155,7 @@ class DashboardActions(DashboardHost):
 
     def action_settings(self) -> None:
         """Show and change the settings."""
-        from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+        from sapo_desktop.dashboard.screens.settings import SettingsScreen
 
         if self.settings_actions is None:
             self.say("There are no settings to change over a recording")
@@ -164,7 +164,7 @@ class DashboardActions(DashboardHost):
 
     def action_make_task(self) -> None:
         """Make a task of my own from a file, and train a model on it."""
-        from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
+        from sapo_desktop.dashboard.screens.task_wizard import PlacesScreen
 
         if (actions := self.task_actions) is None:
             self.say("There are no tasks to be made over a recording")

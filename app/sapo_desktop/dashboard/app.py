@@ -20,12 +20,10 @@ from textual.theme import Theme
 from sapo_desktop.dashboard import terminal
 from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look.glyphs import AsciiFilter, choose
-from sapo_desktop.dashboard.look.themes import DEFAULTS, THEMES
-from sapo_desktop.dashboard.messages import Caption, Feed, Rewound
+from sapo_desktop.dashboard.look import DEFAULTS, THEMES, AsciiFilter, choose
 from sapo_desktop.dashboard.palette import OWNERS, commands, made
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import Caption, DashboardState, Feed, Rewound, apply
 from sapo_desktop.errors import known
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 

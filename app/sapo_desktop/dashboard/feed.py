@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
-from sapo_desktop.dashboard.messages import Link, Rewound
+from sapo_desktop.dashboard.state import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 from sapo_swarm.node.clock import steady

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from textual.app import App
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.messages import Feed, QuitChoice
+from sapo_desktop.dashboard.look import Glyphs, plain
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.state import DashboardState
+from sapo_desktop.dashboard.state import DashboardState, Feed, QuitChoice
 from sapo_desktop.errors import known
 from sapo_desktop.services.machine.finding import Finding
 

@@ -15,7 +15,7 @@ from textual.widgets import OptionList
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look.keys import bindings, does, shown
+from sapo_desktop.dashboard.look import bindings, does, shown
 from sapo_desktop.dashboard.screens.base import Closing
 
 _SCREENS = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sapo_desktop.dashboard.messages import Caption, Link, Rewound
+from sapo_desktop.dashboard.state import Caption, Link, Rewound
 from sapo_desktop.errors import CommandFailed, UsageError
 from sapo_swarm.events import Event, RoundFinished
 

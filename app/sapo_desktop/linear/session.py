@@ -1,20 +1,173 @@
-"""A session in lines: follows the feed, tells the news, does what is typed. Lines are appended; none is ever painted anew."""
+"""A session in lines: asks the first questions, follows the feed, tells the news, does what is typed. Nothing is painted anew."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.messages import Feed, Link, QuitChoice, Rewound
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, Feed, Link, QuitChoice, Rewound, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.linear import facts
-from sapo_desktop.linear.typed import TypedLines
+from sapo_desktop.services.first_questions import LIST, OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
 from sapo_swarm.events import EPHEMERAL, Event, RoundFinished
+
+# Lines that are typed, read one at a time and only when one is wanted: a verb that is run meanwhile has the keyboard.
+
+_CHUNK = 65_536
+_LONGEST = 4096
+"""Characters of a line that are taken."""
+
+
+class TypedLines:
+    """Reads a file descriptor in a thread that nothing waits for, so that leaving does not hang on a read."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._bytes = b""
+        self._ended = False
+        self._reading: asyncio.Future[bytes] | None = None
+
+    async def line(self) -> str | None:
+        """The next line without its end; None when there will be no more."""
+        while b"\n" not in self._bytes and not self._ended:
+            if self._reading is None:
+                self._reading = asyncio.get_running_loop().create_future()
+                threading.Thread(target=self._read, args=(self._reading,), daemon=True).start()
+            found = await asyncio.shield(self._reading)
+            self._reading = None
+            self._bytes, self._ended = self._bytes + found, not found
+        first, _, self._bytes = self._bytes.partition(b"\n")
+        if self._ended and not first:
+            return None
+        return first.decode("utf-8", "replace").rstrip("\r")[:_LONGEST]
+
+    def _read(self, reading: asyncio.Future[bytes]) -> None:
+        try:
+            found = os.read(self._descriptor, _CHUNK)
+        except OSError:  # the terminal is gone
+            found = b""
+        try:
+            reading.get_loop().call_soon_threadsafe(_tell, reading, found)
+        except RuntimeError:  # whoever waited has left
+            return
+
+
+def _tell(reading: asyncio.Future[bytes], found: bytes) -> None:
+    if not reading.done():
+        reading.set_result(found)
+
+
+# The first questions, one after the other: numbered answers, Enter takes the first, q leaves.
+
+MODES = (
+    ("silo", "train alone, nothing leaves this machine"),
+    ("swarm", "share the text of attempts, learn from other nodes'; needs an invite"),
+)
+
+
+class Left(Exception):
+    """The person wants to start nothing."""
+
+
+class Questions:
+    """Asks until an answer is one; says why another is not."""
+
+    def __init__(self, typed: TypedLines, say: Callable[[str], None]) -> None:
+        self._typed, self._say = typed, say
+
+    async def ask(self, info: FirstRunInfo) -> FirstRunAnswers | None:
+        """The answers; None where the person left."""
+        self._say(
+            "Welcome to sapo-desktop. It trains a small language model on reasoning tasks by reinforcement learning, here, "
+            "on this machine, until you stop it. Every question has an answer already: Enter takes answer 1, q leaves and "
+            "starts nothing."
+        )
+        try:
+            mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"
+            invite = await self._invite(info) if mode == "swarm" else ""
+            hardware = await self._pick("Hardware", info.hardware)
+            model = await self._model(info)
+            tasks = await self._pick("Tasks", [one for one in info.tasks if one[0] != OWN])
+            limits = await self._pick("Limits", info.limits)
+            name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
+        except Left:
+            return None
+        return FirstRunAnswers(mode, invite, False, hardware, model, tasks, limits, name)
+
+    async def _line(self, question: str) -> str:
+        self._say(question)
+        line = await self._typed.line()
+        if line is None or line.strip() == "q":
+            raise Left
+        return line.strip()
+
+    async def _pick(self, name: str, answers: Sequence[tuple[str, str]]) -> str:
+        self._say(f"{name}, {len(answers)} answers:")
+        for place, (value, what) in enumerate(answers, 1):
+            self._say(f"{place}, {plain(value, 80)}: {plain(what, 200)}")
+        values = [value for value, _ in answers]
+        while True:
+            line = await self._line(f"{name}: a number, or Enter for {values[0]}")
+            if not line or line in values:
+                return line or values[0]
+            if line.isascii() and line.isdigit() and 1 <= int(line[:4]) <= len(values):
+                return values[int(line[:4]) - 1]
+            self._say(f"{plain(line, 40)} is none of the {len(values)} answers")
+
+    async def _invite(self, info: FirstRunInfo) -> str:
+        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when one is typed
+
+        while True:
+            line = await self._line("Paste the invite, one line that begins with sapo://")
+            try:
+                parse_invite(line)
+                wrong = await info.let_in(line) if info.let_in else ""
+            except BadInvite as error:
+                wrong = str(error)
+            if not wrong:
+                return line
+            self._say(plain(wrong, 400))
+
+    async def _model(self, info: FirstRunInfo) -> str:
+        """One that can be used: the hub is asked for what is typed, and for its models on the list."""
+        while True:
+            chosen = await self._pick("Model", info.models)
+            if chosen == LIST:
+                chosen = await self._listed(info)
+            model = await self._name() if chosen == OTHER else chosen
+            wrong = await info.check(model) if info.check and is_checked(chosen) else ""
+            if not wrong:
+                return model
+            self._say(plain(wrong, 400))
+
+    async def _listed(self, info: FirstRunInfo) -> str:
+        """One of this computer, or to download. What cannot be used is told of first, with its reason."""
+        assert info.offers is not None  # without them the answer is not on offer
+        self._say("Looking for models on this computer")
+        groups, answers = await info.offers(False), list[tuple[str, str]]()
+        for group in groups:
+            for offer in group.offers:
+                if offer.blocked:
+                    self._say(f"Not {plain(offer.value, 80)}: {plain(offer.blocked, 200)}")
+                else:
+                    answers.append((offer.value, f"{offer.detail}. {group.title}"))
+            for note in group.notes:
+                self._say(plain(note, 300))
+        return await self._pick("Model of the list", answers) if answers else OTHER
+
+    async def _name(self) -> str:
+        while not (line := await self._line("The model's hub id, such as owner/name, a GGUF file, or a folder")):
+            self._say("Type one, or q to leave")
+        return line
+
+
+# A session in lines: follows the feed, tells the news, does what is typed. Lines are appended; none is ever painted anew.
 
 QUIET_S = 0.5
 """A history is in when nothing came for so long; then it is told where the run stands."""

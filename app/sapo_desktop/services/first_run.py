@@ -237,10 +237,10 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     """
     from sapo_desktop.services.bases import fetching
     from sapo_desktop.services.models.screen import settings_actions
-    from sapo_desktop.services.models.shelf import creating, names, store
+    from sapo_desktop.services.models.shelf import creating, store
     from sapo_desktop.settings import flags
 
     kept = persist(answers, home.settings, home.invite)
     run = settings_actions.fitted(kept.run) if answers.task else kept.run
     run = flags.with_room(run, fetching.look)
-    return [creating.new(home, names.free(names.suggested(answers.task), store.taken(home)), run).name]
+    return [creating.new(home, store.free(store.suggested(answers.task), store.taken(home)), run).name]

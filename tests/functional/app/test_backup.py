@@ -16,7 +16,7 @@ from sapo_desktop import cli
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.personal_data import archive, restore
 from sapo_desktop.services.swarms import sharing
 from sapo_swarm.config import RunConfig

@@ -13,7 +13,7 @@ from tests.support.node_process import calm
 from sapo_desktop import cli
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
 
 FAKE = ("--trainer", "fake", "--tasks", "basic_arithmetic", "--local-groups", "2", "--eval-every", "0")
@@ -86,9 +86,9 @@ def test_a_damaged_model_keeps_its_name(home: Home) -> None:
     for name in ("kim", "KIM"):
         with pytest.raises(UsageError, match="There is a model"):
             store.create(home, name, store.RunConfig())
-    assert names.free("kim", store.taken(home)) == "kim-2"
+    assert store.free("kim", store.taken(home)) == "kim-2"
     (home.models / "kim" / "model.json").write_bytes(bytes(300))  # what a crash leaves on some file systems
-    assert names.free("kim", store.taken(home)) == "kim-2"
+    assert store.free("kim", store.taken(home)) == "kim-2"
 
 
 def test_a_model_that_was_used_later_goes_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from tests.support.scripted_feed import NARROW, SILO, SWARM, WIDE, ScriptedFeed,
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.messages import Link
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.state import Link
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_swarm.events import Event, RunStarted, StateChanged

@@ -19,8 +19,7 @@ from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
-from sapo_desktop.dashboard.screens.models.model import ModelScreen
-from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
 from sapo_desktop.dashboard.screenshot import picture
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels

@@ -16,8 +16,7 @@ from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.messages import Link, Rewound
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, Link, Rewound, apply
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, StateChanged
 

@@ -13,7 +13,7 @@ from tests.functional.app.test_settings_screen import said, until
 
 from sapo_desktop.commands.machine import doctor as verb
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.help import DoctorScreen, finding_line
 from sapo_desktop.errors import AppError

@@ -24,8 +24,7 @@ from sapo_backends import registry
 from sapo_backends.base import Completion, LoadRequest, Sampling
 from sapo_backends.fake import FakeEngine
 from sapo_desktop.errors import AppError
-from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
-from sapo_desktop.services.models.endpoint.answering import WAITING
+from sapo_desktop.services.models.endpoint import WAITING, Answering, Endpoint, read_or_make
 from sapo_desktop.services.models.pieces import FIRST_PIECE
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.servers import MOST

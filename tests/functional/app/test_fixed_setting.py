@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.settings import SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store

@@ -11,14 +11,13 @@ from tests.support.scripted_feed import NARROW, SWARM, app_over, settled
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, Glyphs, to_ascii
-from sapo_desktop.dashboard.look.keys import rows
+from sapo_desktop.dashboard.look import ASCII, UNICODE, Glyphs, rows, to_ascii
 from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.settings import SettingsScreen
 from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.widgets.frame import KeyBar
 

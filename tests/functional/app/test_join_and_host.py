@@ -26,8 +26,8 @@ from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.nodes import background, supervisor
-from sapo_desktop.services.swarms import hosting, invite_text, lan, membership
+from sapo_desktop.services.nodes import children, supervisor
+from sapo_desktop.services.swarms import directories, hosting, invite_text, membership
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import Hosted
 from sapo_swarm.events import RunStarted
@@ -162,7 +162,7 @@ async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: H
 
 def _begins(home: Home) -> None:
     """Wait until a node has read its settings and holds its lock; it answers a moment later."""
-    while background.noted(home.lock) is None:
+    while children.noted(home.lock) is None:
         time.sleep(0.01)
 
 
@@ -248,8 +248,8 @@ async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None
     """Found by name and port; nothing else is told. Skipped where the machine has no multicast."""
     pytest.importorskip("zeroconf")
     try:
-        async with lan.announced("friends of Ada", 7361, ["127.0.0.1"]):
-            found = await lan.look(2.0)
+        async with directories.announced("friends of Ada", 7361, ["127.0.0.1"]):
+            found = await directories.look_lan(2.0)
     except OSError as error:
         pytest.skip(f"no multicast here: {error}")
     if not found:
@@ -259,4 +259,4 @@ async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None
 
 async def test_looking_around_finds_nothing_and_says_nothing() -> None:
     async with asyncio.timeout(100):
-        assert isinstance(await lan.look(0.1), tuple)
+        assert isinstance(await directories.look_lan(0.1), tuple)

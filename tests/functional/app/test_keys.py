@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look.keys import bindings, does, rows
+from sapo_desktop.dashboard.look import bindings, does, rows
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen

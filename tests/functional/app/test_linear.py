@@ -15,11 +15,9 @@ import pytest
 from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
-from sapo_desktop.dashboard.messages import Link, QuitChoice
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
-from sapo_desktop.linear.questions import Questions
-from sapo_desktop.linear.session import Session
-from sapo_desktop.linear.typed import TypedLines
+from sapo_desktop.dashboard.state import Link, QuitChoice
+from sapo_desktop.linear.session import Questions, Session, TypedLines
 from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 

@@ -21,9 +21,8 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import known
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.screen import conversation
-from sapo_desktop.services.models.screen.actions import HomeModels
-from sapo_desktop.services.models.screen.conversation import node_held
+from sapo_desktop.services.models.screen import actions
+from sapo_desktop.services.models.screen.actions import HomeModels, node_held
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.swarms import membership
@@ -169,14 +168,14 @@ async def test_a_node_is_held_for_a_minute_and_told_again_while_that_is_needed(h
     told, working = asyncio.Event(), WorkingNode("", OLD)
 
     async def sleep(seconds: float) -> None:
-        assert seconds < conversation.LEASE_S / 2
+        assert seconds < actions.LEASE_S / 2
         if len(working.said) == 3:
             told.set()
             await asyncio.Event().wait()
 
     async with ControlServer(working, home.socket), node_held(home, sleep):  # type: ignore[arg-type]
         await told.wait()
-    lease = conversation.LEASE_S
+    lease = actions.LEASE_S
     assert [said[:2] for said in working.said] == [("hold", lease), ("renew", lease), ("renew", lease), ("release", 0)]
     (holder,) = {holder for _, _, holder in working.said}
     assert holder > 0

@@ -19,13 +19,12 @@ from textual.widgets import Input, Static
 from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import known
-from sapo_desktop.linear.questions import Questions
-from sapo_desktop.linear.typed import TypedLines
+from sapo_desktop.linear.session import Questions, TypedLines
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_swarm.coordinator.host import start

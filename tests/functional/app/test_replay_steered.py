@@ -16,9 +16,9 @@ from textual.pilot import Pilot
 
 from sapo_desktop.commands.nodes import replay
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.messages import Caption
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.dashboard.screens.help import HelpScreen
+from sapo_desktop.dashboard.state import Caption
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.recording import tour
 from sapo_swarm.events import LogLine, RoundFinished

@@ -13,9 +13,8 @@ from tests.support.scripted_feed import SILO, app_over
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
-from sapo_desktop.dashboard.screens.models.model import ModelScreen
-from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-from sapo_desktop.dashboard.screens.settings.screen import SettingsScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
+from sapo_desktop.dashboard.screens.settings import SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.nodes import supervisor

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.settings.screen import SettingEditor, SettingsScreen
+from sapo_desktop.dashboard.screens.settings import SettingEditor, SettingsScreen
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings

@@ -23,9 +23,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
-from sapo_desktop.dashboard.screens.tasks.measuring import MeasuringScreen
-from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
+from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, MeasuringScreen, PlacesScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import KeyBar
 from sapo_desktop.paths import Home
@@ -33,7 +31,7 @@ from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import OWN, FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.tasks import examples
+from sapo_desktop.services.tasks import store as examples
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import Evaluated

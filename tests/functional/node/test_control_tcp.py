@@ -16,7 +16,7 @@ from tests.support import node_process
 from tests.support.node_process import node, reaches, sapo
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background, supervisor
+from sapo_desktop.services.nodes import children, supervisor
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import control_api
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning
@@ -88,10 +88,10 @@ async def test_a_node_in_the_background_is_started_found_and_stopped(
     node_process.calm(tmp_path)
     home = Home.find()
     status = await supervisor.start(home, SLOW)
-    assert background.alive(status.pid)
+    assert children.alive(status.pid)
     stopped = await supervisor.stop(home)
     assert stopped is not None
-    assert not background.alive(stopped.pid)
+    assert not children.alive(stopped.pid)
 
 
 @pytest.mark.parametrize("content", [b'{"port": 9, "token": "x"}', b'{"port": 0, "token": "x"}', b"{", b"\xff" * 5000])

@@ -16,11 +16,11 @@ from tests.support import node_process
 from tests.support.node_process import calm, environment, node, reaches, sapo
 
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.state import Link
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background, control, supervisor
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes import children, supervisor
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.events import Phase, RoundFinished
 from sapo_swarm.node import control_api
@@ -52,7 +52,7 @@ async def test_a_node_that_waits_for_a_chat_is_told_to_resume_and_runs_when_that
         await reaches(client, ("state",), lambda e: e.state == "running")
         await client.post("hold")
         await reaches(client, ("state",), lambda e: e.reason == "held")
-        assert (await control.tell(Home.find(), "resume")).state == "running"
+        assert (await supervisor.tell(Home.find(), "resume")).state == "running"
 
 
 async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(t
         stopped = await asyncio.to_thread(sapo, tmp_path, "stop")
         assert stopped.stdout.startswith("Stopped"), stopped
         assert "rounds done" in stopped.stdout
-        assert not background.alive(pid)
+        assert not children.alive(pid)
         assert await asyncio.to_thread(process.wait) == 0
     again = await asyncio.to_thread(sapo, tmp_path, "stop")
     assert again.returncode != 0
@@ -106,7 +106,7 @@ async def test_a_node_that_is_only_being_started_is_stopped_too(
     await asyncio.gather(starting, return_exceptions=True)
     status = await supervisor.stop(home)
     assert status is not None
-    assert not await asyncio.to_thread(background.alive, status.pid)
+    assert not await asyncio.to_thread(children.alive, status.pid)
     assert await supervisor.stop(home) is None
 
 
@@ -195,7 +195,7 @@ def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Ho
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.read(1) == b"0", "its command can be read from now on"
-        for began, found in (("", stranger.pid), (background.born(stranger.pid), stranger.pid), ("earlier", None)):
+        for began, found in (("", stranger.pid), (children.born(stranger.pid), stranger.pid), ("earlier", None)):
             (home.runtime / left).write_text(f"{stranger.pid} {began}", "utf-8")
             assert supervisor.starting(home) == found
         stranger.communicate(b"\n")
@@ -204,13 +204,13 @@ def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Ho
 def test_a_node_that_was_started_this_moment_is_found_before_its_command_can_be_read(home: Home) -> None:
     """Linux shows an empty command while the process turns into its program."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        (home.runtime / "node.starting").write_text(background.note(process.pid), "utf-8")
+        (home.runtime / "node.starting").write_text(children.note(process.pid), "utf-8")
         assert supervisor.starting(home) == process.pid
         process.communicate(b"\n")
 
 
 def test_a_lock_tells_which_process_holds_it(home: Home) -> None:
     with NodeLock(home.lock):
-        assert home.lock.read_text("ascii") == f"{os.getpid()} {background.born(os.getpid())}"
+        assert home.lock.read_text("ascii") == f"{os.getpid()} {children.born(os.getpid())}"
         with pytest.raises(AppError, match=rf"\(process {os.getpid()}\)"), NodeLock(home.lock):
             pass

@@ -15,7 +15,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 
 from sapo_backends.base import Engine, Progress
 from sapo_backends.errors import CancelToken
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.config import RunConfig

@@ -21,7 +21,7 @@ from tests.support.swarm_process import TASKS
 
 from sapo_desktop.commands.swarms.invite import _row
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background
+from sapo_desktop.services.nodes import children
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
@@ -210,10 +210,10 @@ def test_a_pid_file_of_another_process_is_no_coordinator(tmp_path: Path) -> None
     home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
     home.prepare()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    began, born = psutil.Process(stranger.pid).create_time(), background.born(stranger.pid)
+    began, born = psutil.Process(stranger.pid).create_time(), children.born(stranger.pid)
     for word, started, found in (
         (born, 0.0, True),
-        (background.born(os.getpid()), 0.0, False),
+        (children.born(os.getpid()), 0.0, False),
         ("", began, True),  # an older version's file
         ("", began - 3600.0, False),
         ("", 0.0, False),  # one of a version before that

@@ -13,14 +13,14 @@ from tests.support.records import finished, group_of, opened
 
 from sapo_desktop.commands.nodes.control import describe
 from sapo_desktop.dashboard.feed import _HISTORY
-from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, to_ascii
+from sapo_desktop.dashboard.look import ASCII, UNICODE, to_ascii
 from sapo_desktop.dashboard.screens.dashboard import share_lines
 from sapo_desktop.dashboard.screens.swarm.screen import exchange, overview, peer_rows
 from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, in_order, steps, table, whole
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.chart import legend
 from sapo_desktop.dashboard.widgets.plot import View
-from sapo_desktop.services.swarms.shares import MEANINGS, shares
+from sapo_desktop.services.swarms.trial import MEANINGS, shares
 from sapo_swarm.events import Event, FirstSuccess, SwarmUpdated
 from sapo_swarm.node.control_api import NodeStatus
 from sapo_swarm.node.swarm_stats import SHARE_WINDOW, SwarmStats

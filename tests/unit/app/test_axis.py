@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from sapo_desktop.dashboard import look
 from sapo_desktop.dashboard.history.run import Clock
-from sapo_desktop.dashboard.look import show
 from sapo_desktop.dashboard.widgets.plot import Axis, ticks, when
 from sapo_swarm.node.clock import local
 
@@ -74,10 +74,10 @@ def test_after_the_zone_changes_a_log_line_and_a_chart_name_the_hour_that_the_no
 ) -> None:
     time.tzset()
     moment = at("UTC", 2026, 11, 27, 20).timestamp()
-    assert (show.date(moment), when(moment)) == ("2026-11-27 20:00:00", "Fri 20:00")
+    assert (look.date(moment), when(moment)) == ("2026-11-27 20:00:00", "Fri 20:00")
     for zone, wall in (("Asia/Tokyo", "2026-11-28 05:00:00"), ("America/Lima", "2026-11-27 15:00:00")):
         monkeypatch.setenv("TZ", zone)
-        assert show.date(moment) == wall
+        assert look.date(moment) == wall
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert when(moment) == "Sat 05:00"
     assert time.strftime("%H:%M", local(moment)) == "05:00"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, Glyphs, choose, sparkline
+from sapo_desktop.dashboard.look import ASCII, UNICODE, Glyphs, choose, sparkline
 from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, nice_range, plot
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.messages import Link
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, Link, apply
 from sapo_desktop.dashboard.widgets.frame import status
 from sapo_swarm.events import (
     Event,

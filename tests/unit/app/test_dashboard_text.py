@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE, to_ascii
-from sapo_desktop.dashboard.look.show import count, hang, memory, percent, plain, reward, shorten
-from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.look import UNICODE, count, hang, memory, percent, plain, reward, shorten, to_ascii
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.log import in_order, log_text
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import DashboardState, apply, evaluation_sentence
+from sapo_desktop.dashboard.state import DashboardState, Link, apply, evaluation_sentence
 from sapo_desktop.dashboard.widgets import held_out, panels
 from sapo_desktop.dashboard.widgets.frame import header, status
 from sapo_desktop.services.against_base import base_scores

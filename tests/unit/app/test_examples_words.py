@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.panels import now_panel

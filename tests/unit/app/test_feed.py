@@ -14,8 +14,7 @@ import pytest
 
 from sapo_desktop.dashboard import feed as feeds
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.messages import Link, Rewound
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, Link, Rewound, apply
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Event, LogLine

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from tests.unit.app.test_dashboard_text import fold, run
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.events import Phase, StateChanged

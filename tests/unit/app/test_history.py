@@ -13,7 +13,7 @@ from tests.support.week_recording import START, blocks, reward, week
 
 from sapo_desktop.dashboard.history.run import PAUSE_S, Clock, noted
 from sapo_desktop.dashboard.history.series import LEVEL, Series
-from sapo_desktop.dashboard.look.glyphs import UNICODE, sparkline
+from sapo_desktop.dashboard.look import UNICODE, sparkline
 from sapo_desktop.dashboard.screens.dashboard import letters, reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.chart import at_crosshair, heldout_marks, legend, moved, zoomed

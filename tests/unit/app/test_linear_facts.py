@@ -11,11 +11,11 @@ from tests.support.scripted_feed import SILO, SWARM
 
 from sapo_desktop.dashboard.history.run import Clock
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_desktop.linear import facts
-from sapo_desktop.linear.trend import trend
+from sapo_desktop.linear.facts import trend
 from sapo_swarm.events import Event, FirstSuccess
 from sapo_swarm.types import Finish, Rollout
 

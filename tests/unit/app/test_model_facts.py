@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from sapo_desktop import cli
-from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.screens.models.rows import whole
+from sapo_desktop.dashboard.look import UNICODE
+from sapo_desktop.dashboard.screens.models.screen import whole
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.overview import overview

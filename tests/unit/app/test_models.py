@@ -20,8 +20,8 @@ from sapo_backends.errors import ModelNotFound
 from sapo_backends.fake import FakeEngine
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
-from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.screens.models.rows import row, summary
+from sapo_desktop.dashboard.look import UNICODE
+from sapo_desktop.dashboard.screens.models.screen import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import (
@@ -32,7 +32,7 @@ from sapo_desktop.services.models.chatting import (
     undecided,
     without_marks,
 )
-from sapo_desktop.services.models.shelf import changes, keeping, names, store
+from sapo_desktop.services.models.shelf import changes, keeping, store
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview, overview
 from sapo_desktop.services.models.shelf.store import Model
@@ -71,7 +71,7 @@ def test_a_model_of_torch_goes_on_with_what_reads_its_checkpoints(trainer: str) 
 
 @pytest.mark.parametrize("name", ["kim", "a", "Kim-2", "my.model_3", "7b"])
 def test_plain_names_are_taken(name: str) -> None:
-    assert names.check(name) == name
+    assert store.check(name) == name
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_plain_names_are_taken(name: str) -> None:
 )
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
-        names.check(name)
+        store.check(name)
 
 
 @given(st.text(max_size=60))
 @example("latest")
 @example("Starter")
-@example("con." + "x" * names.LONGEST)
+@example("con." + "x" * store.LONGEST)
 def test_what_is_suggested_is_taken_as_a_name(text: str) -> None:
     """Whatever was typed, or a task is called."""
-    assert names.check(names.suggested(text))
+    assert store.check(store.suggested(text))
 
 
 @given(st.lists(st.sampled_from(["kim", "Kim-2", "kim-3", "ada"]), unique=True))
 def test_a_free_name_is_free_and_fits(taken: list[str]) -> None:
-    found = names.free("kim", taken)
+    found = store.free("kim", taken)
     assert found.lower() not in {name.lower() for name in taken}
-    assert len(names.free("x" * names.LONGEST, ["x" * names.LONGEST])) == names.LONGEST
+    assert len(store.free("x" * store.LONGEST, ["x" * store.LONGEST])) == store.LONGEST
 
 
 def test_a_first_session_has_nothing_to_compare_with() -> None:

@@ -14,8 +14,7 @@ from tests.support.own_tasks import library_in, task_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, rows_of
 from sapo_desktop.services.tasks.proposal.options import find, put_in
-from sapo_desktop.services.tasks.review import numbered, review
-from sapo_desktop.services.tasks.shortcuts import measure, sentences
+from sapo_desktop.services.tasks.review import measure, numbered, review, sentences
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_desktop.services.tasks.wizard.interface import Answers
 from sapo_swarm.scoring.scorer import Scorer

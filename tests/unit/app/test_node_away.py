@@ -15,11 +15,10 @@ from tests.support.scripted_feed import app_over, feed_of, settled
 from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.commands.nodes import dashboard
-from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.messages import Link
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import waiting
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, Link, apply
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.frame import header
 from sapo_desktop.linear import facts

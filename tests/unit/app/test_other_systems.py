@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sapo_desktop.services.machine import doctor
-from sapo_desktop.services.nodes import background, lock
+from sapo_desktop.services.nodes import children, supervisor
 from sapo_swarm.node.governor.sensors import said
 
 
@@ -19,14 +19,14 @@ class Locked(io.StringIO):
 
 def test_a_lock_whose_holder_cannot_be_read_is_refused_in_words_all_the_same() -> None:
     """Windows lets nobody read what another process has locked."""
-    assert lock._holder(io.StringIO(" 77\n")) == "77"
-    assert lock._holder(Locked("77")) == "?"
+    assert supervisor._holder(io.StringIO(" 77\n")) == "77"
+    assert supervisor._holder(Locked("77")) == "?"
 
 
 def test_a_node_in_the_background_belongs_to_no_console() -> None:
-    assert background.detached("linux") == {"start_new_session": True}
+    assert children.detached("linux") == {"start_new_session": True}
     no_window, group_of_its_own = 0x08000000, 0x200
-    assert background.detached("win32") == {"creationflags": no_window | group_of_its_own}
+    assert children.detached("win32") == {"creationflags": no_window | group_of_its_own}
 
 
 @pytest.mark.parametrize(

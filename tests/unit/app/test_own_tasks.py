@@ -13,15 +13,13 @@ from tests.support.own_tasks import library_in, sums, task_of
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
-from sapo_desktop.services.models.shelf.names import train_on
-from sapo_desktop.services.models.shelf.store import Record
-from sapo_desktop.services.tasks import examples, looking
+from sapo_desktop.services.models.shelf.store import Record, train_on
+from sapo_desktop.services.tasks import looking, store
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
-from sapo_desktop.services.tasks.proposal.answers import propose
+from sapo_desktop.services.tasks.proposal.columns import propose
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.ratings import rate, rated_file
-from sapo_desktop.services.tasks.review import numbered, review, too_long
-from sapo_desktop.services.tasks.shortcuts import Shortcuts, measure, warnings
+from sapo_desktop.services.tasks.review import Shortcuts, measure, numbered, review, too_long, warnings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
@@ -205,9 +203,9 @@ def test_the_commands_that_train_repeat_what_was_tried() -> None:
     assert train_on("t") == "sapo-desktop new t --tasks t, then: sapo-desktop node t"
 
 
-@pytest.mark.parametrize("name", examples.names())
+@pytest.mark.parametrize("name", store.names())
 def test_an_example_is_clean_and_its_name_is_free(name: str) -> None:
-    task = examples.one(name)
+    task = store.one(name)
     assert name not in CATALOGUE
     assert task.spec.licence
     assert task.spec.description
@@ -216,7 +214,7 @@ def test_an_example_is_clean_and_its_name_is_free(name: str) -> None:
 
 
 def test_four_examples_ship() -> None:
-    assert len(examples.names()) == 4
+    assert len(store.names()) == 4
 
 
 @pytest.mark.parametrize(

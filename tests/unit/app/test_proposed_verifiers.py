@@ -11,7 +11,7 @@ from tests.support.own_tasks import task_of
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import looking
-from sapo_desktop.services.tasks.proposal.answers import proposals, propose
+from sapo_desktop.services.tasks.proposal.columns import proposals, propose
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_swarm.tasks.own.spec import Exact, Number, Verifier
 

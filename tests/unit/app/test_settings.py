@@ -11,7 +11,7 @@ import pytest
 
 from sapo_desktop import cli, settings
 from sapo_desktop.cli import VERBS, parser
-from sapo_desktop.dashboard.look.glyphs import choose
+from sapo_desktop.dashboard.look import choose
 from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import manual
 from sapo_desktop.settings import editing, flags

@@ -12,7 +12,7 @@ from tests.support.own_tasks import library_in, sums, task_of, write_folder
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import membership, sharing
-from sapo_desktop.services.swarms.together import standing, together
+from sapo_desktop.services.swarms.membership import standing, together
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.wire import TaskOffer, pack, unpack_task
 from sapo_swarm.tasks.own import library

@@ -8,7 +8,7 @@ from tests.fixtures.make_recordings import recording
 from textual.app import App, ComposeResult
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look.show import end_of, groups, hang, shorten, wrap
+from sapo_desktop.dashboard.look import end_of, groups, hang, shorten, wrap
 from sapo_desktop.dashboard.replay import SPEEDS, ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar

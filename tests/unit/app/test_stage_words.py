@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE
-from sapo_desktop.dashboard.look.show import stage_words
+from sapo_desktop.dashboard.look import UNICODE, stage_words
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
 from sapo_desktop.dashboard.state import DashboardState, apply

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.records import evaluation, opened
 
-from sapo_desktop.dashboard.look.glyphs import ASCII, UNICODE, to_ascii
+from sapo_desktop.dashboard.look import ASCII, UNICODE, to_ascii
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.held_out import FIGURES, heldout, strips
 from sapo_swarm.events import Evaluated, TaskScore

@@ -14,7 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen
-from sapo_desktop.services.tasks import expectation, review, shortcuts
+from sapo_desktop.services.tasks import expectation, review
 from sapo_desktop.services.tasks.ratings import rate, rated_file, read
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
@@ -101,8 +101,8 @@ async def test_a_task_with_alternatives_has_nothing_to_warn_of(tmp_path: Path) -
     with library_in(tmp_path):
         task = library.find("any_of")
         async with Scorer() as scorer:
-            found = await shortcuts.measure(task, scorer, review.train_places(task))
-    assert (found.truth, shortcuts.warnings(found), review.review(task, review.numbered(task))) == (1.0, [], [])
+            found = await review.measure(task, scorer, review.train_places(task))
+    assert (found.truth, review.warnings(found), review.review(task, review.numbered(task))) == (1.0, [], [])
 
 
 def test_answers_that_the_verifier_calls_equal_do_not_contradict_one_another(tmp_path: Path) -> None:
@@ -130,5 +130,5 @@ async def test_a_schema_with_an_unknown_type_is_told_of(tmp_path: Path) -> None:
     (folder / "schema.json").write_text('{"type": "objekt"}')
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await shortcuts.measure(library.find("typed"), scorer, [])
-    assert "'objekt' is not valid" in shortcuts.warnings(found)[0]
+            found = await review.measure(library.find("typed"), scorer, [])
+    assert "'objekt' is not valid" in review.warnings(found)[0]

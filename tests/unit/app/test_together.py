@@ -11,7 +11,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from tests.fixtures.make_recordings import recording
 from tests.support.records import evaluation, finished
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.swarm.screen import exchange, from_others, risen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.frame import header

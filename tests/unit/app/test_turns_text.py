@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from tests.unit.app.test_dashboard_text import FORBIDDEN, HOSTILE, hostile_state
 
-from sapo_desktop.dashboard.look.glyphs import UNICODE
+from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_swarm.types import Turn
 

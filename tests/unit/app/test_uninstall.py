@@ -13,8 +13,8 @@ from sapo_desktop import cli
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.services.machine import login
-from sapo_desktop.services.models.endpoint import server
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.models import endpoint
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting, membership, trial
 from sapo_desktop.services.tasks import judging
@@ -72,7 +72,7 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
     editing.preset(home.settings, "eco")
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
-    server.read_or_make(home.config / "endpoint-token")
+    endpoint.read_or_make(home.config / "endpoint-token")
     trial.begin(home.invite, "swarm")
     for half in (f"{tokens.NAME}.secret.partial", f".{tokens.NAME}.secret.0123abcd.partial"):
         (home.config / half).touch()

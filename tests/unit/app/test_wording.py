@@ -12,7 +12,7 @@ import pytest
 from tests.support.declared import judge
 from tests.support.own_tasks import task_of
 
-from sapo_desktop.services.tasks.proposal.answers import date_form, propose, unlike
+from sapo_desktop.services.tasks.proposal.columns import date_form, propose, unlike
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
 from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural
 from sapo_swarm.tasks.own.spec import Choice, Exact, Items, ItemSet, JsonEqual, Number, Verifier

@@ -16,8 +16,8 @@ from sapo_backends.measure.machine_limits import Limits
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
-from sapo_desktop.services.machine import bench_report, engines, load_request, memory_plan, speed
-from sapo_desktop.services.machine.bench_report import Subject
+from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
+from sapo_desktop.services.machine.speed import Subject
 from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line, overwrite
 from sapo_swarm.config import RunConfig
@@ -114,28 +114,28 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     busy = _busy()
     subject = _subject(home, config, available)
     if not args.json:
-        print("\n".join(bench_report.header(subject)), end="\n\n")
-        print("\n".join(bench_report.table_header()), flush=True)
+        print("\n".join(speed.header(subject)), end="\n\n")
+        print("\n".join(speed.table_header()), flush=True)
     measured: dict[Candidate, Measured] = {}
     for one in _measurements(subject, config, available, args.quick):
         again = one.candidate in measured
         measured[one.candidate] = one
         if not args.json:
-            print("\n".join(bench_report.row(subject, one, again=again)), flush=True)
+            print("\n".join(speed.row(subject, one, again=again)), flush=True)
     found = list(measured.values())
     choice = decide(found, subject.workload, speed.wanted(config))
-    kept = not args.quick and (args.anyway or not bench_report.too_busy(busy, subject.machine))
+    kept = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
     if choice is not None and kept:
         speed.remember(home, config, found)
     plan = memory_plan.plan(config)
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
-        for line in bench_report.objects(subject, found, choice, memory, busy):
+        for line in speed.objects(subject, found, choice, memory, busy):
             print(json_line(line))
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(bench_report.footer(subject, choice, said, busy, kept=kept)))
+        print("\n".join(speed.footer(subject, choice, said, busy, kept=kept)))
     return 0 if any(not one.failure for one in found) else 1
 
 

@@ -74,7 +74,7 @@ def _get(path: Path, key: str) -> None:
 def _require_theme(name: str) -> None:
     from textual.theme import BUILTIN_THEMES
 
-    from sapo_desktop.dashboard.look.themes import THEMES
+    from sapo_desktop.dashboard.look import THEMES
 
     known = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
     if name not in known:

@@ -17,7 +17,7 @@ from sapo_desktop import umask
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_lab.running.run import PieceOver, Progress, run_arm, run_folder
 from sapo_lab.schema import Arm, Experiment, load
 from sapo_swarm.config import RunConfig

@@ -96,7 +96,7 @@ def line(event: GroupRecorded) -> str:
 def _show(event: GroupRecorded | None, number: int) -> int:
     if event is None:
         raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
-    from sapo_desktop.dashboard.look.glyphs import choose
+    from sapo_desktop.dashboard.look import choose
     from sapo_desktop.dashboard.screens.rollouts.detail import detail
     from sapo_desktop.services.tasks.looking import Truths
 

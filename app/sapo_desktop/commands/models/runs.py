@@ -14,7 +14,7 @@ from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.streams import json_line
 
 

@@ -17,9 +17,9 @@ from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
-from sapo_desktop.services.nodes import control, supervisor
+from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.report import in_a_shell
-from sapo_desktop.services.swarms.shares import shares
+from sapo_desktop.services.swarms.trial import shares
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import age, duration
@@ -66,7 +66,7 @@ async def _talk(args: argparse.Namespace) -> int:
         for_s = 0.0 if verb == "obey" else seconds(getattr(args, "for_s", ""))
         if verb == "snooze" and not for_s:
             raise UsageError("A snooze has an end: write 30s, 15m or 1h. Without an end: sapo-desktop pause")
-        status = await control.tell(home, verb, for_s)
+        status = await supervisor.tell(home, verb, for_s)
         print(json_line(status) if args.json else describe(status))
         return 0
     async with ControlClient(home.socket) as node:

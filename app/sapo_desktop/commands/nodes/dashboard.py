@@ -94,9 +94,7 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
 
 def _tell(home: Home) -> str | None:
     """The dashboard in lines."""
-    from sapo_desktop.linear.questions import Questions
-    from sapo_desktop.linear.session import Session
-    from sapo_desktop.linear.typed import TypedLines
+    from sapo_desktop.linear.session import Questions, Session, TypedLines
     from sapo_desktop.services import first_run as questions
 
     async def session() -> str | None:

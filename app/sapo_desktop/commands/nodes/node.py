@@ -24,9 +24,9 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.nodes import metrics
-from sapo_desktop.services.nodes.lock import NodeLock
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import Reporter
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import invite_text, membership, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import flags

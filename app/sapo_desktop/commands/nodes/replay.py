@@ -45,8 +45,8 @@ def _speed(text: str) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError for a recording that cannot be read or a place that is none."""
-    from sapo_desktop.dashboard.messages import Caption
     from sapo_desktop.dashboard.replay import ReplayFeed, place_in
+    from sapo_desktop.dashboard.state import Caption
     from sapo_desktop.services.models import recording
 
     captions: list[Caption] = []
@@ -62,8 +62,7 @@ def main(args: argparse.Namespace) -> int:
     feed = ReplayFeed(events, speed, start, captions)
     chosen = settings.load(Home.find().settings)
     if in_lines(args, chosen):
-        from sapo_desktop.linear.session import Session
-        from sapo_desktop.linear.typed import TypedLines
+        from sapo_desktop.linear.session import Session, TypedLines
 
         async def session() -> None:
             await Session(feed, TypedLines(), say, run_verb).run()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sapo_desktop.commands.parsing import Parser
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import hosting, lan
+from sapo_desktop.services.swarms import directories, hosting
 from sapo_desktop.settings import converted, described, flags, parsed
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
@@ -77,7 +77,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
             if announce:
                 outside = [address for address in addresses(settings.host) if not is_loopback(address)]
                 try:
-                    await word.enter_async_context(lan.announced(swarm.name, hosted.port, outside))
+                    await word.enter_async_context(directories.announced(swarm.name, hosted.port, outside))
                 except OSError as error:
                     why = error.strerror or error
                     print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)

@@ -17,11 +17,10 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.bases import card
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.shelf.names import train_on
-from sapo_desktop.services.models.shelf.store import taken
+from sapo_desktop.services.models.shelf.store import taken, train_on
 from sapo_desktop.services.swarms import sharing
-from sapo_desktop.services.tasks import examples as shipped
-from sapo_desktop.services.tasks import expectation, judging, looking, review, shortcuts
+from sapo_desktop.services.tasks import expectation, judging, looking, review
+from sapo_desktop.services.tasks import store as shipped
 from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
 from sapo_desktop.services.tasks.store import delete as remove
 from sapo_desktop.services.tasks.store import installed, keep, keep_shots, require_own, require_unused
@@ -101,7 +100,7 @@ def show(args: argparse.Namespace) -> int:
     _say(
         ["", looking.compare_judge(task.spec.name)]
         if task.spec.rubric
-        else ["", *shortcuts.sentences(asyncio.run(_shortcuts(task)))]
+        else ["", *review.sentences(asyncio.run(_shortcuts(task)))]
     )
     return 0
 
@@ -139,10 +138,10 @@ def judge(args: argparse.Namespace) -> int:
     return 1 if judging.refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
 
 
-async def _shortcuts(task: OwnTask) -> shortcuts.Shortcuts:
+async def _shortcuts(task: OwnTask) -> review.Shortcuts:
     answer_format = settings.load(Home.find().settings).run.answer_format
     async with Scorer(answer_format=answer_format) as scorer:
-        return await shortcuts.measure(task, scorer, review.train_places(task))
+        return await review.measure(task, scorer, review.train_places(task))
 
 
 def _path(text: str) -> Path:
@@ -221,9 +220,9 @@ async def _look(
         _say(["", *(f"- {line}" for line in said), looking.compare_judge(task.spec.name)])
         return bool(said)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await shortcuts.measure(task, scorer, review.train_places(task, table))
-        said += shortcuts.warnings(found)
-        _say(["", *shortcuts.sentences(found)[:2]])
+        found = await review.measure(task, scorer, review.train_places(task, table))
+        said += review.warnings(found)
+        _say(["", *review.sentences(found)[:2]])
         if said:
             _say(["", f"{len(said)} thing{'s' if len(said) > 1 else ''} to look at:", *(f"- {line}" for line in said)])
         else:
@@ -264,10 +263,10 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Meas
         return Measured((), (), (looking.compare_judge(task.spec.name),))
     show("looking for shortcuts", 0.0)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await shortcuts.measure(task, scorer, review.train_places(task, table))
+        found = await review.measure(task, scorer, review.train_places(task, table))
         trying = partial(show, f"trying {expectation.shown_model(config.model)}")
         said = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
-    return Measured(tuple(shortcuts.sentences(found)[:2]), tuple(shortcuts.warnings(found)), tuple(said))
+    return Measured(tuple(review.sentences(found)[:2]), tuple(review.warnings(found)), tuple(said))
 
 
 def _asked(task: OwnTask) -> None:

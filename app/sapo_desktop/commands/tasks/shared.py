@@ -8,9 +8,9 @@ import sys
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf.names import train_on
+from sapo_desktop.services.models.shelf.store import train_on
 from sapo_desktop.services.swarms import invite_text, membership, sharing
-from sapo_desktop.services.swarms.together import standing
+from sapo_desktop.services.swarms.membership import standing
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import TaskOffer

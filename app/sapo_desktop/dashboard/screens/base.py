@@ -15,7 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look import Glyphs
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Panel, header
 

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import fit, plain
+from sapo_desktop.dashboard.look import fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import known

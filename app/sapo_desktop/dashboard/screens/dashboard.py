@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs
+from sapo_desktop.dashboard.look import Glyphs
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.rollouts.detail import detail
@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
 from sapo_desktop.dashboard.widgets.held_out import heldout
 from sapo_desktop.dashboard.widgets.plot import Line, Mark
-from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
+from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 UNEQUAL = "Groups with unequal rewards"
 """Title of the chart of non-zero-advantage groups: only these change the model."""

@@ -13,9 +13,9 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import plain
-from sapo_desktop.dashboard.messages import QuitChoice
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.base import Closing
+from sapo_desktop.dashboard.state import QuitChoice
 from sapo_desktop.dashboard.widgets.frame import Listing
 
 T = TypeVar("T")

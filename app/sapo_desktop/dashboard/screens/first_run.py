@@ -14,7 +14,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.first_questions import (
@@ -272,8 +272,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def _make_task(self, answers: FirstRunAnswers) -> None:
         """Ask for the file; Esc there leads back to the questions."""
-        from sapo_desktop.dashboard.screens.tasks.draft import DraftScreen
-        from sapo_desktop.dashboard.screens.tasks.places import PlacesScreen
+        from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, PlacesScreen
 
         actions = self.dashboard.task_actions
         assert actions is not None  # without them the answer is not on offer

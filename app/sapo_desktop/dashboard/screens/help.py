@@ -10,13 +10,11 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import MEANINGS
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
-from sapo_desktop.dashboard.look.keys import LISTS, PALETTE, Rows
-from sapo_desktop.dashboard.look.show import hang, plain
+from sapo_desktop.dashboard.look import LISTS, PALETTE, UNICODE, Glyphs, Rows, hang, plain
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.errors import known
 from sapo_desktop.services.machine.finding import COLUMN, Finding
-from sapo_desktop.services.swarms.shares import EXTERNAL_SHARE, MY_SHARE, UPTAKE
+from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 # Help: keys, those of the place first, and the words that the screens use.
 

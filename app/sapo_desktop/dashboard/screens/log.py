@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look.show import date, hang, plain
+from sapo_desktop.dashboard.look import date, hang, plain
 from sapo_desktop.dashboard.screens.base import BaseScreen, Searching
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key

@@ -17,8 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from sapo_desktop.dashboard.history.run import MEANINGS, Clock, Figures
-from sapo_desktop.dashboard.look.glyphs import UNICODE, Glyphs
-from sapo_desktop.dashboard.look.show import percent, reward, wrap
+from sapo_desktop.dashboard.look import UNICODE, Glyphs, percent, reward, wrap
 from sapo_desktop.dashboard.widgets.plot import (
     Axis,
     Line,

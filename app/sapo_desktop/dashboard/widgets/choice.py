@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 
 LABEL, VALUE = 9, 10
 """Columns of the label and of the answer. What is longer (an engine of somebody else's) pushes its explanation to the right."""

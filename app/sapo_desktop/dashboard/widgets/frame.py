@@ -10,8 +10,7 @@ from textual.events import Click
 from textual.widget import Widget
 from textual.widgets import OptionList
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import after, fit, plain, shorten
+from sapo_desktop.dashboard.look import Glyphs, after, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import State
 from sapo_swarm.node.clock import age

@@ -9,8 +9,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import HeldOut
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import bar, fit, plain, wrap
+from sapo_desktop.dashboard.look import Glyphs, bar, fit, plain, wrap
 from sapo_desktop.dashboard.state import DashboardState, before_measurement
 from sapo_desktop.services.against_base import base_scores, interval, paired, unpaired
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs, sparkline
-from sapo_desktop.dashboard.look.show import bar, count, fit, memory, percent, plain, reward, stage_words, wrap
+from sapo_desktop.dashboard.look import (
+    Glyphs,
+    bar,
+    count,
+    fit,
+    memory,
+    percent,
+    plain,
+    reward,
+    sparkline,
+    stage_words,
+    wrap,
+)
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
 from sapo_swarm.node.clock import age

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sapo_desktop.dashboard.history.run import MEANINGS, Clock
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look.glyphs import Glyphs, mean_of
+from sapo_desktop.dashboard.look import Glyphs, mean_of
 from sapo_swarm.node.clock import local
 
 # The x axis of a plot: rounds, or the time at which they ran; which part of it is seen, its ticks and their labels.

@@ -10,7 +10,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, typed
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.events import CheckpointSaved
 from sapo_swarm.node.clock import age
 from sapo_swarm.node.control_api import ControlClient

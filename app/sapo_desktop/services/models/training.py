@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import changes, creating, history, keeping, mending, names, store
+from sapo_desktop.services.models.shelf import changes, creating, history, keeping, mending, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 
@@ -58,7 +58,7 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     rounds = config.rounds if "rounds" in typed else None
     if model is None:
         kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
-        return Session(names.FIRST, kept, rounds, None)
+        return Session(store.FIRST, kept, rounds, None)
     if config.model == model.config.model:
         mending.require(model)
     changes.refuse_other_identity(model, config, meant(model))

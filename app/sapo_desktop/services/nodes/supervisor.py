@@ -1,18 +1,89 @@
-"""Starting a node in the background and knowing whether one is there. The node outlives whoever started it."""
+"""The one node of a home: its lock, starting it in the background, and telling it what to do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import IO
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background
+from sapo_desktop.services.nodes import children
 from sapo_swarm.node.control_api import ControlClient, NodeError, NodeNotAnswering, NodeNotRunning, NodeStatus
+
+# One node per home: a lock that the operating system drops when its holder dies, however it dies.
+
+NODE_RUNS = (
+    "A node is already running here (process {holder}). Watch it with sapo-desktop, "
+    "stop it with sapo-desktop stop, or set SAPO_HOME to run another."
+)
+
+
+class NodeLock:
+    """Held for as long as a node (or a run of the lab) lives. Use with `with`; raises AppError, in the words of `busy`,
+    when another process holds it. names_node: what holds it is a node, or ends soon: others wait for that process to answer."""
+
+    def __init__(self, path: Path, busy: str = NODE_RUNS, names_node: bool = True) -> None:
+        self._path, self._busy, self._names_node = path, busy, names_node
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> NodeLock:
+        file = self._path.open("a+")
+        try:
+            _lock(file)
+        except OSError:
+            holder = _holder(file)
+            file.close()
+            raise AppError(self._busy.format(holder=holder)) from None
+        file.seek(0)
+        file.truncate()
+        if self._names_node:
+            file.write(children.note(os.getpid()))
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _holder(file: IO[str]) -> str:
+    """The process id in it; "?" where it cannot be read."""
+    try:
+        file.seek(0)
+        return file.read().strip().partition(" ")[0] or "?"
+    except (OSError, ValueError):
+        return "?"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _BEHIND = 2**20
+    """Of the file's text: what is locked there cannot be read by others."""
+
+    def _lock(file: IO[str]) -> None:
+        os.lseek(file.fileno(), _BEHIND, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# Starting a node in the background and knowing whether one is there. The node outlives whoever started it.
 
 START_LIMIT_S = 180.0
 """A busy machine takes its time to start a process; one that ends instead is told of at once."""
@@ -67,8 +138,8 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
 
 def _spawn(home: Home, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """The process and its note in one call of a thread, which ends even if whoever waits for it is cancelled."""
-    process = background.spawn(home, ["node", "--quiet", *arguments], _errors(home))
-    _starting_file(home).write_text(background.note(process.pid), "ascii")
+    process = children.spawn(home, ["node", "--quiet", *arguments], _errors(home))
+    _starting_file(home).write_text(children.note(process.pid), "ascii")
     return process
 
 
@@ -92,7 +163,7 @@ async def stop(home: Home) -> NodeStatus | None:
     async with ControlClient(home.socket) as node:
         await node.post("stop")
     deadline = time.monotonic() + STOP_LIMIT_S
-    while background.alive(status.pid):
+    while children.alive(status.pid):
         if time.monotonic() > deadline:
             raise AppError(
                 f"Process {status.pid} still runs after {STOP_LIMIT_S:.0f} s. End it with: kill {status.pid}"
@@ -104,7 +175,7 @@ async def stop(home: Home) -> NodeStatus | None:
 async def _answering(home: Home, pid: int) -> NodeStatus | None:
     """The status of a node that is just being started, once it answers; None when its process ended instead."""
     deadline = time.monotonic() + START_LIMIT_S
-    while await asyncio.to_thread(background.alive, pid):
+    while await asyncio.to_thread(children.alive, pid):
         if (status := await running(home)) is not None:
             return status
         if time.monotonic() > deadline:
@@ -115,7 +186,7 @@ async def _answering(home: Home, pid: int) -> NodeStatus | None:
 
 def starting(home: Home) -> int | None:
     """The process id of a node that was started and does not answer yet, whoever started it."""
-    notes = map(background.noted, (_starting_file(home), home.lock))
+    notes = map(children.noted, (_starting_file(home), home.lock))
     return next((pid for pid in notes if pid is not None), None)
 
 
@@ -159,8 +230,48 @@ async def _finish_round(node: ControlClient) -> None:
 def last_words(home: Home, pid: int = 0, since: float = 0.0) -> str:
     """The last line that a node started from here wrote to its error stream since that time; "" when it had nothing to say, or
     while its process runs: then it is some library's remark."""
-    return "" if pid and background.alive(pid) else background.last_words(_errors(home), since)
+    return "" if pid and children.alive(pid) else children.last_words(_errors(home), since)
 
 
 def _errors(home: Home) -> Path:
     return home.logs / "node.stderr"
+
+
+# Telling a node what to do, and waiting until it does it: what is printed afterwards is true.
+
+SETTLE_S = 20.0
+"""A node that is not where it was sent after so long is reported as it is; what is pending says the rest."""
+_CONTROL_POLL_S = 0.05
+_FLOORS = ("memory", "disk")
+"""What running anyway does not override."""
+_UNTIL_RESUMED = ("person", "snooze", "held", "failure", "done")
+
+
+async def tell(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
+    """Give the command (pause, resume, snooze, ...); the status once the node is in the state that it asks for.
+
+    `finish` comes back at once: the status says what is pending. A node that is still loading its model keeps the command
+    for later, and its status says so. Raises NodeNotRunning, NodeNotAnswering, ControlError.
+    """
+    async with ControlClient(home.socket) as node:
+        body = {"for_s": for_s} if for_s else {}
+        status = await node.post(verb, **body)
+        deadline = time.monotonic() + SETTLE_S
+        while not settled(verb, status) and time.monotonic() < deadline:
+            await asyncio.sleep(_CONTROL_POLL_S)
+            status = await node.status()
+        return status
+
+
+def settled(verb: str, status: NodeStatus) -> bool:
+    """The node is where the command sends it, or where the command does not reach."""
+    if status.state in ("starting", "stopped", "failed"):
+        return True
+    if verb in ("pause", "snooze"):
+        return status.state == "paused" and status.reason in ("person", "snooze")
+    if verb == "resume":
+        held = status.state == "paused" and status.reason not in _UNTIL_RESUMED
+        return held or status.state in ("running", "finishing")
+    if verb == "run_anyway":
+        return status.state in ("running", "finishing") or status.reason in _FLOORS
+    return True

@@ -23,7 +23,7 @@ from sapo_desktop import __version__
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import keeping, mending
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.protocol.identity import KeyStoreError, node_in_keyring
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE

@@ -20,8 +20,8 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import keeping, mending, names, store
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.models.shelf import keeping, mending, store
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.personal_data import archive
 from sapo_desktop.services.personal_data.archive import Manifest
 from sapo_swarm.protocol.safe_text import safe_text
@@ -141,7 +141,7 @@ class _Restoring:
     def _model(self, item: str, source: Path) -> Outcome:
         """Under its own name if that is free, else under a new one, as a model of its own."""
         record, models = store.read(source).record, store.all_models(self._home)
-        name = names.free(names.suggested(record.name), store.taken(self._home))
+        name = store.free(store.suggested(record.name), store.taken(self._home))
         beside = name != record.name or record.id in {model.record.id for model in models}
         if beside:
             journal = source / "journal.db"

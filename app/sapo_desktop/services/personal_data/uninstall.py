@@ -13,7 +13,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.tasks import judging
 from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.protocol import identity

@@ -124,7 +124,7 @@ class HomeActions:
     async def offered(self) -> tuple[OfferedTask, ...]:
         """Tasks of the swarm that wait for the person's yes."""
         from sapo_desktop.services.swarms import sharing
-        from sapo_desktop.services.swarms.together import standing
+        from sapo_desktop.services.swarms.membership import standing
         from sapo_swarm.tasks.own.spec import BadTask
 
         found: list[OfferedTask] = []
@@ -161,6 +161,6 @@ class HomeActions:
 
     async def nearby(self) -> tuple[str, ...]:
         """Addresses of coordinators that announce themselves on this network: a hint, nothing to trust."""
-        from sapo_desktop.services.swarms import lan
+        from sapo_desktop.services.swarms import directories
 
-        return await lan.look()
+        return await directories.look_lan()

@@ -14,7 +14,7 @@ import msgspec
 
 from sapo_desktop.errors import AppError, NotRunning
 from sapo_desktop.paths import Home
-from sapo_desktop.services.nodes import background
+from sapo_desktop.services.nodes import children
 from sapo_swarm.coordinator.admin_client import AdminAccess, AdminClient, read_access
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -56,7 +56,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
 
 def this_process(name: str, open: bool, admin: str) -> Hosting:
     """What a coordinator says of itself."""
-    return Hosting(pid=os.getpid(), name=name, open=open, admin=admin, born=background.born(os.getpid()))
+    return Hosting(pid=os.getpid(), name=name, open=open, admin=admin, born=children.born(os.getpid()))
 
 
 def _file(home: Home) -> Path:
@@ -83,7 +83,7 @@ def find(home: Home) -> Hosting | None:
         state = msgspec.json.decode(_file(home).read_bytes(), type=Hosting)
     except (OSError, *UNREADABLE):
         return None
-    return state if background.alive(state.pid) and _same(state) else None
+    return state if children.alive(state.pid) and _same(state) else None
 
 
 def still_open(home: Home) -> str:
@@ -94,7 +94,7 @@ def still_open(home: Home) -> str:
 def _same(state: Hosting) -> bool:
     """The process of this number is the one that wrote the file. Older ones left a time that moves with the clock, or none."""
     if state.born:
-        return background.born(state.pid) == state.born
+        return children.born(state.pid) == state.born
     import psutil
 
     try:
@@ -120,13 +120,13 @@ async def start(home: Home, arguments: Sequence[str]) -> Hosting:
     if (found := find(home)) is not None:
         return found
     errors = home.logs / "coordinator.stderr"
-    process = await asyncio.to_thread(background.spawn, home, ["coordinator", *arguments], errors)
+    process = await asyncio.to_thread(children.spawn, home, ["coordinator", *arguments], errors)
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (found := find(home)) is not None:
             return found
         if process.poll() is not None:
-            raise AppError(background.last_words(errors) or f"The coordinator ended without a word. Its log: {errors}")
+            raise AppError(children.last_words(errors) or f"The coordinator ended without a word. Its log: {errors}")
         await asyncio.sleep(_POLL_S)
     raise AppError(f"The coordinator did not start within {START_LIMIT_S:.0f} s. Its log: {errors}")
 

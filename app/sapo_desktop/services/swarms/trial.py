@@ -1,8 +1,4 @@
-"""A trial: how a node takes part at first in an open swarm, where nobody is trusted. Few external groups, stricter
-rules, and after so many rounds the question whether to stay.
-
-A file beside the invite says that there is one; how far it is, the journal says (events.RunStarted.trial).
-"""
+"""A node's place in a swarm: its trial at first in an open one, where nobody is trusted, and the three figures of its share."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sapo_swarm.events import Event, RoundFinished, RunStarted
+from sapo_swarm.events import Event, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.tasks.catalogue import STRICT_PRESETS
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
@@ -23,6 +19,34 @@ if TYPE_CHECKING:
     from sapo_swarm.config import RunConfig
     from sapo_swarm.node.journal import Journal
     from sapo_swarm.protocol.receive import AcceptanceRules
+
+# The three figures of a node's place in a swarm: each has one name and one value, wherever it is shown.
+#
+# All are the node's word in its newest SwarmUpdated. A chart draws them as they were told, without a mean over rounds of its
+# own, so that its last value is the one on the swarm page and in this node's row among the peers.
+
+MY_SHARE, UPTAKE, EXTERNAL_SHARE = "my share", "uptake", "external share"
+MEANINGS = {
+    MY_SHARE: "of all groups accepted",
+    UPTAKE: "times others sampled mine",
+    EXTERNAL_SHARE: "of my last 50 batches",
+}
+"""What each is of: the first two within the coordinator's window."""
+
+
+def shares(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
+    """Name and value as shown."""
+    return (
+        (MY_SHARE, f"{100 * swarm.share:.1f} %"),
+        (UPTAKE, f"{swarm.uptake:,}"),
+        (EXTERNAL_SHARE, f"{100 * swarm.external_share:.1f} %"),
+    )
+
+
+# A trial: how a node takes part at first in an open swarm, where nobody is trusted. Few external groups, stricter
+# rules, and after so many rounds the question whether to stay.
+#
+# A file beside the invite says that there is one; how far it is, the journal says (events.RunStarted.trial).
 
 ROUNDS = 50
 """After so many a trial asks whether to stay."""

@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases.tokens import keep_word
-from sapo_desktop.services.models.shelf.names import train_on
+from sapo_desktop.services.models.shelf.store import train_on
 from sapo_desktop.services.tasks import ratings
 from sapo_desktop.services.tasks.proposal.draft import encoding_taken
 from sapo_swarm.config import RunConfig

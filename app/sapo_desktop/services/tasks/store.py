@@ -1,9 +1,10 @@
-"""Own tasks on the disk: data/tasks/<name>/."""
+"""Tasks on the disk: the person's own in data/tasks/<name>/, and those that ship as examples."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,32 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import SPEC, OwnTask, read_task, spec_text, write_task
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.whole_file import write_whole
+
+# Tasks that ship as examples.
+
+
+def names() -> list[str]:
+    """The examples, in order."""
+    root = files("sapo_assets").joinpath("tasks")
+    return (
+        sorted(entry.name for entry in root.iterdir() if entry.joinpath("task.toml").is_file()) if root.is_dir() else []
+    )
+
+
+def one(name: str) -> OwnTask:
+    """An example. Raises UsageError."""
+    if name not in names():
+        raise UsageError(f"There is no example {name!r}. There are: {', '.join(names())}.")
+    with as_file(files("sapo_assets").joinpath("tasks", name)) as folder:
+        return read_task(folder)
+
+
+def every() -> dict[str, OwnTask]:
+    """All of them by name."""
+    return {name: one(name) for name in names()}
+
+
+# Own tasks on the disk: data/tasks/<name>/.
 
 
 def keep(task: OwnTask, home: Home, replace: bool) -> Path | None:

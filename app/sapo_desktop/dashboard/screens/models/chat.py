@@ -14,7 +14,7 @@ from textual.css.query import NoMatches
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
@@ -22,7 +22,7 @@ from sapo_desktop.errors import known
 from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark
 
 if TYPE_CHECKING:
-    from sapo_desktop.services.models.screen.conversation import Conversation
+    from sapo_desktop.services.models.screen.actions import Conversation
 
 KEPT = 20
 """Questions that stay on the screen."""

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sapo_desktop.dashboard.history.run import Clock, Figures, Moment, of_session
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.state import DashboardState

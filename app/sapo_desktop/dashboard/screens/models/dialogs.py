@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import Listing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.binding import Binding, BindingType
 
-from sapo_desktop.dashboard.look.show import memory
+from sapo_desktop.dashboard.look import memory
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog

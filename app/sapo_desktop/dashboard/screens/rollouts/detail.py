@@ -13,8 +13,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import SECOND, plain, reward
+from sapo_desktop.dashboard.look import SECOND, Glyphs, plain, reward
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_swarm.events import GroupRecorded

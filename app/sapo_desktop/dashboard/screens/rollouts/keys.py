@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.history.groups import REWARDS, SOURCES, TRAINED, Answer, GroupFilter, write
-from sapo_desktop.dashboard.look.show import groups, plain
+from sapo_desktop.dashboard.look import groups, plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.screens.rollouts.detail import detail

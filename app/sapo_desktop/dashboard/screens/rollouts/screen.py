@@ -14,8 +14,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from sapo_desktop.dashboard.history.groups import PAGE, Answer, GroupFilter, GroupIndex, GroupReader, GroupSource, Wish
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import Glyphs, plain
 from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.rollouts.detail import GroupList, detail
 from sapo_desktop.dashboard.screens.rollouts.keys import GroupKeys

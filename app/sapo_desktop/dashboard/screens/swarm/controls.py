@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import (

@@ -11,7 +11,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.services.swarms.interface import Hosted, OfferedTask
 

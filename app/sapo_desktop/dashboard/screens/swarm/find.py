@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import count, fit, plain
+from sapo_desktop.dashboard.look import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import known

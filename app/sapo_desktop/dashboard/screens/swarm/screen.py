@@ -14,16 +14,14 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sapo_backends.errors import size_text
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import bar, count, fit, percent, plain, shorten, stage_words, wrap
+from sapo_desktop.dashboard.look import Glyphs, bar, count, fit, percent, plain, shorten, stage_words, wrap
 from sapo_desktop.dashboard.screens.dashboard import NO_MODEL, NOT_WORKING, letters, share_lines, share_title, waiting
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
 from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
-from sapo_desktop.services.swarms.shares import MEANINGS, shares
-from sapo_desktop.services.swarms.trial import EXTERNAL, ROUNDS
+from sapo_desktop.services.swarms.trial import EXTERNAL, MEANINGS, ROUNDS, shares
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words

@@ -11,8 +11,7 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
-from sapo_desktop.dashboard.look.glyphs import Glyphs
-from sapo_desktop.dashboard.look.show import date, fit, groups, hang, plain, shorten
+from sapo_desktop.dashboard.look import Glyphs, date, fit, groups, hang, plain, shorten
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.node.aha_trail import UNKNOWN, AhaTrail

@@ -14,9 +14,9 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Record
-from sapo_desktop.services.nodes.lock import NodeLock
+from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.types import UNREADABLE
 
@@ -51,7 +51,7 @@ def _record(home: Home, run: Path, alone: bool) -> Record:
         record = store.read(run).record
         if record.name.lower() not in {name.lower() for name in taken}:
             return record
-        return store.write(run, msgspec.structs.replace(record, name=names.free(record.name, taken))).record
+        return store.write(run, msgspec.structs.replace(record, name=store.free(record.name, taken))).record
     config = msgspec.convert(settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig)
     journal = run / "journal.db"
     last = (journal if journal.exists() else run).stat().st_mtime
@@ -62,6 +62,6 @@ def _record(home: Home, run: Path, alone: bool) -> Record:
 def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -> str:
     """An only run becomes my-model; several are told apart by what they trained and when."""
     if alone and not taken:
-        return names.FIRST
+        return store.FIRST
     when = time.strftime("%Y-%m-%d", time.localtime(last))
-    return names.free(names.suggested(f"{Path(config.model).name[: names.LONGEST - 14]}-{when}"), taken)
+    return store.free(store.suggested(f"{Path(config.model).name[: store.LONGEST - 14]}-{when}"), taken)

@@ -11,7 +11,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed
 from sapo_desktop.services.bases import fetching
-from sapo_desktop.services.models.shelf import mending, names
+from sapo_desktop.services.models.shelf import mending, store
 from sapo_desktop.services.models.shelf.store import Model, Record
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
@@ -52,7 +52,7 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
             continue
         if field == "model":
             fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
-        other = typed("sapo-desktop", "new", names.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model)
+        other = typed("sapo-desktop", "new", store.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model)
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         why = "which a model keeps" if field == "method" else "because its weights would not fit"
         raise UsageError(

@@ -9,7 +9,7 @@ import msgspec
 from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
@@ -20,7 +20,7 @@ def new(home: Home, name: str, config: RunConfig) -> Model:
 
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """
-    names.check(name, store.taken(home))
+    store.check(name, store.taken(home))
     base = config.model
     config = msgspec.structs.replace(config, model=flags.absolute(base))  # a node starts in another folder
     flags.check(config)

@@ -14,7 +14,7 @@ import msgspec
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.checkpoints import folder_bytes, free_bytes
@@ -42,13 +42,13 @@ def rename(home: Home, model: Model, name: str) -> Model:
 
     Raises UsageError, AppError.
     """
-    names.check(name, store.taken(home, model.folder))
+    store.check(name, store.taken(home, model.folder))
     return store.write(model.folder, msgspec.structs.replace(store.read(model.folder).record, name=name))
 
 
 def duplicate(home: Home, model: Model, name: str) -> Model:
     """Another model with the same weights and history, its exports left out. Raises UsageError, AppError."""
-    names.check(name, store.taken(home))
+    store.check(name, store.taken(home))
     identity = store.record_of(name, model.config)
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())

@@ -13,7 +13,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, typed
-from sapo_desktop.services.models.shelf import history, names, store
+from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.store import Model, Unreadable
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
@@ -98,8 +98,8 @@ def mend(home: Home, one: Unreadable) -> Model:
         )
     last, taken = sessions[-1], store.taken(home, one.folder)
     config = _config(settings.load(home.settings).run, last, _rank(one))
-    name = names.suggested(store.told_name(one.folder) or last.name or one.name)
-    fresh = store.record_of(names.free(name, taken), config, last.run_id, sessions[0].time)
+    name = store.suggested(store.told_name(one.folder) or last.name or one.name)
+    fresh = store.record_of(store.free(name, taken), config, last.run_id, sessions[0].time)
     path = one.folder / store.RECORD
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_name(f"{path.name}.damaged"))

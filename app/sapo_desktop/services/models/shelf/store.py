@@ -1,28 +1,90 @@
-"""My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/.
-
-Light: the dashboard reads it, so nothing here imports an engine.
-"""
+"""My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/; and their names."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import secrets
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, typed
-from sapo_desktop.services.models.shelf import names
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_whole
+
+# What a model may be called: a name that is easy to type, and one that no verb and no system takes for something else.
+
+LONGEST = 40
+FIRST = "my-model"
+"""The name of the first model, where nobody gave one."""
+_PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
+_WORDS = frozenset(
+    {"base", "latest", "best", "new", "all", "none", "show", "rename", "duplicate", "delete", "prune", "check"}
+).union(BUNDLED)
+_DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
+
+
+def check(name: str, taken: Collection[str] = ()) -> str:
+    """The name. taken: names that there are already; capital and small letters are not told apart.
+
+    Raises UsageError that says what a name looks like, or which model has this one.
+    """
+    if not _PATTERN.fullmatch(name) or name.endswith("."):
+        raise UsageError(
+            f"{name[:60]!r} is no name for a model. Use 1 to {LONGEST} letters, digits, dots, dashes or underscores, "
+            f"a letter or digit first: {free(suggested(name), taken)}"
+        )
+    if _has_meaning(name):
+        other = free(suggested(name), taken)
+        raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {other}.")
+    for other in taken:
+        if other.lower() == name.lower():
+            raise UsageError(f"There is a model {other!r} already. Choose another name, such as {free(name, taken)}.")
+    return name
+
+
+def _has_meaning(name: str) -> bool:
+    return name.lower() in _WORDS or name.lower().partition(".")[0] in _DEVICES
+
+
+def suggested(text: str) -> str:
+    """The nearest name to any text."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
+    return f"my-{name}"[:LONGEST].rstrip(".-_") if _has_meaning(name) else name
+
+
+def train_on(task: str, base: str = "", taken: Collection[str] = ()) -> str:
+    """The commands that train a new model on a task. base: that it was tried on, "" for the one of the settings; taken: names of
+    models that there are."""
+    name = free(suggested(task), taken)
+    start = f" --base {shlex.quote(base)}" if base else ""
+    return f"sapo-desktop new {name}{start} --tasks {task}, then: sapo-desktop node {name}"
+
+
+def free(name: str, taken: Collection[str]) -> str:
+    """The name, or the name with the first number that makes it new: my-model-2."""
+    used = {other.lower() for other in taken}
+    found, number = name, 1
+    while found.lower() in used:
+        number += 1
+        ending = f"-{number}"
+        found = name[: LONGEST - len(ending)] + ending
+    return found
+
+
+# My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/.
+#
+# Light: the dashboard reads it, so nothing here imports an engine.
 
 RECORD = "model.json"
 FORMAT = 1
@@ -203,9 +265,7 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
     found = _named(models, name)
     if not found:
         known = nearest(name, {m.name for m in models})
-        raise UsageError(
-            f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {names.suggested(name)}"
-        )
+        raise UsageError(f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {suggested(name)}")
     if trained and not found[0].trained:
         raise UsageError(f"{found[0].name} has not been trained yet. Train it: sapo-desktop node {found[0].name}")
     return found[0]
@@ -232,7 +292,7 @@ def create(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
 
     Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
     """
-    names.check(name, taken(home))
+    check(name, taken(home))
     record = msgspec.structs.replace(record_of(name, config), base=base or config.model)
     folder = home.models / free_folder(home.models, name)
     try:
@@ -271,7 +331,7 @@ def with_config(record: Record, config: RunConfig) -> Record:
 
 def free_folder(models: Path, name: str) -> str:
     """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
-    return names.free(name.lower(), [path.name for path in models.glob("*")])
+    return free(name.lower(), [path.name for path in models.glob("*")])
 
 
 def stamp(folder: Path) -> float:

@@ -1,15 +1,271 @@
-"""Which column of a file is the question, which the answer, and how hard a row is: by usual names, else guessed and said."""
+"""Which column of a file is the question and which the answer, and which verifiers fit those answers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.tasks.proposal.answers import DIGITS
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring import declared as items
+from sapo_swarm.scoring.declared import MINUS, normalised_label, score_declared
+from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row, Table, slug
 from sapo_swarm.tasks.own.row_roles import levels
-from sapo_swarm.tasks.own.spec import BadTask, TaskSpec
+from sapo_swarm.tasks.own.spec import (
+    BadTask,
+    Choice,
+    Exact,
+    Items,
+    ItemSet,
+    JsonEqual,
+    Number,
+    Order,
+    TaskSpec,
+    Verifier,
+)
+
+# Which verifiers fit a file's answers. One that pays for something else than the answer is worse than one that is too strict.
+
+MOST = 0.95
+"""Share of the answers that a proposed verifier must call right."""
+FEW = 12
+"""Different answers of a choice at most."""
+TRIED = 200
+"""Answers that a verifier is tried on."""
+KINDS = ("exact", "number", "choice", "list", "set", "order", "json_equal")
+"""Verifiers that need nothing but the answers."""
+DIGITS = re.compile(r"[-+]?\d+(?:\.\d+)?\Z")
+_WRITTEN = re.compile(r"[-+]?(\d[\d.,]*\d|\d|[.,]\d+)(\s*)([^\d\s.,]{0,12})\Z", re.ASCII)
+_SYMBOL = re.compile(
+    r"[nµmcdk]?m[²³]?|ha|[mk]?g|t|[mch]?l|m?s|min|h|[%‰°€$£¥]|°[CF]|EUR|USD|GBP|CHF|JPY|km/h|m/s|mph|"
+    r"[kMG]?Hz|[kMGT]B|[mk][VW]|MW|[kM]Wh|mAh?|[kM]J|kcal|[hk]?Pa|bar|in|ft|yd|mi|oz|lb"
+)
+"""Units that are no part of a code. Single capitals are none: 12A may be a house number."""
+_DATES = tuple(
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"\d{4}-[01]\d-[0-3]\d", "YYYY-MM-DD"),
+        (r"\d{4}-[01]\d-[0-3]\d[ T][0-2]\d:[0-5]\d", "YYYY-MM-DD HH:MM"),
+        (r"\d{4}/[01]\d/[0-3]\d", "YYYY/MM/DD"),
+        (r"[0-3]\d\.[01]\d\.\d{4}", "DD.MM.YYYY"),
+        (r"[0-3]\d/[0-3]\d/\d{4}", ""),
+        (r"[0-3]\d-[0-3]\d-\d{4}", ""),
+        (r"[0-2]\d:[0-5]\d", "HH:MM"),
+        (r"\d{1,2} [A-Z][a-z]{2,8} \d{4}", "D Month YYYY"),
+        (r"[A-Z][a-z]{2,8} \d{1,2}, \d{4}", "Month D, YYYY"),
+    )
+)
+"""Forms of dates and times; "" where days and months must be told apart by their numbers."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A verifier, and why it is on offer."""
+
+    verifier: Verifier
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """Its name in task.toml."""
+        return str(self.verifier.__struct_config__.tag)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An answer that is a number. text: without its sign and unit; glued: no blank stands before the unit."""
+
+    text: str
+    unit: str
+    glued: bool
+
+    @property
+    def mark(self) -> str:
+        """The decimal mark that it must have, "" where it has none or may be read in two ways: 1,250."""
+        marks = [char for char in self.text if char in ".,"]
+        if not marks:
+            return ""
+        if marks.count(marks[-1]) > 1:
+            return "," if marks[-1] == "." else "."
+        whole, _, places = self.text.rpartition(marks[-1])
+        plain = len(marks) > 1 or len(places) != 3 or len(whole) > 3 or whole in ("", "0")
+        return marks[-1] if plain else ""
+
+
+def proposals(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Proposal, ...]:
+    """The verifier that fits these answers best, and the others by which most of them are right. questions: of each answer."""
+    best = Proposal(*propose(truths, questions))
+    mark = separator(truths)
+    others = (
+        Proposal(Exact(), "the text itself, whatever its case and spacing"),
+        Proposal(_number(_written(truths))[0], "an equal number; units may stand beside it"),
+        Proposal(Choice(), "the right option alone, in any case"),
+        Proposal(Items(separator=mark), "the same items in the same places"),
+        Proposal(ItemSet(separator=mark), "the same items in any order"),
+        Proposal(Order(separator=mark), "the same items in the right order"),
+        Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
+    )
+    distinct = _distinct({text.casefold() for text in truths})
+    fits = (one for one in others if one.kind != "choice" or distinct)
+    return (best, *(one for one in fits if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
+
+
+def propose(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verifier, str]:
+    """A verifier for these answers, and why."""
+    if not truths:
+        return Exact(), "there is no answer to look at"
+    fits = (found for found in _candidates(truths, questions) if _right(found[0], truths) >= MOST)
+    return next(fits, (Exact(), "text, whatever its case and spacing"))
+
+
+def separator(truths: Sequence[str]) -> str:
+    """What most likely stands between items."""
+    return max((",", ";", "|", " "), key=lambda mark: sum(mark in text for text in truths[:1000]))
+
+
+def date_form(truths: Sequence[str]) -> str:
+    """The form of dates and times, such as YYYY-MM-DD, where the answers are some; "" where they are not."""
+    for pattern, form in _DATES:
+        if truths and sum(pattern.fullmatch(text.strip()) is not None for text in truths) >= MOST * len(truths):
+            return form if form else _day_or_month_first(truths)
+    return ""
+
+
+def _day_or_month_first(truths: Sequence[str]) -> str:
+    """DD/MM/YYYY or MM/DD/YYYY, by which of both exceeds 12; where neither does, an example of the form."""
+    mark = next(char for char in truths[0].strip() if not char.isdigit())
+    parts = [text.strip().split(mark) for text in truths if text.count(mark) == 2]
+    day_first, month_first = (any(int(one[place]) > 12 for one in parts) for place in (0, 1))
+    if day_first == month_first:
+        return f"{unlike(truths)} (such a date)"
+    return f"DD{mark}MM{mark}YYYY" if day_first else f"MM{mark}DD{mark}YYYY"
+
+
+def few_numbers(truths: Sequence[str]) -> tuple[str, ...]:
+    """The whole numbers that the answers are, where there are only a few, as in a rating; () else."""
+    found = {text.strip() for text in truths}
+    if not 1 < len(found) <= FEW or len(truths) < 4 * len(found) or not all(DIGITS.match(text) for text in found):
+        return ()
+    return tuple(sorted(found, key=float))
+
+
+def unlike(truths: Sequence[str]) -> str:
+    """An answer that looks like these and is none of them: an example that gives no row away."""
+    known = {text.strip() for text in truths}
+    model = sorted(known, key=lambda text: (len(text), text))[len(known) // 2]
+    for step in range(1, 1000):
+        if step == 100:  # all of that length may be taken
+            model = re.sub(r"[0-9]", lambda digit: f"{digit[0]}6", model, count=1)
+        made = _shifted(model, 37 * step)
+        if made not in known:
+            return made
+    return model
+
+
+def _shifted(text: str, by: int) -> str:
+    """The text with other digits, as many as before; no number in it begins with a nought that did not."""
+    digits = iter(str(int("1" + "".join(re.findall("[0-9]", text))) + by)[1:])
+    made = re.sub(r"[0-9]", lambda _: next(digits, "7"), text)
+    return re.sub(r"(?<![\d.,])0(?=\d)", "4", made)
+
+
+def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+    """Lists: short items of a vocabulary, or of the question, and not always as many. In any order only where no two answers
+    are told apart by it."""
+    mark = max((";", "|", ","), key=lambda char: sum(char in text for text in truths))
+    lists = [items.split_items(text, mark) for text in truths]
+    flat = [item for found in lists for item in found]
+    several = sum(len(found) > 1 for found in lists)
+    if 2 * several < len(truths) or len({len(found) for found in lists}) < 2:
+        return
+    if any(len(item.split()) > 4 or len(item) > 40 or item[-1:] in ".!?" for item in flat):
+        return
+    asked = [text.casefold() for text in questions]
+    taken = sum(all(item in text for item in found) for found, text in zip(lists, asked, strict=False))
+    if len(set(flat)) > 0.7 * len(flat) and taken < 0.8 * len(truths):
+        return
+    places = [[text.find(item) for item in found] for found, text in zip(lists, asked, strict=False)]
+    in_place = [found for found in places if len(found) > 1 and min(found) >= 0]
+    ordered = len(in_place) >= 0.9 * several and all(found == sorted(found) for found in in_place)
+    ordered = ordered or all(found == sorted(found) for found in lists)
+    sets = {frozenset(found) for found in lists}
+    if ordered or len(sets) < len({tuple(found) for found in lists}) or any(len(set(f)) < len(f) for f in lists):
+        yield Items(separator=mark), f"the answers are lists with {mark!r} between their items"
+    else:
+        yield ItemSet(separator=mark), f"the answers are lists with {mark!r} between their items, in any order"
+
+
+def _candidates(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
+    if form := date_form(truths):
+        yield Exact(), f"the answers are dates or times: {form}"
+    written = _written(truths)
+    if len(written) >= MOST * len(truths) and not _codes(written):
+        yield _number(written)
+    if any(text[:1] in "{[" for text in truths):
+        yield JsonEqual(), "the answers are JSON"
+    options = Counter(text.casefold() for text in truths)
+    if len(options) <= FEW and _distinct(options) and len(truths) >= 4 * len(options):
+        shown = {text.casefold(): text for text in reversed(truths)}
+        if all(len(text) <= 64 for text in shown.values()):
+            yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+    yield from _listed(truths, questions)
+
+
+def _distinct(options: Collection[str]) -> bool:
+    """As options of a choice, no two of them are the same."""
+    return len({normalised_label(option) for option in options}) == len(options)
+
+
+def _options_in_words(count: int) -> str:
+    return f"there are only {count} different answers" if count > 1 else "there is only one answer"
+
+
+def _right(verifier: Verifier, truths: Sequence[str]) -> float:
+    """The share of the answers that the verifier itself calls right."""
+    task, tried = OwnTask(TaskSpec(name="t", verifier=(verifier,)), (), (), "", ""), truths[:TRIED]
+    found = [score_declared(task, {"answer": text}, text, text) == 1.0 for text in tried]
+    return sum(found) / len(found) if found else 1.0
+
+
+def _written(truths: Sequence[str]) -> list[_Written]:
+    """The answers that are numbers."""
+    found = (_WRITTEN.match(text.translate(MINUS)) for text in truths)
+    return [_Written(match[1], match[3], not match[2]) for match in found if match]
+
+
+def _codes(written: Sequence[_Written]) -> bool:
+    """Some look like codes or formulas: a leading zero, a letter or a power behind the digits, words that tell one answer from
+    another; or not all have the same decimal mark. Another text that is an equal number would then be no right answer."""
+    unknown = {one.unit for one in written if one.unit and not _SYMBOL.fullmatch(one.unit)}
+    marks = Counter(one.mark for one in written if one.mark)
+    return (
+        any(re.match(r"0\d", one.text) for one in written)
+        or any(one.glued and one.unit in unknown and one.unit[:1].isalpha() for one in written)
+        or any(char.isdigit() for unit in unknown for char in unit)
+        or (bool(unknown) and len({one.unit for one in written}) > 1)
+        or bool(marks and max(marks.values()) < MOST * marks.total())
+    )
+
+
+def _number(written: Sequence[_Written]) -> tuple[Number, str]:
+    """The verifier of numbers that are written so, to half a step of their last place; and what was taken for granted."""
+    marks = Counter(one.mark for one in written if one.mark)
+    decimal = marks.most_common(1)[0][0] if marks else "."
+    places = max((len(one.text.partition(decimal)[2]) for one in written if one.text.count(decimal) == 1), default=0)
+    units = tuple(sorted(unit for unit, _ in Counter(one.unit for one in written if one.unit).most_common(32)))
+    reason = f"numbers with up to {places} decimal place{'s' if places > 1 else ''}" if places else "whole numbers"
+    reason = "the answers are numbers with a unit" if units else f"the answers are {reason}"
+    unsure = next((one.text for one in written if not marks and not one.mark and not one.text.isdigit()), "")
+    if unsure:
+        reads = "the comma in {} for one between thousands" if "," in unsure else "the point in {} for the decimal mark"
+        reason += f'; takes {reads.format(unsure)} (if not: decimal = "," in task.toml)'
+    return Number(abs=float(f"5e-{places + 1}") if places else 0.0, units=units, decimal=decimal), reason
+
+
+# Which column of a file is the question, which the answer, and how hard a row is: by usual names, else guessed and said.
 
 QUESTIONS = (
     *("question", "prompt", "input", "instruction", "text", "problem", "query", "source", "from"),

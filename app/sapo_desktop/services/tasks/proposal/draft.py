@@ -13,7 +13,7 @@ import msgspec
 from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal import columns, options
-from sapo_desktop.services.tasks.proposal.answers import KINDS, Proposal, proposals
+from sapo_desktop.services.tasks.proposal.columns import KINDS, Proposal, proposals
 from sapo_desktop.services.tasks.proposal.wording import Asked, Wording, plain_wording, propose_wording
 from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad

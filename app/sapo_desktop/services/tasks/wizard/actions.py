@@ -15,13 +15,13 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, typed_path
-from sapo_desktop.services.models.screen.actions import HomeModels
-from sapo_desktop.services.models.screen.conversation import node_held
+from sapo_desktop.services.models.screen.actions import HomeModels, node_held
 from sapo_desktop.services.models.screen.interface import NewModel
-from sapo_desktop.services.models.shelf import names, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import children
-from sapo_desktop.services.tasks import examples, looking, ratings
-from sapo_desktop.services.tasks.proposal.answers import Proposal
+from sapo_desktop.services.tasks import looking, ratings
+from sapo_desktop.services.tasks import store as examples
+from sapo_desktop.services.tasks.proposal.columns import Proposal
 from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
 from sapo_desktop.services.tasks.store import keep
 from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
@@ -166,7 +166,7 @@ class HomeTasks:
         """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
         library.use(self._home.tasks)
         taken = await asyncio.to_thread(store.taken, self._home)
-        called = names.free(names.suggested(name), taken)
+        called = store.free(store.suggested(name), taken)
         return await self._models.new(NewModel(called, base, tasks=(name,)))
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:

@@ -13,7 +13,7 @@ from urllib.request import url2pathname
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import typed_path
-from sapo_desktop.services.tasks import examples
+from sapo_desktop.services.tasks import store
 from sapo_desktop.services.tasks.wizard.interface import Place
 from sapo_swarm.node.clock import age
 
@@ -39,7 +39,7 @@ def places(typed: str, now: float) -> tuple[Place, ...]:
     found = [Place(p.name, str(p), f"{size_text(s.st_size)}, {age(now - s.st_mtime)} ago") for p, s, _ in tables]
     up = [Place("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
     found += [*up, *(Place(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
-    shipped = [] if typed else [Place(name, name, "an example that ships") for name in examples.names()]
+    shipped = [] if typed else [Place(name, name, "an example that ships") for name in store.names()]
     return (*found[: MOST - len(shipped)], *shipped)
 
 

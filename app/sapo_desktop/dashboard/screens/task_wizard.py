@@ -1,37 +1,127 @@
-"""The wizard, second step: what the file says, how it is asked and judged, and what is wrong with it."""
+"""The wizard that makes a task from a file: which file, what it says and how it is judged, and what the base does with it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, get_args
 
+from rich.cells import cell_len, set_cell_size
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+from textual.worker import Worker
 
-from sapo_desktop.dashboard.look.show import plain
+from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
-from sapo_desktop.dashboard.screens.tasks.measuring import SMALL, MeasuringScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.dashboard.widgets.frame import Key, KeyBar
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
 from sapo_desktop.errors import known
-from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Seen
+from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Place, Seen, Step
 from sapo_swarm.tasks.own.spec import Extract
 
 if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
+# The wizard, third step: what the untrained model does with the task, and what to expect of training it.
+
+SMALL = [(0, "-small"), (20, "-roomy")]
+"""In a low terminal the wizard goes without frame and gaps."""
+
+
+class MeasuringScreen(Dialog[Made | None]):
+    """Esc stops the measuring first; the task is stored either way."""
+
+    VERTICAL_BREAKPOINTS = SMALL
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "train", "train", show=False, priority=True),
+        Binding("down,pagedown", "scroll(1)", "down", show=False),
+        Binding("up,pageup", "scroll(-1)", "up", show=False),
+    ]
+
+    def __init__(self, actions: HomeTasks, name: str, answers: Answers) -> None:
+        """name: of the stored task; answers: what it was made from, and the base to try."""
+        super().__init__()
+        self._actions, self._task_name, self._source, self._base = actions, name, answers.path, answers.base
+        self._work: Worker[None] | None = None
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box wizard"):
+            with VerticalScroll(can_focus=False):
+                yield Static(Content.styled(f"Task {plain(self._task_name, 60)} is stored", "bold"), markup=False)
+                yield Static("Starting …", id="told", markup=False)
+            yield KeyBar([])
+
+    def on_mount(self) -> None:
+        """Begin to measure."""
+        self.query_one(KeyBar).put([("Esc", "stop measuring", "screen.cancel")])
+        self._work = self.run_worker(self._follow(), name="measure", exit_on_error=True)
+
+    def _steps(self) -> AsyncGenerator[Step, None]:
+        return self._actions.measure(self._task_name, self._base, self._source)
+
+    async def _follow(self) -> None:
+        told = self.query_one("#told", Static)
+        what = f"Asking {self._base} training questions of the task, as it is now. A node that trains waits meanwhile."
+        try:
+            async with aclosing(self._steps()) as steps:
+                async for step in steps:
+                    if step.measured is not None:
+                        told.update(_found(step.measured))
+                    else:
+                        told.update(Content(f"{plain(what, 300)}\n\n{plain(step.progress, 200)}"))
+        except known() as error:
+            told.update(Content.styled(plain(str(error), 600), "$warning"))
+        self._finished()
+
+    def _finished(self) -> None:
+        self._work = None
+        train: Key = ("Enter", f"train {plain(self._base, 60)} on it", "screen.train")
+        self.query_one(KeyBar).put([train, ("Esc", "not now", "screen.cancel")])
+
+    def action_train(self) -> None:
+        """End the wizard with this task."""
+        if self._work is None:
+            self.dismiss(Made(self._task_name, self._base))
+
+    def action_cancel(self) -> None:
+        """Stop the measuring; where it is done, close."""
+        if self._work is None:
+            self.dismiss(None)
+            return
+        self._work.cancel()
+        self.query_one("#told", Static).update("Measuring was stopped. Nothing is known of what to expect.")
+        self._finished()
+
+    def action_scroll(self, lines: int) -> None:
+        """Read on, in a small terminal."""
+        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+
+
+def _found(measured: Measured) -> Content:
+    """What to expect first, then the shortcuts."""
+    lines = [Content.styled("What to expect", "bold"), *(Content(plain(text, 600)) for text in measured.expectation)]
+    lines += [Content(""), Content.styled("Shortcuts", "bold")]
+    lines += [Content(plain(text, 600)) for text in measured.shortcuts]
+    lines += [Content.assemble(("- ", "$warning"), plain(text, 600)) for text in measured.warnings]
+    return Content("\n").join(lines)
+
+
+# The wizard, second step: what the file says, how it is asked and judged, and what is wrong with it.
+
 _SETTLED_S = 0.15
 """An answer that stays so long is looked at."""
-_KEYS: list[Key] = [
+_DRAFT_KEYS: list[Key] = [
     ("Enter", "store and try", "screen.accept"),
     ("arrows", "change", ""),
     ("PgDn", "read on", "screen.page(1)"),
@@ -73,7 +163,7 @@ class DraftScreen(Dialog[Made | None]):
         """The widgets, in their order."""
         with Vertical(classes="box wizard"):
             yield from self._fields()
-            yield KeyBar(_KEYS)
+            yield KeyBar(_DRAFT_KEYS)
 
     def _fields(self) -> ComposeResult:
         none = (("", "one moment …"),)
@@ -253,3 +343,128 @@ def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
             Content.assemble(("   answer: ", "$muted"), (plain(answer, 300), "bold")),
         ]
     return Content("\n").join(lines)
+
+
+# The wizard, first step: which file. A path to type, and what lies there to choose from.
+
+_PLACES_KEYS: list[Key] = [
+    ("type", "a path", ""),
+    ("arrows", "choose", ""),
+    ("Enter", "open", "screen.open"),
+    ("F1", "help", "app.help"),
+    ("Esc", "cancel", "screen.cancel"),
+]
+
+
+class PlacesScreen(Dialog[Made | None]):
+    """The field keeps the focus: letters narrow the list, arrows move in it, Enter opens what is marked."""
+
+    AUTO_FOCUS: ClassVar[str | None] = "#path"
+    VERTICAL_BREAKPOINTS = SMALL
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "open", show=False),
+        Binding("down", "move(1)", "down", show=False, priority=True),
+        Binding("up", "move(-1)", "up", show=False, priority=True),
+        Binding("pagedown", "move(10)", "down", show=False, priority=True),
+        Binding("pageup", "move(-10)", "up", show=False, priority=True),
+    ]
+
+    def __init__(self, actions: HomeTasks, base: str = "") -> None:
+        """base: the model that was chosen already; "" = the first on offer."""
+        super().__init__()
+        self._actions, self._base = actions, base
+        self._places: tuple[Place, ...] = ()
+        self._listed: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """The widgets, in their order."""
+        with Vertical(classes="box wizard"):
+            yield Static(Content.styled("A task of my own: which file?", "bold"), markup=False)
+            yield Static(
+                Content.styled("CSV, TSV, JSONL or Parquet: a row for each question, with its answer.", "$muted"),
+                classes="more",
+                markup=False,
+            )
+            yield Input(placeholder=f"{os.getcwd()}{os.sep}", id="path", compact=True, select_on_focus=False)
+            yield Listing(id="places", markup=False)
+            yield Static("", id="complaint", markup=False)
+            yield KeyBar(_PLACES_KEYS)
+
+    def on_mount(self) -> None:
+        """Show the folder that the dashboard was started in."""
+        self.query_one("#places", OptionList).can_focus = False
+        self._list("")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Narrow the list to what was typed."""
+        self._list(event.value)
+
+    def on_input_submitted(self) -> None:
+        """Enter."""
+        self.action_open()
+
+    @work(name="places", group="places", exclusive=True)
+    async def _list(self, typed: str) -> None:
+        with suppress(NoMatches):  # closed while the folder was being read
+            await self._read(typed)
+
+    async def _read(self, typed: str) -> None:
+        try:
+            self._places = await self._actions.places(typed)
+        except known() as error:
+            self._places = ()
+            self.complain(str(error))
+        else:
+            none = "No table begins so here." if not any(not place.folder for place in self._places) else ""
+            self.complain(none, "$muted")
+        listing = self.query_one("#places", OptionList)
+        names = [plain(place.name, 200) for place in self._places]
+        column = max((cell_len(name) for name in names if cell_len(name) <= 36), default=0)
+        listing.set_options(
+            Option(Content.assemble(set_cell_size(name, max(column, cell_len(name))), (f"  {place.detail}", "$muted")))
+            for name, place in zip(names, self._places, strict=True)
+        )
+        listing.highlighted = 0 if self._places else None
+        self._listed = typed
+
+    def action_move(self, steps: int) -> None:
+        """Another entry of the list."""
+        listing = self.query_one("#places", OptionList)
+        if self._places:
+            listing.highlighted = min(max((listing.highlighted or 0) + steps, 0), len(self._places) - 1)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """A click opens what is under it."""
+        event.stop()
+        self.action_open()
+
+    def action_open(self) -> None:
+        """Go into the folder, or on with the file; without a mark, on with what was typed."""
+        self._open()
+
+    @work(name="places", group="places", exclusive=True)
+    async def _open(self) -> None:
+        typed = self.query_one("#path", Input).value
+        if typed != self._listed:  # Enter came before the list of what was typed
+            await self._read(typed)
+        place = self.query_one("#places", OptionList).highlighted
+        field = self.query_one("#path", Input)
+        if place is None or place >= len(self._places):
+            if typed := field.value.strip():
+                from sapo_desktop.services.tasks.wizard.places import dropped_file
+
+                self._look(dropped_file(typed) or typed)
+            return
+        chosen = self._places[place]
+        if chosen.folder:
+            field.value = chosen.path
+            field.action_end()
+        else:
+            self._look(chosen.path)
+
+    def _look(self, path: str) -> None:
+        self.app.push_screen(DraftScreen(self._actions, path, self._base), self._done)
+
+    def _done(self, made: Made | None) -> None:
+        if made is not None:
+            self.dismiss(made)

@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look.show import end_of, fit, hang, plain
+from sapo_desktop.dashboard.look import end_of, fit, hang, plain
 from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing

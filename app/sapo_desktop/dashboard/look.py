@@ -1,0 +1,468 @@
+"""How everything looks: glyph sets, themes, keys by name, and numbers, ages and foreign text as plain text."""
+
+from __future__ import annotations
+
+import locale
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from time import strftime
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from textual.binding import Binding
+from textual.color import Color
+from textual.content import Content
+from textual.filter import LineFilter
+from textual.theme import Theme
+
+from sapo_backends.errors import size_text
+from sapo_swarm.node.clock import local
+from sapo_swarm.protocol.safe_text import safe_text
+
+# Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot, cell by cell.
+
+# Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot.
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """bars: sparkline levels from empty to full. steps: phase marks."""
+
+    ascii: bool
+    bars: str
+    full: str
+    empty: str
+    done: str
+    bad: str
+    now: str
+    todo: str
+    right: str
+    wrong: str
+    partial: str
+    cut: str
+    star: str
+    mark: str
+    interval: str
+    dot: str
+    vertical: str
+    tick: str
+    corner: str
+    horizontal: str
+    arrow: str
+    dash: str
+
+
+UNICODE = Glyphs(
+    ascii=False,
+    bars="▁▂▃▄▅▆▇█",
+    full="━",
+    empty="─",
+    done="✓",
+    bad="✗",
+    now="▶",
+    todo="·",
+    right="●",
+    wrong="○",
+    partial="◐",
+    cut="◌",
+    star="★",
+    mark="◆",
+    interval="┊",
+    dot="·",
+    vertical="│",
+    tick="┤",
+    corner="└",
+    horizontal="─",
+    arrow="→",
+    dash="—",
+)
+ASCII = Glyphs(
+    ascii=True,
+    bars="_.:-=+*#",
+    full="#",
+    empty=".",
+    done="x",
+    bad="!",
+    now=">",
+    todo=".",
+    right="1",
+    wrong="0",
+    partial="%",
+    cut="~",
+    star="*",
+    mark="@",
+    interval=":",
+    dot="-",
+    vertical="|",
+    tick="+",
+    corner="+",
+    horizontal="-",
+    arrow="->",
+    dash="-",
+)
+
+
+def choose(name: str = "auto") -> Glyphs:
+    """auto: ASCII on the Linux console, dumb terminals and non-UTF-8 locales. Raises ValueError."""
+    if name == "auto":
+        encoding = locale.getpreferredencoding(False).lower().replace("-", "")
+        poor = os.environ.get("TERM", "") in ("linux", "dumb") or encoding not in ("utf8", "cp65001")
+        name = "ascii" if poor else "unicode"
+    if name not in ("unicode", "ascii"):
+        raise ValueError(f"There is no glyph set {name!r}. Known: auto, unicode, ascii.")
+    return ASCII if name == "ascii" else UNICODE
+
+
+def sparkline(values: Iterable[float | None], width: int, glyphs: Glyphs) -> str:
+    """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the bars' own range.
+
+    Of more values than fit, a bar is the mean of its share.
+    """
+    points = list(values)
+    bars = min(width, len(points))
+    edges = [len(points) * bar // bars for bar in range(bars + 1)] if bars else []
+    cells = [mean_of(points[first:last]) for first, last in pairwise(edges)]
+    known = [value for value in cells if value is not None]
+    if not known:
+        return " " * width
+    low, high = min(known), max(known)
+    span = high - low
+    top = len(glyphs.bars) - 1
+    text = "".join(
+        " " if value is None else glyphs.bars[round((value - low) / span * top) if span > 0 else top // 2]
+        for value in cells
+    )
+    return text.rjust(width)
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# Plain ASCII for terminals that cannot show more: every line is translated, cell by cell, as it is painted.
+
+_LOOKS_LIKE = {
+    "·": "-",
+    "…": "~",
+    "—": "-",
+    "–": "-",
+    "‖": "=",
+    "▶": ">",
+    "◂": "<",
+    "▸": ">",
+    "→": ">",
+    "←": "<",
+    "↑": "^",
+    "↓": "v",
+    "↔": "=",
+    "✓": "x",
+    "✗": "!",
+    "°": " ",
+    "±": "~",
+    "×": "x",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "∧": "&",
+    "∨": "|",
+    "¬": "!",
+    "⏎": "/",
+    "┊": ":",
+    "◆": "@",
+}
+_ACROSS, _DOWN = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┋╎╏║╵╷╹╻╽╿"
+"""Lines of frames. Others with a corner become a plus, blocks a number sign; what else is not here a question mark."""
+_LOOKS_LIKE |= dict.fromkeys(_ACROSS, "-") | dict.fromkeys(_DOWN, "|")
+
+
+@lru_cache(4096)
+def to_ascii(text: str) -> str:
+    """The text in printable ASCII, as many cells wide as before."""
+    return text if text.isascii() else "".join(_cells(char) for char in text)
+
+
+def _cells(char: str) -> str:
+    if char.isascii():
+        return char
+    other = "+" if "\u2500" <= char <= "\u257f" else "#" if "\u2580" <= char <= "\u259f" else "?"
+    known = _LOOKS_LIKE.get(char, other)
+    return known.ljust(cell_len(char), known)[: cell_len(char)]
+
+
+class AsciiFilter(LineFilter):
+    """Translates the text of every segment; control segments stay as they are."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002 - Textual passes it
+        """The segments with their text in ASCII, as wide as before."""
+        return [
+            segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
+            for segment in segments
+        ]
+
+
+# Calm palettes. Text keeps a contrast of at least 4.5 to 1; what colours say is always said in words or glyphs too.
+
+DARK = Theme(
+    name="sapo-dark",
+    primary="#7aa2c9",
+    secondary="#b59ac9",
+    accent="#e0b870",
+    success="#8fbf8f",
+    warning="#e0b870",
+    error="#dc8580",
+    foreground="#d5dae3",
+    background="#14171d",
+    surface="#191d24",
+    panel="#222831",
+    dark=True,
+    variables={
+        "border": "#3a4352",
+        "muted": "#8d97a8",
+        "chart-local": "#79c0b5",
+        "chart-external": "#e0a878",
+        "chart-third": "#a8a0dc",
+    },
+)
+LIGHT = Theme(
+    name="sapo-light",
+    primary="#2f5f8a",
+    secondary="#70508a",
+    accent="#8a5a00",
+    success="#2c6e3a",
+    warning="#8a5a00",
+    error="#a3322c",
+    foreground="#23272e",
+    background="#f7f5f0",
+    surface="#f1eee7",
+    panel="#e6e2d8",
+    dark=False,
+    variables={
+        "border": "#b9b2a3",
+        "muted": "#68645c",
+        "chart-local": "#00695f",
+        "chart-external": "#9a4a12",
+        "chart-third": "#574b9e",
+    },
+)
+CONTRAST = Theme(
+    name="sapo-contrast",
+    primary="#ffffff",
+    secondary="#ffffff",
+    accent="#ffff00",
+    success="#00ff00",
+    warning="#ffff00",
+    error="#ff8080",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#1a1a1a",
+    dark=True,
+    variables={
+        "border": "#ffffff",
+        "muted": "#d0d0d0",
+        "chart-local": "#00ffff",
+        "chart-external": "#ffff00",
+        "chart-third": "#ff9cff",
+    },
+)
+THEMES = (DARK, LIGHT, CONTRAST)
+DEFAULTS = {
+    "muted": "ansi_bright_black",
+    "chart-local": "ansi_cyan",
+    "chart-external": "ansi_yellow",
+    "chart-third": "ansi_magenta",
+}
+"""For Textual's own themes (ansi ones too), which do not know our variables."""
+
+
+# The keys of a screen, made from its bindings: what a key does is what its action's docstring says.
+
+Rows = list[tuple[str, str]]
+"""(keys, what they do)."""
+PALETTE = ("ctrl+p", "Every action by name, themes too")
+"""Textual binds this one."""
+LISTS = "In lists the arrows move and Enter opens. Tab goes on to the next list, text or field."
+"""Keys that Textual's widgets have."""
+_SHOWN = {
+    "plus": "+",
+    "minus": "-",
+    "slash": "/",
+    "comma": ",",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "escape": "Esc",
+    "enter": "Enter",
+    "f1": "F1",
+    "f2": "F2",
+    "f3": "F3",
+    "f4": "F4",
+}
+
+
+def bindings(owner: type) -> Iterator[Binding]:
+    """The bindings of a screen, a widget or the app, those of its own bases too, and none of Textual's; nothing twice."""
+    seen: set[str] = set()
+    for base in owner.__mro__:
+        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
+            binding = found if isinstance(found, Binding) else Binding(*found)
+            keys = set(binding.key.split(","))
+            if not keys <= seen:
+                seen |= keys
+                yield binding
+
+
+def does(owner: type, binding: Binding) -> str:
+    """What a key does, in a sentence without its full stop."""
+    name = binding.action.partition("(")[0]
+    method = getattr(owner, f"action_{name}", None)
+    ours = method is not None and str(method.__module__).startswith("sapo_desktop")
+    text = " ".join((method.__doc__ or "").split()) if ours else ""
+    return (text or binding.description).partition(". ")[0].rstrip(".")
+
+
+def shown(key: str) -> str:
+    """A key as people know it."""
+    if key in _SHOWN or ("_" not in key and len(key) > 1):
+        return _SHOWN.get(key, key)
+    return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
+
+
+def rows(owner: type) -> Rows:
+    """Every key of a screen, a widget or the app, those of one action together; not shift with an arrow, which < and > are."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for binding in bindings(owner):
+        keys, texts = found.setdefault(binding.action.partition("(")[0], ([], []))
+        keys += [shown(key) for key in binding.key.split(",") if not key.startswith("shift+")]
+        texts.append(does(owner, binding))
+    return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in found.values()]
+
+
+# How numbers, ages, foreign text and a round's stage are shown: plain strings or Content, never markup.
+
+# How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup.
+
+
+def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
+    """Any text from a peer, a model or a node, made harmless."""
+    return safe_text(text, limit, lines)
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share in [0, 1] as percent."""
+    return "—" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def reward(value: float | None, dash: str = "—") -> str:
+    """.291 or 1.000."""
+    if value is None:
+        return dash
+    text = f"{value:.3f}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def count(value: float | None, dash: str = "—") -> str:
+    """1,870 or 12.3 M."""
+    if value is None:
+        return dash
+    if value >= 10_000_000:
+        return f"{value / 1e6:,.1f} M"
+    return f"{value:,.0f}"
+
+
+def groups(number: int) -> str:
+    """1 group, 1,870 groups."""
+    return f"{number:,} group{'' if number == 1 else 's'}"
+
+
+def memory(size: float | None, dash: str = "—") -> str:
+    """Bytes where there are any."""
+    return size_text(size) if size else dash
+
+
+def clock(time: float, now: float) -> str:
+    """Unix seconds as local HH:MM:SS, with the date where that is not today's."""
+    shown = date(time)
+    return shown[11:] if shown[:10] == date(now)[:10] else shown
+
+
+def date(time: float) -> str:
+    """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
+    return strftime("%Y-%m-%d %H:%M:%S", local(time))
+
+
+def fit(text: str, width: int) -> str:
+    """Cut with … or padded to `width` columns: a Chinese or Japanese sign takes two."""
+    return set_cell_size(text, max(width - 1, 0)) + "…" if cell_len(text) > width else set_cell_size(text, width)
+
+
+def end_of(text: str, width: int) -> str:
+    """Cut with … at the beginning: of a path the end matters."""
+    if cell_len(text) <= width:
+        return text
+    while cell_len(text) > max(width - 1, 1):
+        text = text[1:]
+    return f"…{text}"
+
+
+def after(rounds: int) -> str:
+    """When, for a measurement between two rounds. rounds: how many were done."""
+    return f"after round {rounds}" if rounds else "before training"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut to `width` columns: whole phrases between middle dots go first, from the end."""
+    while cell_len(text) > width and " · " in text:
+        text = text[: text.rindex(" · ")]
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Greedy wrapping at blanks, to `width` columns."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def hang(text: str, width: int, indent: int) -> str:
+    """Wrapped to `width - indent` columns, the lines after the first indented: what follows a label."""
+    return ("\n" + " " * indent).join(wrap(text, max(width - indent, 10)))
+
+
+def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Content:
+    """A bar of whole cells: `fraction` of `width` full."""
+    full = round(min(max(fraction, 0.0), 1.0) * width)
+    return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))
+
+
+# What a round's stage did, in words: hints of others, or corrected attempts.
+
+SECOND = {
+    "relay": "a question that others solved",
+    "relay/shown": "generated again with a hint of others",
+    "relay_start": "a question that others solved",
+    "relay_start/shown": "begun with a hint of others",
+    "retry": "a question that others solved",
+    "retry/shown": "generated again",
+    "critique/shown": "after a wrong attempt that was shown",
+}
+"""Group.stage -> what it means, beside a group."""
+
+
+def stage_words(figures: Mapping[str, float]) -> str:
+    """Of a round's figures; "" where it had no stage, or nothing to work on."""
+    count = {name: round(figures.get(f"stage_{name}", 0.0)) for name in ("attempted", "hinted", "revived", "corrected")}
+    if "stage_corrected" in figures and count["attempted"]:
+        return f"{count['corrected']} of {count['attempted']} wrong attempts corrected after a look at them"
+    if count["hinted"]:
+        return f"all attempts had failed at {count['hinted']} that others solved: {count['revived']} solved with a hint"
+    return f"{count['attempted']} questions of others attempted, no hint needed" if count["attempted"] else ""

@@ -1,1 +1,0 @@
-"""Glyphs, colours and how numbers and foreign text are shown."""

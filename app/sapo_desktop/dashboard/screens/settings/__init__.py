@@ -1,1 +1,0 @@
-"""F2: every setting and its editor."""

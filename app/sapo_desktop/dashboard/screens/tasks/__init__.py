@@ -1,1 +1,0 @@
-"""The wizard: from a file of the person's to a task that a model is trained on."""
