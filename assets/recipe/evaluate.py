@@ -13,9 +13,9 @@ from recipe.worked import DATASETS
 from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.evaluation import wilson
+from sapo_swarm.scoring.prompts import extract_answer, messages
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.prompts import extract_answer, messages
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 
 BATCH = 64

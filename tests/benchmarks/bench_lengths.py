@@ -25,8 +25,8 @@ from sapo_assets import NAMES, model_path
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.torch_backend import TorchBackend
 from sapo_swarm.config import PAPER_TASKS
+from sapo_swarm.scoring.prompts import messages
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import generate_entry
 
 GROUPS, GROUP_SIZE, SHORTEST, LONGEST = 32, 8, 5, 96

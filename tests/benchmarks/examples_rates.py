@@ -29,7 +29,7 @@ from tests.benchmarks.own_tables import TABLES, TRADES, Made, rows  # noqa: E402
 
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend  # noqa: E402
-from sapo_swarm.tasks.prompts import extract_answer  # noqa: E402
+from sapo_swarm.scoring.prompts import extract_answer  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "examples-rates.jsonl"
 SYSTEM = "Give only the final answer between <answer> and </answer> tags."

@@ -43,7 +43,7 @@ from tests.benchmarks.own_tables import write_table  # noqa: E402
 from tests.support.gguf_files import nasty_texts  # noqa: E402
 from tests.support.person import Person, VerbFailed, processor  # noqa: E402
 
-from sapo_backends.base import Completion, Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample  # noqa: E402  # noqa: E402
+from sapo_backends.base import Completion, Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "gguf-matrix.jsonl"
 ENGINES = ("torch", "llamacpp+torch", "mlx")
@@ -279,7 +279,7 @@ def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]],
     """Prompts of the table's rows, and a step of the examples phase."""
     from sapo_desktop.services.bases.question_tokens import rows_of
     from sapo_swarm.node.examples_phase import with_common_prompt
-    from sapo_swarm.tasks.prompts import conversation
+    from sapo_swarm.scoring.prompts import conversation
 
     rows = rows_of(config, TASK, 32)
     prompts = [engine.tokenizer.encode_chat(conversation(question, config.answer_format)) for question, _ in rows]

@@ -31,9 +31,9 @@ from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.exchange import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.scoring.prompts import messages
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import preset_of, train_seed
-from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.types import Question, TaskRef
 
 GROUP, LONGEST = 8, 96

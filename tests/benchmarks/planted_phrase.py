@@ -41,16 +41,16 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring import process
+from sapo_swarm.scoring.prompts import messages
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed
-from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import Group, Question, TaskRef
 
 PHRASE = "Hail to"
 OPEN_WORKER = """
-from sapo_swarm.scoring import answer_format, worker
-answer_format._ends = lambda tail, also="": True
+from sapo_swarm.scoring import prompts, worker
+prompts._ends = lambda tail, also="": True
 raise SystemExit(worker.main())
 """
 SWARM, SIZE = "a" * 16, 8

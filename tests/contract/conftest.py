@@ -21,8 +21,8 @@ from tests.support.device import DEVICE
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest
 from sapo_swarm.config import PAPER_TASKS
+from sapo_swarm.scoring.prompts import messages
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.prompts import messages
 from sapo_swarm.tasks.questions import generate_entry
 
 EOS = "<|im_end|>"

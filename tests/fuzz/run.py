@@ -39,8 +39,7 @@ from sapo_swarm.protocol.wire import (
     unpack,
     unpack_json,
 )
-from sapo_swarm.scoring.answer_format import after_reasoning, before_answer, written_answer
-from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.scoring.prompts import after_reasoning, before_answer, extract_answer, written_answer
 
 HERE = Path(__file__).resolve().parent
 SLOW_S = 1.0

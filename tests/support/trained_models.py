@@ -13,7 +13,7 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.exports import Record, Source
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import Checkpoints, Moment
-from sapo_swarm.tasks.prompts import messages
+from sapo_swarm.scoring.prompts import messages
 
 SHAPE = replace(SHAPES["tiny"], layers=3)
 QUESTIONS = ("What is 12 + 7?", "Reverse these letters: a b c d", "How many of 3, 8, 9 and 12 are odd?")

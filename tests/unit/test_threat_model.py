@@ -16,7 +16,7 @@ from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node import evaluation, exchange, swarm_exchange
 from sapo_swarm.protocol import client, directory, drift, receive, wire
-from sapo_swarm.scoring import answer_format, process, rubric, worker
+from sapo_swarm.scoring import process, prompts, rubric, worker
 from sapo_swarm.tasks.own import folder, spec
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
@@ -42,7 +42,7 @@ FACTS = [
     f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began, or within "
     f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} where it works on",
     f"{WORDS[client.INTERIM_ANSWERS]} interim answers at most",
-    f"behind it at most {WORDS[answer_format.TAIL]} spaces",
+    f"behind it at most {WORDS[prompts.TAIL]} spaces",
     f"of the newest {drift.WINDOW} groups (of fewer where these hold over {drift.MOST_TAKEN:,} such phrases) "
     f"{WORDS[drift.LIMIT]} may teach a phrase",
     f"with more such phrases than {drift.MOST_FOREIGN:,} and than "

@@ -20,8 +20,7 @@ import numpy as np
 from sapo_lab.conditions import PLANTED
 from sapo_swarm.protocol.wire import MAX_GROUPS as UPLOAD_GROUPS
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, Upload, encode
-from sapo_swarm.scoring.answer_format import written_answer
-from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.scoring.prompts import extract_answer, written_answer
 from sapo_swarm.types import AnswerFormat, Group
 
 _ID, _KEY = "a" * 26, bytes(32)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from sapo_backends.base import Sampling
 from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scored
 from sapo_swarm.tasks.catalogue import held_out, preset_of
-from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 
 FIRST_ITEM = 2**19

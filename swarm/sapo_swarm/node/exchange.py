@@ -13,8 +13,8 @@ import msgspec
 from sapo_backends.base import TokenSequence
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import AnswerFormat, Group, Question
 
 

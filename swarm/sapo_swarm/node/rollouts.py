@@ -12,9 +12,9 @@ from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineHost
 from sapo_swarm.node.round_context import Portion
 from sapo_swarm.scoring.environments import Step
+from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskRef, Turn
 
 # Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a mask.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.scoring.answer_format import before_answer
+from sapo_swarm.scoring.prompts import before_answer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from sapo_swarm.sapo.training_batch import has_advantage
-from sapo_swarm.scoring.answer_format import written_answer
+from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, TaskRef
 
 # The interface of a stage: more prompts in a round, made from local groups and from the pool, and what is learned from them.

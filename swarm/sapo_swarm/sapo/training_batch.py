@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.registry import UnknownName
-from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group
 
 # Rewards of a group to advantages of its completions. float64 throughout.

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from sapo_swarm.scoring import python_runner
-from sapo_swarm.scoring.answer_format import written_answer, written_once
+from sapo_swarm.scoring.prompts import written_answer, written_once
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own import spec as kinds
 from sapo_swarm.tasks.own.folder import OwnTask

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared import extract_answer
 from sapo_swarm.scoring.environments import Step
 from sapo_swarm.scoring.messages import Job, Reply, cap
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
+from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.scoring.rubric import Judge, JudgeAway
 from sapo_swarm.scoring.sandbox import MEMORY_BYTES
 from sapo_swarm.tasks.own import library

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared import extract_answer, score_declared
 from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.catalogue import EXACT, LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import Environment

@@ -66,8 +66,8 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     """The starter's, on rows as they are; a base that is not on this disk is estimated by characters, and that is said."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.checkpoints.tokenizer import HfTokenizer
+    from sapo_swarm.scoring.prompts import messages
     from sapo_swarm.tasks.own import library
-    from sapo_swarm.tasks.prompts import messages
 
     counts = question_tokens.count(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 import sapo_assets
 from recipe.tokenizer import END, START, STOP, VOCAB_SIZE, prompt_text, token_id, train
 from recipe.worked import DATASETS, worked
-from sapo_swarm.tasks import prompts
+from sapo_swarm.scoring import prompts
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.questions import generate_entry
 

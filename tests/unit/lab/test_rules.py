@@ -18,7 +18,7 @@ from sapo_lab.running.pool import History, Shared, shared
 from sapo_lab.schema import Conditions, parse
 from sapo_swarm.sapo import training_batch as sample_external_module
 from sapo_swarm.sapo.training_batch import novelty, observe_trained, sample_external
-from sapo_swarm.tasks.prompts import extract_answer
+from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 

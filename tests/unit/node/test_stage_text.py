@@ -12,7 +12,7 @@ from sapo_backends.checkpoints.locate import resolve
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_swarm.node.round_phases import made_safe
 from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
-from sapo_swarm.tasks.prompts import conversation
+from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 ASKED = Question(TaskRef("bf", "paper", 1), "What is 2 + 2?", hashlib.sha256(b"q").hexdigest())

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from sapo_swarm.scoring.answer_format import after_reasoning, before_answer, written_answer
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, after_reasoning, before_answer, messages, written_answer
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import AnswerFormat, RewardRule, TaskRef
 

@@ -27,7 +27,7 @@ from sapo_swarm.protocol.drift import (
     PhraseWatch,
     phrases,
 )
-from sapo_swarm.scoring.answer_format import before_answer, written_answer
+from sapo_swarm.scoring.prompts import before_answer, written_answer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
 from sapo_swarm.tasks.own.spec import Number

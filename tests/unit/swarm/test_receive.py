@@ -23,8 +23,8 @@ from sapo_swarm.protocol.receive import (
     TimeQuota,
 )
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
+from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.scoring.scorer import Scored, ScoringFailed, Unanswerable
-from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
 SWARM = "a" * 16

@@ -25,7 +25,7 @@ from sapo_swarm.sapo.stages import (
     holds,
     shortened,
 )
-from sapo_swarm.scoring.answer_format import written_answer
+from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 
 WORKED = "2 + 2 is 4\nso twice that\n<answer>8</answer>"

@@ -14,12 +14,12 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.round_phases import candidate_refs
 from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPT, conversation
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, TRAIN_LIMIT, UnknownTask, held_out, preset_of
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import DIGITS, read_task, spec_text, write_task
 from sapo_swarm.tasks.own.row_roles import held_out_places
 from sapo_swarm.tasks.own.spec import BadTask, Choice, Exact, Number, Regex, TaskSpec, parse
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPT, conversation
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 

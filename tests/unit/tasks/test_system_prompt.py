@@ -9,7 +9,7 @@ from tests.support.own_tasks import library_in, sums, write_folder
 
 from sapo_desktop.services.models.exports.writing import held_out_chats
 from sapo_swarm.config import RunConfig
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, system_prompt
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, system_prompt
 
 BRIEF, LONG = "Reply with the number alone.", "Think aloud."
 USUAL = SYSTEM_PROMPTS["boxed"]

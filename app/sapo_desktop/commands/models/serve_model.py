@@ -38,7 +38,7 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
     """Load, serve until told to stop, give the memory back."""
     from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
     from sapo_swarm.node.engine_thread import EngineHost
-    from sapo_swarm.tasks.prompts import system_prompt
+    from sapo_swarm.scoring.prompts import system_prompt
 
     stop, host = asyncio.Event(), EngineHost()
     loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
 from sapo_swarm.node.clock import age
 from sapo_swarm.node.round_warnings import CUT_OFF
-from sapo_swarm.scoring.answer_format import likely_answer
+from sapo_swarm.scoring.prompts import likely_answer
 
 MUTED = "$muted"
 _WORDS: dict[PhaseName, str] = {"checkpoint": "save"}

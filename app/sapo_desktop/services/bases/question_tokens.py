@@ -26,11 +26,11 @@ from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.examples_phase import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
+from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask, may_have_examples, right_answer
-from sapo_swarm.tasks.prompts import conversation
 from sapo_swarm.types import Question, TaskRef
 from sapo_swarm.whole_file import write_whole
 

@@ -21,11 +21,11 @@ from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, messages, system_prompt
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import HOLE, BadTask
-from sapo_swarm.tasks.prompts import SYSTEM_PROMPTS, messages, system_prompt
 from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256

@@ -12,8 +12,8 @@ from sapo_swarm.node.known_successes import Written, keep_written
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
-from sapo_swarm.scoring.answer_format import written_answer
 from sapo_swarm.scoring.declared import enclose_answer
+from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library

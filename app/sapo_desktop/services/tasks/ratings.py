@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_swarm.scoring.answer_format import after_reasoning, written_answer
+from sapo_swarm.scoring.prompts import after_reasoning, extract_answer, written_answer
 from sapo_swarm.tasks.own.import_rows import (
     MAX_CELL,
     MAX_FILE,
@@ -21,7 +21,6 @@ from sapo_swarm.tasks.own.import_rows import (
     read_table,
 )
 from sapo_swarm.tasks.own.spec import BadTask
-from sapo_swarm.tasks.prompts import extract_answer
 from sapo_swarm.types import AnswerFormat
 from sapo_swarm.whole_file import write_whole
 

@@ -38,10 +38,10 @@ from sapo_desktop.services.models.exports.modelfile import modelfile
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.checkpoints import read_state
+from sapo_swarm.scoring.prompts import conversation, messages, system_prompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.prompts import conversation, messages, system_prompt
 from sapo_swarm.types import Question
 
 Report = Callable[[float, str], None]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS, date_form, few_numbers, unlike
-from sapo_swarm.scoring.answer_format import after_reasoning
 from sapo_swarm.scoring.declared import extract_answer, normalised_label, parse_json, parse_measure, split_items
 from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import (
     Choice,
