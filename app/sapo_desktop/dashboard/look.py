@@ -198,7 +198,7 @@ def _cells(char: str) -> str:
 class AsciiFilter(LineFilter):
     """Translates the text of every segment; control segments stay as they are."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002 - Textual passes it
+    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
         """The segments with their text in ASCII, as wide as before."""
         return [
             segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
