@@ -40,7 +40,7 @@ QUIET = (
 )
 CALM = "[limits]\npause_on_battery = false\nmax_celsius = 0\nmin_free_memory = 0\nmin_free_disk = 0\n"
 TRACE = """
-import sys, threading
+import collections, sys, threading
 MARK = {mark!r}
 walk, state, names = set(), {{"last": 0, "on": not MARK}}, {{}}
 def module_of(path):
@@ -70,7 +70,9 @@ def called(frame, what, _):
     if state["on"]:
         walk.add((name, code.co_qualname if hasattr(code, "co_qualname") else code.co_name))
 def tell():
-    sys.stderr.write("WALK %d %d\\n" % (len({{name for name, _ in walk}}), len(walk)))
+    files = collections.Counter(name for name, _ in walk)
+    sys.stderr.write("WALK %d %d\\n" % (len(files), len(walk)))
+    sys.stderr.write("".join("WALKED %3d %s\\n" % (count, name) for name, count in sorted(files.items())))
     sys.stderr.flush()
 threading.setprofile(called)
 sys.setprofile(called)
@@ -204,6 +206,8 @@ def _traced(mark: str, body: str, arguments: list[str], environment: dict[str, s
 
 
 def _walked(printed: str) -> str:
+    if files := re.findall(r"^WALKED .*$", printed, re.MULTILINE):
+        print("\n".join(files), file=sys.stderr)
     match = re.search(r"WALK (\d+) (\d+)", printed)
     return f"{match[1]} / {match[2]}" if match else f"failed: {printed.strip()[-300:]}"
 
