@@ -4,7 +4,8 @@
 
 The static part takes a second (`make check` prints it); each walk runs the product with a profiler. A walk counts the files,
 and the functions, of the product that are called: from the end of one round to the end of the next (silo, swarm), for a table
-that becomes a task (csv), and for a key press in the dashboard (key). Given several checkouts, one column each.
+that becomes a task (csv), and for a key press in the dashboard (key); they are printed to standard error. Given several
+checkouts, one column each.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def called(frame, what, _):
         return
     code = frame.f_code
     name = module_of(code.co_filename)
-    if name is None or code.co_name == "<module>":
+    if name is None or not code.co_flags & 2:  # the body of a module or of a class, which an import runs
         return
     if MARK == "round" and code.co_name == "encode" and name == "sapo_swarm/events.py":
         event = frame.f_locals["event"]

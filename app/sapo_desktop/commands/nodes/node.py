@@ -231,7 +231,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    progress = await asyncio.to_thread(trial.known, node.journal, setup.trial) if setup.trial else trial.Progress()
+    asked = trial.Asked(await asyncio.to_thread(trial.known, node.journal, setup.trial)) if setup.trial else None
     took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
@@ -240,7 +240,6 @@ async def _serve(
     ):
 
         async def print_events() -> None:
-            asked = trial.Asked(progress)
             while (event := await queue.get()) is not None:
                 if isinstance(event, RunStarted):
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
@@ -249,7 +248,7 @@ async def _serve(
                     took.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):
                     reporter.show(event)
-                    if sentence := asked.after(event):
+                    if asked is not None and (sentence := asked.after(event)):
                         reporter.say(sentence)
 
         printer = asyncio.create_task(print_events())
