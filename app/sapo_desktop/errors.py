@@ -62,7 +62,7 @@ _CODES = {
 """Module and class of every error whose message is a sentence for the person -> exit code; of two that fit the first counts."""
 
 
-def known() -> tuple[type[Exception], ...]:
+def user_errors() -> tuple[type[Exception], ...]:
     """What a service may raise on purpose, for `except known() as error`. Imports nothing: an error that is raised has its
     module in memory already."""
     return tuple(kind for kind, _ in _loaded())

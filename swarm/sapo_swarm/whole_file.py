@@ -14,7 +14,7 @@ LEFT_S = 3600.0
 """So old a half-written file was left by a process that was killed."""
 
 
-def write_whole(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
+def write_atomically(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
     """Write the file, and its folder where there is none. Text is UTF-8. For the rest see opened. Raises OSError."""
     Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
     with opened(path, private=private, synced=synced) as file:

@@ -28,7 +28,7 @@ import numpy as np
 from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_backends.registry import backend
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.scoring.prompts import messages
@@ -67,7 +67,7 @@ class Author:
     """A node that writes and judges. name: model and what it was trained with. right: one text a question, or ""."""
 
     name: str
-    host: EngineHost
+    host: EngineThread
     taught: list[list[str]] = field(default_factory=list)
     """Of each group, the texts that beat its mean."""
     right: list[str] = field(default_factory=list)
@@ -134,8 +134,8 @@ def train(model: str, algorithm: str, rounds: int, folder: Path) -> Path:
     return next(home.rglob(f"checkpoints/round-{rounds:06d}")) / "engine"
 
 
-async def load(model: str, checkpoint: Path | None) -> EngineHost:
-    host = EngineHost()
+async def load(model: str, checkpoint: Path | None) -> EngineThread:
+    host = EngineThread()
 
     def build() -> Engine:
         return backend("torch")().load(LoadRequest(model, method="full", threads=1))

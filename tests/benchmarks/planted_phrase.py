@@ -31,7 +31,7 @@ from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.events import Evaluated, SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import Received, least_likely
 from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.journal import read_only
@@ -71,7 +71,7 @@ class Attack:
         self.peer = load("starter", "none")
         self.alarm = ""
 
-    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
+    def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
         async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
             return await least_likely(host, question, texts)
 

@@ -36,7 +36,7 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode
 from sapo_swarm.node.checkpoints import folder_bytes
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import Bus, Journal
 from sapo_swarm.node.journal_downsampling import Retention
 from sapo_swarm.node.model_store import ModelStore
@@ -123,7 +123,7 @@ class Week:
         self.longest_redo = 0
 
     async def run(self) -> dict[str, Any]:
-        journal, host = Journal(self.folder / "journal.db"), EngineHost()
+        journal, host = Journal(self.folder / "journal.db"), EngineThread()
         await host.load(lambda: self.engine)
         bus = Bus(journal)
         store = ModelStore(self.folder, self.config, host, journal, bus, lambda: self.now)

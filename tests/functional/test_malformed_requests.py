@@ -17,7 +17,7 @@ from sapo_desktop.services import browser
 from sapo_desktop.services.models.endpoint import Answering, Endpoint
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control_server import ControlServer, MetricsServer, listen
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
@@ -52,7 +52,7 @@ async def metrics(folder: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def model(folder: Path) -> AsyncIterator[int]:
-    async with Endpoint(Answering(EngineHost()), "model", "token") as endpoint:
+    async with Endpoint(Answering(EngineThread()), "model", "token") as endpoint:
         yield urlsplit(endpoint.url).port or 0
 
 

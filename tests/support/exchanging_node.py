@@ -8,7 +8,7 @@ import msgspec
 
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -31,7 +31,7 @@ class Node:
     """A node's share of an exchange: what its rounds would do, without a model."""
 
     def __init__(
-        self, hosted: Hosted, scorer: Scorer, engine: EngineHost, sampling: str = "uniform", clock_s: float = 0.0
+        self, hosted: Hosted, scorer: Scorer, engine: EngineThread, sampling: str = "uniform", clock_s: float = 0.0
     ) -> None:
         """clock_s: by which the wall's clock is wrong."""
         self.identity = Identity.generate()

@@ -19,7 +19,7 @@ from sapo_backends.base import Engine, LoadRequest, Progress
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExternalSwitched, SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import Received
 from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.loop import Node
@@ -54,7 +54,7 @@ class Pool:
         self.taking = True
         self.given = 0
 
-    def attach(self, host: EngineHost, scorer: Scorer, apart: frozenset[str]) -> None:
+    def attach(self, host: EngineThread, scorer: Scorer, apart: frozenset[str]) -> None:
         self.scorer = scorer
 
     def prompts_to_sample(self, own: int, external: int) -> int:

@@ -16,7 +16,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_swarm.config import RENAMED, RunConfig, renamed
 from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.registry import nearest
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # The settings file as TOML tables: read, written atomically, and brought up to date when a key has a new name.
 
@@ -102,7 +102,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 def _write_text(path: Path, text: str) -> None:
     try:
-        write_whole(path, text)
+        write_atomically(path, text)
     except OSError as error:
         raise AppError(f"Cannot write {path} ({error.strerror}). Free some space or check who owns it.") from error
 

@@ -84,7 +84,7 @@ class Shape(NamedTuple):
     style: Style
 
 
-class Sight(NamedTuple):
+class AttentionMask(NamedTuple):
     """What hides tokens from layers: of each length bucket (E' * kv_heads, 1, p), and of the places' own (slots,)."""
 
     prompts: list[Tensor | None]
@@ -200,8 +200,13 @@ def _attention(
 
 
 def _within_window(
-    everything: Sight, positions: Tensor, caches: LayerKVCache, ends: list[int], shape: Shape, slot: Tensor | None
-) -> Sight:
+    everything: AttentionMask,
+    positions: Tensor,
+    caches: LayerKVCache,
+    ends: list[int],
+    shape: Shape,
+    slot: Tensor | None,
+) -> AttentionMask:
     """What layers with a window do not see either. positions (E * W,): of the new tokens."""
     window, width, begin = shape.style.window, shape.width, 0
     prompts: list[Tensor | None] = []
@@ -224,7 +229,7 @@ def _within_window(
     own = torch.zeros(slots.shape, dtype=caches.completion_k.dtype, device=positions.device)
     own = own.masked_fill_(beyond, float("-inf"))
     hidden = everything.own
-    return Sight(prompts, own if hidden is None else own + hidden)
+    return AttentionMask(prompts, own if hidden is None else own + hidden)
 
 
 def decode_step(
@@ -254,7 +259,7 @@ def decode_step(
     q = caches[0].completion_k.new_empty([entries, kv_heads, width, heads // kv_heads, size])
     merged = x.new_zeros([x.shape[0], heads * size])
     by_place = merged[:places].view(entries, width, kv_heads, heads // kv_heads, size)
-    everything = Sight(biases, hidden)
+    everything = AttentionMask(biases, hidden)
     within = everything
     if style.window > 0:
         within = _within_window(everything, positions, caches[0], ends, shape, slot)

@@ -18,7 +18,7 @@ from sapo_lab.report.results import Floats, RunResult
 from sapo_lab.running.run import Settings, digest, run_folder, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 FILE = "runs.msgpack.zst"
 ROUNDED = np.dtype("<f4")
@@ -59,7 +59,7 @@ def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> 
     path = to / FILE
     if path.exists() and path.read_bytes() == content:
         return []
-    write_whole(path, content)
+    write_atomically(path, content)
     return [path]
 
 

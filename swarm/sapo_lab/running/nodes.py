@@ -18,9 +18,9 @@ from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import Activity, Memory, RoundContext
+from sapo_swarm.node.round_context import Activity, ReplayBuffer, RoundContext
 from sapo_swarm.node.setup import announcement
 from sapo_swarm.protocol.drift import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer
@@ -38,7 +38,7 @@ class NodeState(msgspec.Struct, frozen=True):
     seen: dict[str, int] = {}
     used: tuple[str, ...] = ()
     held_out: float | None = None
-    memory: Memory = msgspec.field(default_factory=Memory)
+    memory: ReplayBuffer = msgspec.field(default_factory=ReplayBuffer)
     unlikely: dict[str, tuple[bool, ...]] = {}
 
 
@@ -67,7 +67,7 @@ class LabNode:
         return node_key(self.index)
 
     @property
-    def host(self) -> EngineHost:
+    def host(self) -> EngineThread:
         """The thread of the node's engine."""
         return self.context.host
 
@@ -129,7 +129,7 @@ async def open_node(
 ) -> LabNode:
     """Load a node's engine and open its journal. excluded: hashes of held-out prompts, never trained on
     (held_out_exclusion). Raises BackendError, JournalError."""
-    config, host, mailbox = node_config(arm, index, seed), EngineHost(), Mailbox()
+    config, host, mailbox = node_config(arm, index, seed), EngineThread(), Mailbox()
     info = (await host.load(lambda: build(config))).info
     chosen, groups = algorithm(config.algorithm), config.local_groups + config.external_groups
     context = RoundContext(

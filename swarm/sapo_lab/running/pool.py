@@ -10,7 +10,7 @@ import msgspec
 from sapo_lab.conditions import arrives, node_key
 from sapo_lab.schema import Conditions
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import Received
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group
@@ -90,7 +90,7 @@ class Mailbox:
     sent: int = 0
     received: int = 0
 
-    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
+    def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
         """Nothing to verify: the runner has checked what it puts in."""
         del host, scorer, excluded
 

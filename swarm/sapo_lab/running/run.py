@@ -27,7 +27,7 @@ from sapo_lab.schema import Arm, BadExperiment, Experiment
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.evaluation import held_out_exclusion
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ async def run_arm(
     _same(folder, settings)
     scorer.answer_format = arm.run.answer_format
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
+    write_atomically(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []
     try:
         excluded = (
@@ -140,7 +140,7 @@ async def run_arm(
     finally:
         for node in nodes:
             await node.close()
-    write_whole(folder / "done.json", msgspec.json.encode(done))
+    write_atomically(folder / "done.json", msgspec.json.encode(done))
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return done
 

@@ -14,7 +14,7 @@ from sapo_swarm.protocol.client import TIMEOUT_S, CoordinatorError, Unreachable,
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.wire import Count, DisplayName, Label, TaskUpload, UnixTime
 from sapo_swarm.types import UNREADABLE, Name, NodeId, Sha256
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # What the host and its coordinator say to each other: JSON bodies of /admin.
 
@@ -113,7 +113,7 @@ def read_access(path: Path) -> AdminAccess:
 
 def write_access(path: Path, access: AdminAccess) -> None:
     """Mode 0600, replaced as one."""
-    write_whole(path, msgspec.json.encode(access), private=True)
+    write_atomically(path, msgspec.json.encode(access), private=True)
 
 
 class AdminClient:

@@ -12,7 +12,7 @@ import zstandard
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
 from sapo_swarm.types import UNREADABLE, Group, Peer
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # The phrase memory of a model (protocol.drift.phrases) on the disk, so that a restart does not whitewash what others taught it.
 #
@@ -28,7 +28,7 @@ def keep(folder: Path, watch: KeptPhrases) -> None:
     """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
     while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
         watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
-    write_whole(folder / NAME, zstandard.compress(plain, 1), private=True)
+    write_atomically(folder / NAME, zstandard.compress(plain, 1), private=True)
 
 
 def kept(folder: Path) -> tuple[PhraseWatch, str]:

@@ -26,7 +26,7 @@ from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.journal import Bus, JournalError
 from sapo_swarm.servers import CONTENT_TYPE, FewConnections, Page, server_runner
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # The control API on loopback TCP: few connections at once, and an answer only to who shows the token.
 
@@ -44,7 +44,7 @@ class Loopback:
         bound = socket.create_server((LOOPBACK, 0))
         self._connections = await FewConnections(runner.server, bound).__aenter__()
         place = msgspec.json.encode(Place(bound.getsockname()[1], self._token))
-        await asyncio.to_thread(write_whole, self._path, place, private=True, synced=False)
+        await asyncio.to_thread(write_atomically, self._path, place, private=True, synced=False)
 
     async def close(self) -> None:
         """Takes no connection any more."""

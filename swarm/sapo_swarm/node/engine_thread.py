@@ -88,7 +88,7 @@ def _stay(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None], here
 _held: ContextVar[_Hold | None] = ContextVar("held", default=None)
 
 
-class EngineHost:
+class EngineThread:
     """Owns an engine and its thread."""
 
     def __init__(self) -> None:

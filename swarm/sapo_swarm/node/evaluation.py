@@ -25,7 +25,7 @@ from sapo_swarm.evaluation import (
     permutation_partners,
 )
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.rollouts import (
     NOTHING,
     Place,
@@ -38,13 +38,13 @@ from sapo_swarm.node.rollouts import (
     turns_before,
     verdicts,
 )
-from sapo_swarm.node.round_context import Portion
+from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out_count, is_own, new_tokens, preset_of
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE, Question, TaskRef
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # Held-out questions that training must not ask, though none of its seeds reaches them: a task with few questions draws the
 # same one from different seeds (of 800 drawn with training seeds 324 of jugs were held out, 281 of prime_factorization, 80 of
@@ -157,7 +157,7 @@ class BaseAnswers:
         by_task = {task: self._limit(task) for task in {ref.dataset for ref in (*sampled, *at_0)}}
         longest = max(by_task.values(), default=0)
         account = _Account(longest, list(sampled.values()), by_task, self._conditions, list(at_0.values()))
-        write_whole(self._path, msgspec.json.encode(account))
+        write_atomically(self._path, msgspec.json.encode(account))
 
 
 BATCH = 64
@@ -194,7 +194,7 @@ class Begun:
 
 
 async def answer(
-    host: EngineHost,
+    host: EngineThread,
     scorer: Scorer,
     refs: Sequence[TaskRef],
     sampling: Sampling,
@@ -202,7 +202,7 @@ async def answer(
     on_progress: Ask | None = None,
     limit: Limit | None = None,
     begun: Begun | None = None,
-    portion: Portion | None = None,
+    portion: BatchSizer | None = None,
 ) -> list[ItemResult]:
     """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
     was answered to another item of its task and batch.
@@ -211,7 +211,7 @@ async def answer(
     only: two models answer with the same random numbers. begun: what an interrupted call with the same arguments left.
     Raises Cancelled, BackendError.
     """
-    begun, portion = begun or Begun(), portion or Portion()
+    begun, portion = begun or Begun(), portion or BatchSizer()
     while begun.start < len(refs):
         start = begun.start
         if begun.questions is None:
@@ -250,7 +250,7 @@ async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) 
 
 
 async def sampled(
-    host: EngineHost,
+    host: EngineThread,
     scorer: Scorer,
     questions: Sequence[Question],
     sampling: Sampling,
@@ -258,12 +258,12 @@ async def sampled(
     seed: int,
     limit: Limit | None = None,
     begun: Begun | None = None,
-    portion: Portion | None = None,
+    portion: BatchSizer | None = None,
 ) -> Table:
     """Completions of every question, episodes played to their end; empty, cut-off ones where the prompt leaves no room in the
     model's context. limit: where tasks have limits of their own. begun: takes what is there of them when it is interrupted.
     Where memory runs out, fewer rows go at once. Raises Cancelled, BackendError."""
-    begun, portion, engine = begun or Begun(), portion or Portion(), host.engine
+    begun, portion, engine = begun or Begun(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
     asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
     room = engine.info.context_length
@@ -313,15 +313,15 @@ def paired(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) ->
     return Paired(None if missing else known, missing)
 
 
-class Examiner:
+class Evaluator:
     """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
     later ones."""
 
-    def __init__(self, config: RunConfig, host: EngineHost, scorer: Scorer, folder: Path) -> None:
+    def __init__(self, config: RunConfig, host: EngineThread, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
         now = conditions(config, host.engine.info)
         self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
-        self._portion = Portion()
+        self._portion = BatchSizer()
         self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], Begun] = {}
 
     @property
@@ -443,7 +443,7 @@ class Examiner:
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:
     """Atomic, and on the disk before it has its name. Raises OSError."""
-    write_whole(path, msgspec.json.encode(list(results)))
+    write_atomically(path, msgspec.json.encode(list(results)))
 
 
 def read_results(path: Path) -> list[ItemResult]:

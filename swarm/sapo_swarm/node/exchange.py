@@ -12,7 +12,7 @@ import msgspec
 
 from sapo_backends.base import TokenSequence
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import AnswerFormat, Group, Question
@@ -29,7 +29,7 @@ class Received(msgspec.Struct, frozen=True):
 class Exchange(Protocol):
     """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
 
-    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str]) -> None:
+    def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
         """Called once the engine is loaded: what is received is judged with these."""
         ...
 
@@ -57,7 +57,7 @@ class Exchange(Protocol):
 class Silo:
     """No swarm: shares nothing, receives nothing."""
 
-    def attach(self, _host: EngineHost, _scorer: Scorer, _excluded: frozenset[str]) -> None:
+    def attach(self, _host: EngineThread, _scorer: Scorer, _excluded: frozenset[str]) -> None:
         """See Exchange."""
         return None
 
@@ -91,7 +91,7 @@ PROBED = 4
 
 
 async def least_likely(
-    host: EngineHost, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+    host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
 ) -> tuple[float, float]:
     """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
     node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
@@ -113,7 +113,7 @@ def worst_stretch(values: Sequence[float], width: int) -> float:
 
 
 def token_logprobs(
-    host: EngineHost, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+    host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
 ) -> list[list[float]]:
     """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
     fit into the model's context, which are not trained on either.

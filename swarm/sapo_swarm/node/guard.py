@@ -20,8 +20,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, regular_items
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.checkpoints import Checkpoints, rounds_of
-from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation import Ask, Examiner, Unanswered
+from sapo_swarm.node.engine_thread import EngineThread
+from sapo_swarm.node.evaluation import Ask, Evaluator, Unanswered
 from sapo_swarm.node.exchange import Exchange
 from sapo_swarm.node.journal import Bus, Journal
 from sapo_swarm.sapo import tripwire
@@ -39,9 +39,9 @@ class Guard:
     training temperature and at 0."""
 
     config: RunConfig
-    host: EngineHost
+    host: EngineThread
     checkpoints: Checkpoints
-    examiner: Examiner
+    examiner: Evaluator
     exchange: Exchange
     journal: Journal
     bus: Bus

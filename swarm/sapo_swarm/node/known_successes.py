@@ -19,7 +19,7 @@ from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import is_own, is_train
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, Group, Question, TaskRef
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 Writer = Literal["person", "own", "others"]
 """Who wrote a success, the preferred one first: the person, this model, another node's model (or person)."""
@@ -166,7 +166,7 @@ def keep_written(path: Path, answer: Written) -> None:
     """Add an answer; the oldest goes where there are too many. Raises OSError."""
     answers = [kept for kept in read_written(path) if kept != answer]
     lines = [msgspec.json.encode(kept) + b"\n" for kept in [*answers, answer][-WRITTEN_MOST:]]
-    write_whole(path, b"".join(lines), private=True)
+    write_atomically(path, b"".join(lines), private=True)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -187,4 +187,4 @@ def read_kept(folder: Path) -> Kept | None:
 
 def write_kept(folder: Path, kept: Kept) -> None:
     """Raises OSError."""
-    write_whole(folder / KEPT, msgspec.json.encode(kept), private=True)
+    write_atomically(folder / KEPT, msgspec.json.encode(kept), private=True)

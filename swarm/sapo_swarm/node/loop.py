@@ -19,17 +19,17 @@ from sapo_swarm.events import Evaluated, LogLine, RoundFinished
 from sapo_swarm.node import aha_trail, round_phases
 from sapo_swarm.node.clock import steady
 from sapo_swarm.node.control_api import NodeStatus
-from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation import Examiner, Unanswered, held_out_exclusion
+from sapo_swarm.node.engine_thread import EngineThread
+from sapo_swarm.node.evaluation import Evaluator, Unanswered, held_out_exclusion
 from sapo_swarm.node.examples_phase import ExamplesPhase
 from sapo_swarm.node.governor import run_control as wishes
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.ticker import Pace, tick
+from sapo_swarm.node.governor.ticker import GovernorTicker, tick
 from sapo_swarm.node.guard import Guard
 from sapo_swarm.node.journal import Bus, Journal, JournalError
 from sapo_swarm.node.journal_downsampling import Retention
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.resume_log import drop_external, outlived, torn
+from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
 from sapo_swarm.node.round_context import Activity, RoundContext, RoundWork, recalled
 from sapo_swarm.node.round_phases import record_round, run_stage, stamp_round, update_policy
 from sapo_swarm.node.round_warnings import MASTERED, Stalled, cut_off
@@ -62,10 +62,10 @@ def shown_base(model: str) -> str:
 
 
 @dataclass
-class Opening:
+class ModelOpening:
     """journal: of the model that is opened."""
 
-    host: EngineHost
+    host: EngineThread
     journal: Journal
     bus: Bus
     activity: Activity
@@ -94,7 +94,7 @@ class Opening:
         told = self.progress(f"Loading {shown_base(model)}: ")
         return await self.host.load(lambda: build(told))
 
-    async def ask_base(self, examiner: Examiner, rounds: int) -> None:
+    async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
         """Ask the base the held-out questions that it has not answered, where later answers are compared with it. Call after
         load(), before weights are restored. rounds: behind the model; one without is the base itself.
 
@@ -116,7 +116,7 @@ class Opening:
         except (Unanswered, OSError) as error:
             await self._left_out(len(refs), f"{error}")
 
-    async def _asked(self, examiner: Examiner, refs: list[TaskRef], doing: str) -> bool:
+    async def _asked(self, examiner: Evaluator, refs: list[TaskRef], doing: str) -> bool:
         """Whether the base was asked to the end. Raises Unanswered, OSError; Cancelled after a stop."""
         told = self.progress(f"{doing}: ")
         try:
@@ -133,7 +133,7 @@ class Opening:
             continue
         self._go_on()
 
-    async def _compared(self, examiner: Examiner) -> bool:
+    async def _compared(self, examiner: Evaluator) -> bool:
         """Evaluations are made regularly, or the newest one lacked answers of the base."""
         if examiner.regular:
             return True
@@ -203,10 +203,10 @@ class Node:
         self.journal = Journal(setup.folder / "journal.db")
         self.bus = Bus(self.journal)
         self.activity = Activity()
-        self.host = EngineHost()
+        self.host = EngineThread()
         paused = setup.as_left and wishes.left_paused(self.journal.read(kinds=("state",), tail=wishes.STATES))
         self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths, paused)
-        self.pace = Pace()
+        self.pace = GovernorTicker()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
         self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
@@ -336,9 +336,9 @@ class Node:
             return f"Stopped after {self.examples.steps} steps of examples and {self.practised} rounds of practice."
         return f"Stopped after round {self.rounds_done}."
 
-    async def _open(self, scorer: Scorer) -> tuple[RoundContext, Examiner]:
+    async def _open(self, scorer: Scorer) -> tuple[RoundContext, Evaluator]:
         """Load the engine, restore the newest intact checkpoint, announce the run. Raises Cancelled after a stop."""
-        opening = Opening(self.host, self.journal, self.bus, self.activity, self.run_control)
+        opening = ModelOpening(self.host, self.journal, self.bus, self.activity, self.run_control)
         await opening.fetch(self.config.model, self.setup.fetch)
         loading = opening.load(self.config.model, self.setup.build)
         excluding = held_out_exclusion(scorer, self.config.tasks, self.config.preset)
@@ -350,7 +350,7 @@ class Node:
         opened = as_opened(self.config, info.parameters, reasons=reasons)
         self.config = config = with_limits(opened, self.examples.trial.limits if self.examples.trial else {})
         setup.exchange.attach(self.host, scorer, excluded)
-        examiner = Examiner(config, self.host, scorer, setup.folder / "evaluations")
+        examiner = Evaluator(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)
         found = await self.store.find()
         if found is not None:
@@ -368,7 +368,7 @@ class Node:
         self._opened.set()
         return context, examiner
 
-    async def _run_rounds(self, context: RoundContext, examiner: Examiner) -> None:
+    async def _run_rounds(self, context: RoundContext, examiner: Evaluator) -> None:
         run_control = self.run_control
         work = await self.store.in_flight(context)
         await self._reconsider(context)
@@ -410,20 +410,20 @@ class Node:
         if await self._guarded.due(self.rounds_done, practised):
             self._evaluate_next = self._evaluate_next or self._regular_items
 
-    async def _try_base(self, context: RoundContext, examiner: Examiner) -> tuple[RoundContext, Examiner]:
+    async def _try_base(self, context: RoundContext, examiner: Evaluator) -> tuple[RoundContext, Evaluator]:
         """The trial of the base; what works with the limits of answers that follow from it."""
         trial = await self.examples.try_base(context, self.rounds_done)
         self.run_control.succeeded()
         if trial.limits:
             self.config = with_limits(self.config, trial.limits)
-            examiner = Examiner(self.config, self.host, context.scorer, self.setup.folder / "evaluations")
+            examiner = Evaluator(self.config, self.host, context.scorer, self.setup.folder / "evaluations")
             self._guarded.config, self._guarded.examiner = self.config, examiner
         await self._owe_evaluation()
         return replace(context, config=self.config), examiner
 
-    async def _work(self, context: RoundContext, examiner: Examiner, work: RoundWork) -> RoundWork:
+    async def _work(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
         """An evaluation, a closer look, a reading or a round; the round to work on next. One in the weights comes first."""
-        work = await self.store.mend(work) if torn(work) else work
+        work = await self.store.mend(work) if update_interrupted(work) else work
         if work.stats is None and (self._evaluate_next or self._guarded.busy):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
@@ -451,12 +451,12 @@ class Node:
         asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
         return "" if asked else finished
 
-    async def _go_back(self, examiner: Examiner, work: RoundWork, target: int) -> RoundWork:
+    async def _go_back(self, examiner: Evaluator, work: RoundWork, target: int) -> RoundWork:
         """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""
         doing = "Going back to an earlier state"
         self.host.cancel.reset()
         try:
-            work = await self.store.mend(work) if torn(work) else work
+            work = await self.store.mend(work) if update_interrupted(work) else work
             await self._finish(work)
             self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, doing))
             await self.host.call(self.store.go_back, target)
@@ -502,7 +502,11 @@ class Node:
         self.pace.paused()
         if not paused_before and self.activity.state == "paused":
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and not torn(work) and self.activity.reason in ("person", "held", "done"):
+            if (
+                self.store.unsaved
+                and not update_interrupted(work)
+                and self.activity.reason in ("person", "held", "done")
+            ):
                 await self._save("pause", work)
             await self.host.return_memory()
         return False
@@ -511,7 +515,7 @@ class Node:
         """The end of a run: the round in flight is kept, the weights are saved; finished rounds are on the disk anyway."""
         try:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and not torn(work):  # the next start has the weights of before it
+            if self.store.unsaved and not update_interrupted(work):  # the next start has the weights of before it
                 await self._save("stop", work)
         except (OSError, JournalError) as error:
             said = f"No checkpoint at the end; finished rounds are in the log. {error}"
@@ -542,7 +546,7 @@ class Node:
             await self.examples.train(context, work)
             await self._finish(work)
             return
-        if outlived(work, time.time()):
+        if external_expired(work, time.time()):
             drop_external(work)
         for phase in (
             round_phases.sample_questions,
@@ -582,7 +586,7 @@ class Node:
             self.pace.count(untold)
             self.retention.round_done(self.rounds_done)
 
-    async def _examine(self, examiner: Examiner, items: int) -> None:
+    async def _examine(self, examiner: Evaluator, items: int) -> None:
         doing = "Held-out evaluation" if self.rounds_done else "Measuring the untrained model, to compare with later"
         work = examiner.examine(self.rounds_done, items, self._evaluating(doing))
         event = await self._guarded.attempt("held-out evaluation", work)

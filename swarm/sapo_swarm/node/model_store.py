@@ -26,7 +26,7 @@ from sapo_swarm.node.checkpoints import (
     rounds_of,
     weights_digest,
 )
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import Bus, Journal
 from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, in_flight, logged, restored
 from sapo_swarm.node.round_context import RoundContext, RoundWork
@@ -58,7 +58,7 @@ class ModelStore:
 
     folder: Path
     config: RunConfig
-    host: EngineHost
+    host: EngineThread
     journal: Journal
     bus: Bus
     clock: Callable[[], float] = time.monotonic

@@ -20,7 +20,7 @@ from sapo_swarm.node.round_context import RoundContext, RoundWork, sizes_adapt
 from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import UNREADABLE, Group, Question, Sha256, TaskRef
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # What lies beside the checkpoints so that a stop or a kill takes back nothing that was finished.
 #
@@ -252,7 +252,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 def keep(folder: Path, work: InFlight) -> None:
     """Write it; whole or not at all. Raises OSError."""
-    write_whole(folder / NAME, msgspec.msgpack.encode(work))
+    write_atomically(folder / NAME, msgspec.msgpack.encode(work))
 
 
 def kept(folder: Path) -> InFlight | None:
@@ -339,14 +339,14 @@ async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
     return work
 
 
-def torn(work: RoundWork) -> bool:
+def update_interrupted(work: RoundWork) -> bool:
     """Its update of several steps failed on the way: the weights may hold a part of it."""
     if work.call is None or work.stats is not None:
         return False
     return work.call.policy.epochs * work.call.policy.minibatches > 1
 
 
-def outlived(work: RoundWork, now: float) -> bool:
+def external_expired(work: RoundWork, now: float) -> bool:
     """The groups of others wait for longer than a pool would have kept them. now: Unix time; a clock that was set back counts."""
     return not 0 <= now - work.taken <= GROUP_LIFE_S
 

@@ -9,8 +9,8 @@ from itertools import groupby
 
 from sapo_backends.base import Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
 from sapo_backends.errors import Cancelled, OutOfMemory
-from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.round_context import Portion
+from sapo_swarm.node.engine_thread import EngineThread
+from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.scoring.environments import Step
 from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.scoring.scorer import Scored, Scorer
@@ -53,7 +53,7 @@ def model_turns(tokenizer: Tokenizer, completion: Completion) -> tuple[str, ...]
     return tuple(turns if mask and mask[-1] else [*turns, ""])
 
 
-async def answered(
+async def score_answers(
     engine: Engine, scorer: Scorer, episodes: Sequence[Episode], limits: Sequence[int]
 ) -> list[tuple[Completion, bool]]:
     """Each episode with the environment's answer to its last turn, and whether it is over. limits: tokens of a turn of each.
@@ -210,7 +210,7 @@ async def answer_turns(
         if (i, j) not in over
     ]
     episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
-    found = await answered(engine, scorer, episodes, [limits[i] for i, _ in places])
+    found = await score_answers(engine, scorer, episodes, [limits[i] for i, _ in places])
     for (i, j), (completion, last) in zip(places, found, strict=True):
         table[i][j] = completion
         if last:
@@ -233,7 +233,7 @@ def ended(completion: Completion, most: int) -> bool:
     return completion.finish == "stop" or turn_length(completion) >= most
 
 
-def next_call(table: Table, most: Sequence[int], portion: Portion) -> list[Place]:
+def next_call(table: Table, most: Sequence[int], portion: BatchSizer) -> list[Place]:
     """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
     are there. most: tokens of a turn of each prompt."""
     open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not ended(c, most[i])]
@@ -255,8 +255,8 @@ def next_call(table: Table, most: Sequence[int], portion: Portion) -> list[Place
 
 
 async def sample(
-    host: EngineHost,
-    portion: Portion,
+    host: EngineThread,
+    portion: BatchSizer,
     prompts: Sequence[Sequence[int]],
     table: Table,
     call: Sequence[Place],

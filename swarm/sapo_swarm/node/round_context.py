@@ -15,13 +15,13 @@ from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, 
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import Exchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
 from sapo_swarm.sapo.adaptive_sampling import Posterior, group_sizes
 from sapo_swarm.sapo.stages import Answered, StagePrompt
-from sapo_swarm.sapo.training_batch import Past
+from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, TaskRef
@@ -79,14 +79,14 @@ def sizes_adapt(config: RunConfig) -> bool:
     return config.group_sizes == "adaptive" and not config.external_groups
 
 
-class Memory(msgspec.Struct):
+class ReplayBuffer(msgspec.Struct):
     """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
     asked: questions of others that a stage attempted, the newest last.
 
     Each is filled only where a setting uses it.
     """
 
-    replay: list[Past] = []
+    replay: list[ReplayEntry] = []
     difficulty: dict[str, Posterior] = {}
     asked: list[TaskRef] = []
 
@@ -105,10 +105,10 @@ def remembers(config: RunConfig) -> bool:
     )
 
 
-def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
+def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
     that the run has no more may be gone. Raises JournalError."""
-    memory = Memory()
+    memory = ReplayBuffer()
     if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
@@ -126,7 +126,7 @@ def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> Memory:
 SHRINK = 4
 
 
-class Portion:
+class BatchSizer:
     """Rows in one call of the engine; 0 = all. A call that is interrupted makes the next ones smaller, one that comes to its
     end makes them larger again: an undisturbed node never works in small batches. most: rows for which there is memory."""
 
@@ -245,7 +245,7 @@ class RoundContext:
     config: RunConfig
     node_key: str
     swarm: str
-    host: EngineHost
+    host: EngineThread
     scorer: Scorer
     exchange: Exchange
     algorithm: Algorithm
@@ -255,9 +255,9 @@ class RoundContext:
     model_label: str
     per_source: int | None = 1
     seen: Counter[str] = field(default_factory=Counter)
-    memory: Memory = field(default_factory=Memory)
+    memory: ReplayBuffer = field(default_factory=ReplayBuffer)
     excluded: frozenset[str] = frozenset()
-    portion: Portion = field(default_factory=Portion)
+    portion: BatchSizer = field(default_factory=BatchSizer)
     examples_rounds: int = 0
 
     @property

@@ -15,15 +15,15 @@ from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.checkpoints import versions
-from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation import Examiner
+from sapo_swarm.node.engine_thread import EngineThread
+from sapo_swarm.node.evaluation import Evaluator
 from sapo_swarm.node.exchange import Exchange, Silo
 from sapo_swarm.node.governor.machine import Machine
 from sapo_swarm.node.governor.rules import Limits
 from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import Guard
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round_context import Activity, Memory, Portion, RoundContext
+from sapo_swarm.node.round_context import Activity, BatchSizer, ReplayBuffer, RoundContext
 from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
@@ -113,12 +113,12 @@ def require_held_out(config: RunConfig, items: int) -> None:
 def round_context(
     setup: NodeSetup,
     config: RunConfig,
-    host: EngineHost,
+    host: EngineThread,
     scorer: Scorer,
     activity: Activity,
     stream: Callable[[Phase], None],
     excluded: frozenset[str],
-    memory: Memory,
+    memory: ReplayBuffer,
 ) -> RoundContext:
     """The round context of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
 
@@ -141,11 +141,11 @@ def round_context(
         per_source=groups_of_a_source(info.parameters),
         excluded=excluded,
         memory=memory,
-        portion=Portion(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),
+        portion=BatchSizer(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),
     )
 
 
-def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Examiner) -> Guard:
+def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> Guard:
     """What watches over the model. config: see round_context."""
     return Guard(
         config=config,

@@ -18,7 +18,7 @@ from sapo_swarm.algorithms.base import groups_of_a_source
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node import aha_trail
 from sapo_swarm.node.clock import steady
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import Received, least_likely
 from sapo_swarm.node.swarm_stats import Board, Held, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
@@ -310,7 +310,7 @@ class SwarmExchange:
         self._kept_at = self.clock()
         self._until_restart: Held | None = None
 
-    def attach(self, host: EngineHost, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
+    def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
         excluded: see Receiver."""
 

@@ -18,7 +18,7 @@ from nacl.signing import SigningKey, VerifyKey
 
 from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, GroupBody, SignedGroup, digest
 from sapo_swarm.types import PROTOCOL_VERSION
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # Who a node is: an Ed25519 key, and what it signs.
 #
@@ -271,7 +271,7 @@ def _write_secret(path: Path, text: str) -> None:
     """Whole or not at all: half a key would be refused for ever."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, text + "\n", private=True)
+        write_atomically(path, text + "\n", private=True)
     except OSError as error:
         raise KeyStoreError(f"The secret cannot be kept in {path}: {error}.") from error
 

@@ -214,23 +214,25 @@ FORGOTTEN = 8
 """Half-lives after which a group is dropped: its weight is below half a percent of a new one's."""
 
 
-class Past(msgspec.Struct, frozen=True):
+class ReplayEntry(msgspec.Struct, frozen=True):
     """A local group and the round that generated it."""
 
     round: int
     group: Group
 
 
-def remember(past: Sequence[Past], round_number: int, groups: Iterable[Group], half_life: int) -> list[Past]:
+def remember(
+    past: Sequence[ReplayEntry], round_number: int, groups: Iterable[Group], half_life: int
+) -> list[ReplayEntry]:
     """What can be replayed after this round: what was there and is not too old, and its groups with a non-zero advantage."""
     oldest = round_number - FORGOTTEN * half_life
     return [
         *(entry for entry in past if entry.round >= oldest),
-        *(Past(round_number, group) for group in groups if has_advantage(group)),
+        *(ReplayEntry(round_number, group) for group in groups if has_advantage(group)),
     ]
 
 
-def age_weights(past: Sequence[Past], round_number: int, half_life: int) -> NDArray[np.float64]:
+def age_weights(past: Sequence[ReplayEntry], round_number: int, half_life: int) -> NDArray[np.float64]:
     """(N,) 2^(-age / half_life), age in rounds; 0 for groups of this round, which are in its batch anyway."""
     ages = np.array([round_number - entry.round for entry in past], dtype=np.float64)
     weights: NDArray[np.float64] = np.where(ages > 0, np.exp2(-ages / half_life), 0.0)
@@ -238,7 +240,7 @@ def age_weights(past: Sequence[Past], round_number: int, half_life: int) -> NDAr
 
 
 def sample_replay(
-    past: Sequence[Past], round_number: int, wanted: int, half_life: int, random: np.random.Generator
+    past: Sequence[ReplayEntry], round_number: int, wanted: int, half_life: int, random: np.random.Generator
 ) -> list[Group]:
     """Up to `wanted` groups of earlier rounds, without replacement, with probability proportional to their age_weights.
 

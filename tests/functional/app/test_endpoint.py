@@ -26,7 +26,7 @@ from sapo_backends.fake import FakeEngine
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.endpoint import WAITING, Answering, Endpoint, read_or_make
 from sapo_desktop.services.models.pieces import FIRST_PIECE
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.servers import MOST
 
 TOKEN = "a-token-of-the-tests-and-of-nobody-else"
@@ -36,7 +36,7 @@ ASK = {"messages": [{"role": "user", "content": "Calculate 12 + 7 - 5."}], "temp
 class Client:
     """Speaks to one endpoint."""
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, host: EngineHost) -> None:
+    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, host: EngineThread) -> None:
         self.session, self.url, self.host = session, endpoint.url, host
 
     async def chat(
@@ -59,7 +59,7 @@ class Client:
 @asynccontextmanager
 async def served(backend: str = "fake", model: str = "fake") -> AsyncIterator[Client]:
     """An endpoint with a fresh engine that only generates."""
-    host = EngineHost()
+    host = EngineThread()
     request = LoadRequest(model=model, method="none", device="cpu", threads=1, precision="float32")
     await host.load(lambda: registry.backend(backend)().load(request))
     try:

@@ -17,7 +17,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
-from sapo_desktop.errors import UsageError, known
+from sapo_desktop.errors import UsageError, user_errors
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run
 from sapo_desktop.services.machine.doctor import stream
@@ -93,14 +93,14 @@ def test_every_error_that_is_told_as_a_sentence_exists() -> None:
     for place in errors._CODES:
         module, _, name = place.partition(":")
         assert issubclass(getattr(importlib.import_module(module), name), Exception)
-    assert isinstance(ModelNotFound(), errors.known())
+    assert isinstance(ModelNotFound(), errors.user_errors())
 
 
 @pytest.mark.parametrize("typed", ["~d", *WRONG])
 async def test_the_wizard_complains_of_a_path_while_it_is_typed(home: Home, typed: str) -> None:
-    with pytest.raises(known()):
+    with pytest.raises(user_errors()):
         await HomeTasks(home).places(typed)
-    with pytest.raises(known()):
+    with pytest.raises(user_errors()):
         await HomeTasks(home).look(Answers(typed))
 
 
@@ -128,19 +128,19 @@ async def test_the_export_of_rollouts_complains_of_a_file_name(home: Home, typed
     ],
 )
 async def test_f2_refuses_a_wrong_value_and_says_why(home: Home, key: str, value: str, said: str) -> None:
-    with pytest.raises(known(), match=said):
+    with pytest.raises(user_errors(), match=said):
         await HomeSettings(home).change(key, value, "mine")
 
 
 async def test_f2_refuses_a_damaged_task_for_new_models_too(home: Home) -> None:
     (home.models / "mine" / store.RECORD).unlink()
-    with pytest.raises(known(), match="broken"):
+    with pytest.raises(user_errors(), match="broken"):
         await HomeSettings(home).change("run.tasks", "broken")
 
 
 @pytest.mark.parametrize("answers", [NewModel("a", "starter", tasks=("broken",)), NewModel("a", NOBODY)])
 async def test_a_new_model_of_a_damaged_task_or_of_no_base_is_refused(home: Home, answers: NewModel) -> None:
-    with pytest.raises(known()):
+    with pytest.raises(user_errors()):
         await HomeModels(home).new(answers)
     assert [model.name for model in store.all_models(home)] == ["mine"]
 
@@ -179,10 +179,10 @@ def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytes
 
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(home.data / "gone"))
-    with pytest.raises(known(), match="open it again"):
+    with pytest.raises(user_errors(), match="open it again"):
         async with child(["chat"]):
             pass
-    with pytest.raises(known()):
+    with pytest.raises(user_errors()):
         await anext(aiter(stream()))
-    with pytest.raises(known()):
+    with pytest.raises(user_errors()):
         await HomeModels(home).proceed(store.find(home, "mine").record.id)

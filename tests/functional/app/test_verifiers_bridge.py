@@ -22,7 +22,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.services.models.endpoint import Answering, Endpoint
 from sapo_desktop.services.tasks.bridge.child import MARK
 from sapo_desktop.services.tasks.bridge.running import BridgeJob, Told, _told, run
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 
 TOKEN = "a-token-of-the-bridge-s-tests-alone"
 PACKAGE = '''
@@ -77,7 +77,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def job(environment: str, **given: object) -> AsyncIterator[BridgeJob]:
     """A job on the fake engine behind a real endpoint."""
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: FakeEngine(LoadRequest("fake")))
     try:
         async with Endpoint(Answering(host), "model", TOKEN) as endpoint:

@@ -133,14 +133,14 @@ async def test_a_query_that_is_no_number_of_an_event_is_refused(socket: Path) ->
 
 async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path: Path) -> None:
     """With room for some prompts only, rounds use those; held-out items without room count as wrong."""
-    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.catalogue import held_out
 
     engine = FakeBackend().load(LoadRequest("fake"))
     refs = [held_out("bf", "starter", i) for i in range(6)]
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: engine)
     async with Scorer() as scorer:
         prompts = [q.prompt for q in await scorer.questions(refs) if hasattr(q, "prompt")]
@@ -155,13 +155,13 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
 async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
     from sapo_swarm.evaluation import held_out_items, task_scores
-    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.questions import generate_entry
 
     engine = FakeBackend().load(LoadRequest("fake"))
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: engine)
     logic, sums = (
         held_out_items(["propositional_logic"], "paper", 30),

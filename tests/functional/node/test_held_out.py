@@ -23,7 +23,7 @@ from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
 from sapo_swarm.events import Evaluated, decode, encode
-from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Examiner, beyond_exclusion, held_out_exclusion
+from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Evaluator, beyond_exclusion, held_out_exclusion
 from sapo_swarm.node.guard import Guard
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.round_context import RoundContext, RoundWork
@@ -148,7 +148,7 @@ async def test_a_closer_look_asks_what_neither_the_evaluation_nor_an_earlier_loo
     node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
     config = node.context.config
-    examiner = Examiner(config, node.host, scorer, tmp_path)
+    examiner = Evaluator(config, node.host, scorer, tmp_path)
     first = await examiner.fresh(2, 0, 0, lambda part: None)
     second = await examiner.fresh(2, len(first), 0, lambda part: None)
     regular = set(held_out_items(config.tasks, config.preset, config.eval_items))
@@ -163,7 +163,7 @@ async def test_a_closer_look_asks_no_question_twice_where_a_task_of_ones_own_run
     sums(tmp_path / "sums", held_out=20)
     with library_in(tmp_path):
         config = structs.replace(node.context.config, tasks=("sums", TASK))
-        examiner = Examiner(config, node.host, scorer, tmp_path)
+        examiner = Evaluator(config, node.host, scorer, tmp_path)
         seen, counts = held_out_items(config.tasks, config.preset, config.eval_items), []
         for factor in STEPS:
             seen += (fresh := examiner.fresh_questions(factor, len(seen) - 2 * config.eval_items))
@@ -183,7 +183,7 @@ async def test_a_closer_look_ends_with_the_rows_and_does_not_say_that_nothing_fe
     sums(tmp_path / "sums", held_out=rows)
     config = structs.replace(node.context.config, tasks=("sums",), external_groups=1)
 
-    class Answers(Examiner):
+    class Answers(Evaluator):
         """The best checkpoint is right everywhere, the present weights are not at the first `lost` questions."""
 
         async def fresh(self, factor: int, asked: int, weights: object, on_progress: object) -> list[ItemResult]:
@@ -222,7 +222,7 @@ async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_bes
 async def test_an_account_of_the_untrained_model_that_was_cut_off_is_as_if_it_had_not_been_measured(
     node: LabNode, scorer: Scorer, tmp_path: Path, content: bytes
 ) -> None:
-    examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
+    examiner = Evaluator(node.context.config, node.host, scorer, tmp_path)
     (tmp_path / "base.json").write_bytes(content)
     assert len(await examiner.base_missing()) == 8
     alone = await examiner.examine(25, 8, lambda part: None)
@@ -237,9 +237,9 @@ async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
     node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
     config = node.context.config
-    examiner = Examiner(config, node.host, scorer, tmp_path)
+    examiner = Evaluator(config, node.host, scorer, tmp_path)
     await examiner.examine(0, config.eval_items, lambda part: None)
-    more = Examiner(structs.replace(config, tasks=(TASK, "basic_arithmetic")), node.host, scorer, tmp_path)
+    more = Evaluator(structs.replace(config, tasks=(TASK, "basic_arithmetic")), node.host, scorer, tmp_path)
     missing = await more.base_missing()
     assert [ref.dataset for ref in missing] == ["basic_arithmetic"] * config.eval_items
     await more.ask_base(missing, lambda part: None)
@@ -251,7 +251,7 @@ async def test_other_tasks_leave_what_the_base_answered_and_ask_it_the_rest(
 async def test_an_evaluation_asks_every_question_sampled_and_greedily_and_pairs_both_with_the_base(
     node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
-    examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
+    examiner = Evaluator(node.context.config, node.host, scorer, tmp_path)
     parts: list[float] = []
     first = await examiner.examine(0, 8, parts.append)
     assert parts == [0.5, 1.0], "one progress of both"
@@ -267,7 +267,7 @@ async def test_an_evaluation_asks_every_question_sampled_and_greedily_and_pairs_
 async def test_the_account_of_a_version_that_asked_at_temperature_1_only_is_kept_and_the_rest_asked(
     node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
-    examiner = Examiner(node.context.config, node.host, scorer, tmp_path)
+    examiner = Evaluator(node.context.config, node.host, scorer, tmp_path)
     await examiner.examine(0, 8, lambda part: None)
     account = json.decode((tmp_path / "base.json").read_bytes())
     sampled = account["results"]
@@ -326,10 +326,10 @@ async def test_what_the_base_answered_under_other_conditions_is_asked_again(
 ) -> None:
     """Else the effect of a changed setting would be shown as learnt."""
     config = node.context.config
-    await Examiner(config, node.host, scorer, tmp_path).examine(0, config.eval_items, lambda part: None)
-    assert await Examiner(structs.replace(config, thinking="off"), node.host, scorer, tmp_path).base_missing() == []
+    await Evaluator(config, node.host, scorer, tmp_path).examine(0, config.eval_items, lambda part: None)
+    assert await Evaluator(structs.replace(config, thinking="off"), node.host, scorer, tmp_path).base_missing() == []
     monkeypatch.setattr(node.host.engine, "info", replace(node.host.engine.info, **engine))
-    other = Examiner(structs.replace(config, **settings), node.host, scorer, tmp_path)
+    other = Evaluator(structs.replace(config, **settings), node.host, scorer, tmp_path)
     assert len(await other.base_missing()) == config.eval_items
     assert (await other.examine(25, config.eval_items, lambda part: None)).delta is None
     await other.examine(0, config.eval_items, lambda part: None)
@@ -341,7 +341,7 @@ async def test_an_account_that_does_not_say_its_conditions_is_read_and_the_base_
     whole: bool, node: LabNode, scorer: Scorer, tmp_path: Path
 ) -> None:
     config = node.context.config
-    examiner = Examiner(config, node.host, scorer, tmp_path)
+    examiner = Evaluator(config, node.host, scorer, tmp_path)
     await examiner.examine(0, config.eval_items, lambda part: None)
     account = json.decode((tmp_path / "base.json").read_bytes())
     del account["conditions"]

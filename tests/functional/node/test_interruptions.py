@@ -19,7 +19,7 @@ from sapo_swarm.node.governor.rules import Hold
 from sapo_swarm.node.governor.run_control import Requests, RunControl, command
 from sapo_swarm.node.journal import Bus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import Activity, Portion
+from sapo_swarm.node.round_context import Activity, BatchSizer
 
 MOST = 15
 """Holds; then the rest of the rounds is undisturbed."""
@@ -183,7 +183,7 @@ def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
 
 
 def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not() -> None:
-    portion = Portion()
+    portion = BatchSizer()
     assert portion.of(64) == 64
     portion.interrupted(64)
     assert portion.of(64) == 16

@@ -18,10 +18,10 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 from sapo_backends.base import Completion
 from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import Activity, Memory, Portion, RoundWork, StageStep
+from sapo_swarm.node.round_context import Activity, BatchSizer, ReplayBuffer, RoundWork, StageStep
 from sapo_swarm.node.round_phases import run_stage
 from sapo_swarm.node.setup import NodeSetup, round_context
 from sapo_swarm.sapo.stages import Answered, StagePrompt
@@ -170,14 +170,14 @@ async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_
     wrong, right = (Rollout(f"<answer>{day}day</answer>", "stop", float(day == "Mon")) for day in ("Sun", "Mon"))
     prompts = tuple(StagePrompt(question, f"{question.prompt} Count.") for question in asked)
     answered = tuple(Answered(prompt, Group(prompt.question, (right, wrong))) for prompt in prompts)
-    host, engine = EngineHost(), Refusing()
+    host, engine = EngineThread(), Refusing()
     await host.load(lambda: engine)
     completions = [[Completion(tuple(engine.tokenizer.encode_text(r.text)), (), "stop") for r in (right, wrong)]] * 2
     local = [Group(question, (wrong, wrong)) for question in asked]
     work = RoundWork(0, local=local, steps=[StageStep(prompts, RoundWork(0), answered, completions)])
     setup = NodeSetup(config, "refusing", tmp_path, lambda _: engine, lambda: CALM)
     context = round_context(
-        setup, config, host, Scorer(), Activity(), lambda phase: None, excluded=frozenset(), memory=Memory()
+        setup, config, host, Scorer(), Activity(), lambda phase: None, excluded=frozenset(), memory=ReplayBuffer()
     )
     with pytest.raises(OutOfMemory):
         await run_stage(context, work)
@@ -221,7 +221,7 @@ def test_only_a_session_that_ended_as_the_system_took_memory_back_counts(tmp_pat
 
 
 def test_rows_for_which_there_was_no_memory_are_never_asked_for_again() -> None:
-    portion = Portion()
+    portion = BatchSizer()
     portion.refused(64)
     assert portion.of(64) == 32
     portion.interrupted(32)

@@ -22,7 +22,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import flags
 from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import BaseAnswers, answer, sampled
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
@@ -51,7 +51,7 @@ async def test_a_round_gives_each_task_its_own_limit(tmp_path: Path) -> None:
 
 
 async def test_a_held_out_answer_has_the_limit_of_its_task() -> None:
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
     async with Scorer() as scorer:
         questions = [q for q in await scorer.questions(REFS) if isinstance(q, Question)]
@@ -65,7 +65,7 @@ async def test_a_held_out_answer_has_the_limit_of_its_task() -> None:
 
 async def test_the_bases_answers_are_compared_under_the_same_limit_alone(tmp_path: Path) -> None:
     """Another limit for one task leaves what is known of the other."""
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
     async with Scorer() as scorer:
         results = await answer(host, scorer, REFS, Sampling(1.0, 1.0, 6), limit=limit)

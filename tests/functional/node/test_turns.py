@@ -22,7 +22,7 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import sampled
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.rollouts import encoded, model_turns, turn_length, verdicts
@@ -173,7 +173,7 @@ async def test_an_evaluation_under_holds_plays_the_episodes_of_an_undisturbed_on
 
 
 async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:
-    host = EngineHost()
+    host = EngineThread()
     await host.load(lambda: FakeEngine(LoadRequest("fake")))
     try:
         async with Scorer(margin_s=20.0) as scorer:

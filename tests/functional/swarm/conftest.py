@@ -13,7 +13,7 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.coordinator.host import Hosted, start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.scoring.scorer import Scorer
 
 
@@ -33,8 +33,8 @@ async def scorer() -> AsyncIterator[Scorer]:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[EngineHost]:
-    host = EngineHost()
+async def engine() -> AsyncIterator[EngineThread]:
+    host = EngineThread()
     await host.load(lambda: FakeBackend().load(LoadRequest(model="fake")))
     yield host
     await host.close()

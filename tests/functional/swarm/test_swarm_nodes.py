@@ -23,7 +23,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.protocol.client import NodeClient, Unreachable
 from sapo_swarm.protocol.identity import Identity, StoredIdentity
 from sapo_swarm.protocol.invite import parse_invite
@@ -240,7 +240,7 @@ async def test_an_open_swarm_is_a_trial_also_where_its_own_tasks_cannot_be_asked
 
 
 async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_nothing_before_its_trial(
-    tmp_path: Path, scorer: Scorer, engine: EngineHost
+    tmp_path: Path, scorer: Scorer, engine: EngineThread
 ) -> None:
     """The coordinator was away when the node started, so nothing said that the swarm is open."""
     store, saved = f"sqlite:{tmp_path}/s", tmp_path / "invite"
@@ -263,7 +263,7 @@ async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_n
 
 
 async def test_a_member_that_started_while_the_coordinator_was_away_shares_the_part_that_the_swarm_asks_for(
-    tmp_path: Path, scorer: Scorer, engine: EngineHost
+    tmp_path: Path, scorer: Scorer, engine: EngineThread
 ) -> None:
     store, who = f"sqlite:{tmp_path}/s", StoredIdentity(Identity.generate(), "file", "")
     hosted = await start(CoordinatorSettings(port=0, store=store))

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from sapo_swarm.node import engine_thread
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 
 
 @pytest.fixture
-async def host() -> EngineHost:
-    return EngineHost()
+async def host() -> EngineThread:
+    return EngineThread()
 
 
 class Round:
     """Long calls of another task, one behind the other; each ends when it is told to."""
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineThread) -> None:
         self.done: list[str] = []
         self.may_end = [threading.Event() for _ in range(3)]
         self.began = [threading.Event() for _ in range(3)]
@@ -32,12 +32,12 @@ class Round:
         assert self.may_end[number].wait(60)
         self.done.append(f"round {number}")
 
-    async def run(self, host: EngineHost) -> None:
+    async def run(self, host: EngineThread) -> None:
         for number in range(3):
             await host.call(self.work, number)
 
 
-async def test_calls_of_a_task_that_holds_the_thread_do_not_each_wait_behind_a_round(host: EngineHost) -> None:
+async def test_calls_of_a_task_that_holds_the_thread_do_not_each_wait_behind_a_round(host: EngineThread) -> None:
     """Three reads behind the first long call, before the second; without a hold they come one behind each."""
     around = Round(host)
     await asyncio.to_thread(around.began[0].wait)
@@ -57,7 +57,7 @@ async def test_calls_of_a_task_that_holds_the_thread_do_not_each_wait_behind_a_r
 
 
 async def test_who_holds_the_thread_for_long_lets_others_go_first(
-    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+    host: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.chain([0.0, 0.0], itertools.repeat(engine_thread.HOLD_S + 1.0))
     monkeypatch.setattr(engine_thread, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -84,7 +84,7 @@ async def test_who_holds_the_thread_for_long_lets_others_go_first(
     await host.close()
 
 
-async def test_an_error_is_the_caller_s_and_the_thread_goes_on(host: EngineHost) -> None:
+async def test_an_error_is_the_caller_s_and_the_thread_goes_on(host: EngineThread) -> None:
     with pytest.raises(ZeroDivisionError):
         async with host.hold():
             await host.call(divmod, 1, 0)
@@ -92,7 +92,7 @@ async def test_an_error_is_the_caller_s_and_the_thread_goes_on(host: EngineHost)
     await host.close()
 
 
-async def test_a_holder_that_is_cancelled_while_it_waits_keeps_nobody_waiting(host: EngineHost) -> None:
+async def test_a_holder_that_is_cancelled_while_it_waits_keeps_nobody_waiting(host: EngineThread) -> None:
     around = Round(host)
     await asyncio.to_thread(around.began[0].wait)
 

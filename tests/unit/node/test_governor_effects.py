@@ -132,7 +132,7 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
     monkeypatch.setattr(ticker, "Awake", Recorded)
     held, journal = asyncio.Event(), Journal(tmp_path / "journal.db")
     control = RunControl(Bus(journal), Activity(), CancelToken(), lambda _share, _duty: bool(held.set()))
-    ticking = asyncio.create_task(ticker.tick(Flaky(tmp_path), Limits, control, ticker.Pace(), Bus(journal)))
+    ticking = asyncio.create_task(ticker.tick(Flaky(tmp_path), Limits, control, ticker.GovernorTicker(), Bus(journal)))
     await asyncio.wait({ticking, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
     ticking.cancel()
     await asyncio.gather(ticking, return_exceptions=True)
@@ -146,7 +146,7 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
     journal = Journal(tmp_path / "journal.db")
     bus, activity, told = Bus(journal), Activity(), list[tuple[float | None, float | None]]()
     control = RunControl(bus, activity, CancelToken(), lambda _share, _duty: False)
-    pace = ticker.Pace(tokens_per_s=900.0, round_s=36.0)
+    pace = ticker.GovernorTicker(tokens_per_s=900.0, round_s=36.0)
 
     async def want(_wish: bool) -> None:
         return None

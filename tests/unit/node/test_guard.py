@@ -13,8 +13,8 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore
 from sapo_swarm.node.checkpoints import Checkpoints, Moment, NoRoom, rounds_of
-from sapo_swarm.node.engine_thread import EngineHost
-from sapo_swarm.node.evaluation import Examiner
+from sapo_swarm.node.engine_thread import EngineThread
+from sapo_swarm.node.evaluation import Evaluator
 from sapo_swarm.node.exchange import Silo
 from sapo_swarm.node.guard import Guard
 from sapo_swarm.node.journal import Bus, Journal
@@ -27,14 +27,14 @@ CONFIG = RunConfig(tasks=("basic_arithmetic",), local_groups=2, external_groups=
 @pytest.fixture
 async def guard(tmp_path: Path) -> AsyncIterator[Guard]:
     """Of a node in a swarm that keeps one checkpoint besides the best one."""
-    host, journal = EngineHost(), Journal(tmp_path / "journal.db")
+    host, journal = EngineThread(), Journal(tmp_path / "journal.db")
     engine = await host.load(lambda: FakeEngine(LoadRequest("fake")))
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
 
     def save(rounds: int, rollbacks: int) -> Path:
         return checkpoints.write(engine, Moment(rounds, "evaluation", rollbacks=rollbacks)).path
 
-    examiner = Examiner(CONFIG, host, Scorer(), tmp_path / "evaluations")
+    examiner = Evaluator(CONFIG, host, Scorer(), tmp_path / "evaluations")
     yield Guard(CONFIG, host, checkpoints, examiner, Silo(), journal, Bus(journal), save, in_swarm=True)
     journal.close()
     await host.close()

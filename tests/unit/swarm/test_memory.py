@@ -9,7 +9,7 @@ from pathlib import Path
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import Memory, recalled
+from sapo_swarm.node.round_context import ReplayBuffer, recalled
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()
@@ -26,7 +26,7 @@ def rounds() -> list[list[Group]]:
 
 
 def test_a_resumed_run_remembers_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    whole, journal = Memory(), Journal(tmp_path / "journal.db")
+    whole, journal = ReplayBuffer(), Journal(tmp_path / "journal.db")
     for number, groups in enumerate(rounds()):
         whole.observe(CONFIG, number, groups)
         recorded = [*groups, group(1000 + number, 2, "external")]
@@ -37,7 +37,7 @@ def test_a_resumed_run_remembers_what_an_uninterrupted_one_does(tmp_path: Path) 
 
 
 def test_rounds_that_a_checkpoint_does_not_hold_are_not_remembered_and_none_counts_twice(tmp_path: Path) -> None:
-    journal, expected = Journal(tmp_path / "journal.db"), Memory()
+    journal, expected = Journal(tmp_path / "journal.db"), ReplayBuffer()
     for number, groups in enumerate(rounds()[:6]):
         if number < 4:
             expected.observe(CONFIG, number, groups)
@@ -48,7 +48,7 @@ def test_rounds_that_a_checkpoint_does_not_hold_are_not_remembered_and_none_coun
 
 
 def test_a_run_that_uses_neither_replay_nor_a_curriculum_remembers_nothing(tmp_path: Path) -> None:
-    memory = Memory()
+    memory = ReplayBuffer()
     memory.observe(RunConfig(), 0, rounds()[1])
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        assert memory == Memory() == recalled(RunConfig(), journal, 1)
+        assert memory == ReplayBuffer() == recalled(RunConfig(), journal, 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.sapo.training_batch import FORGOTTEN, Past, age_weights, remember, sample_replay
+from sapo_swarm.sapo.training_batch import FORGOTTEN, ReplayEntry, age_weights, remember, sample_replay
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()
@@ -20,8 +20,8 @@ def group(number: int, *rewards: float) -> Group:
     return Group(Question(TaskRef("bf", "paper", number), "q", HASH), rollouts)
 
 
-def past(*rounds: int) -> list[Past]:
-    return [Past(number, group(number)) for number in rounds]
+def past(*rounds: int) -> list[ReplayEntry]:
+    return [ReplayEntry(number, group(number)) for number in rounds]
 
 
 def numbers(groups: list[Group]) -> list[int]:
@@ -54,7 +54,7 @@ def test_newer_successes_come_back_more_often_by_their_weights() -> None:
 def test_replay_repeats_no_group_and_never_takes_one_of_this_round(
     rounds: list[int], wanted: int, half_life: int, seed: int
 ) -> None:
-    entries = [Past(at, group(number)) for number, at in enumerate(rounds)]
+    entries = [ReplayEntry(at, group(number)) for number, at in enumerate(rounds)]
     chosen = numbers(sample_replay(entries, 9, wanted, half_life, np.random.default_rng(seed)))
     assert len(set(chosen)) == len(chosen) == min(wanted, sum(at < 9 for at in rounds))
     assert all(rounds[number] < 9 for number in chosen)

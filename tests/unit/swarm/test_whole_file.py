@@ -16,7 +16,7 @@ from sapo_swarm import whole_file
 from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.node.checkpoints import sync_tree
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.whole_file import LEFT_S, half_written, write_whole
+from sapo_swarm.whole_file import LEFT_S, half_written, write_atomically
 
 
 def test_two_who_write_a_file_at_the_same_time_both_succeed(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_two_who_write_a_file_at_the_same_time_both_succeed(tmp_path: Path) -> N
 
     def write(text: str) -> None:
         for _ in range(200):
-            write_whole(path, text, synced=False)
+            write_atomically(path, text, synced=False)
             assert path.read_text() in texts
 
     with ThreadPoolExecutor(2) as pool:
@@ -37,14 +37,14 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "new" / "file"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(path.parent) == ["file"]
 
@@ -55,7 +55,7 @@ def test_a_file_that_another_process_reads_on_windows_is_replaced_once_it_is_clo
 ) -> None:
     """Elsewhere an open file is no reason, so a refusal is one at once."""
     path = tmp_path / "config.toml"
-    write_whole(path, "old")
+    write_atomically(path, "old")
     refused = iter([PermissionError(13, "sharing violation")] * refusals)
     replace = Path.replace
 
@@ -67,16 +67,16 @@ def test_a_file_that_another_process_reads_on_windows_is_replaced_once_it_is_clo
     monkeypatch.setattr(Path, "replace", sharing)
     monkeypatch.setattr(whole_file, "os", SimpleNamespace(**vars(os) | {"name": system}))
     with nullcontext() if content == "new" else pytest.raises(PermissionError):
-        write_whole(path, "new")
+        write_atomically(path, "new")
     assert path.read_text() == content
     assert os.listdir(tmp_path) == ["config.toml"]
 
 
 def test_a_symbolic_link_to_settings_kept_elsewhere_stays_one(tmp_path: Path) -> None:
     kept, link = tmp_path / "dotfiles" / "config.toml", tmp_path / "config.toml"
-    write_whole(kept, "a = 1\n")
+    write_atomically(kept, "a = 1\n")
     link.symlink_to(kept)
-    write_whole(link, "a = 2\n")
+    write_atomically(link, "a = 2\n")
     assert link.is_symlink()
     assert kept.read_text() == "a = 2\n"
 
@@ -89,16 +89,16 @@ def test_what_a_killed_process_left_goes_after_an_hour(tmp_path: Path) -> None:
         one.touch()
         past = one.stat().st_mtime - LEFT_S - 60
         os.utime(one, None if one is young else (past, past))
-    write_whole(path, b"")
+    write_atomically(path, b"")
     assert list(half_written(path)) == [young]
     assert other.exists()
 
 
 def test_a_private_file_is_its_owners_only_whatever_it_was_before(tmp_path: Path) -> None:
     path = tmp_path / "invite"
-    write_whole(path, "sapo://")
+    write_atomically(path, "sapo://")
     path.chmod(0o644)
-    write_whole(path, "sapo://", private=True)
+    write_atomically(path, "sapo://", private=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -118,7 +118,7 @@ def test_where_fcntl_has_f_fullfsync_it_is_used(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(fcntl, "fcntl", full)
     monkeypatch.setattr(os, "fsync", lambda handle: asked.append("fsync"))
     once = ["full 51"] if able else ["full 51", "fsync"]
-    write_whole(tmp_path / "tree" / "file", b"")
+    write_atomically(tmp_path / "tree" / "file", b"")
     assert asked == once
     sync_tree(tmp_path / "tree")
     assert asked == 3 * once, "the file and its folder"

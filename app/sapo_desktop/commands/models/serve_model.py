@@ -37,10 +37,10 @@ def main(args: argparse.Namespace) -> int:
 async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
     """Load, serve until told to stop, give the memory back."""
     from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
-    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.scoring.prompts import system_prompt
 
-    stop, host = asyncio.Event(), EngineHost()
+    stop, host = asyncio.Event(), EngineThread()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop

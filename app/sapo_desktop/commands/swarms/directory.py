@@ -31,7 +31,7 @@ from sapo_swarm.protocol.directory import (
 )
 from sapo_swarm.protocol.identity import node_id
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 EXAMPLE = SwarmList(
     name="Swarms that I know",
@@ -108,7 +108,7 @@ def _sign(home: Home, path: Path, days: float) -> int:
         signed = seal(listing, who.identity)
     except BadDirectory as error:
         raise UsageError(f"{path}: {error}") from error
-    write_whole(path, signed)
+    write_atomically(path, signed)
     count = f"{len(listing.swarms)} swarm{'' if len(listing.swarms) == 1 else 's'}"
     print(f"Signed {count} for {days:g} days, {len(signed):,} bytes. {who.sentence}")
     print(

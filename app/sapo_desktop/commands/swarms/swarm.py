@@ -15,7 +15,7 @@ from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 LEADING = 20
 """Nodes that status names, those with most groups first."""
@@ -105,7 +105,7 @@ async def _export(home: Home, path: Path) -> int:
             data = await export_swarm(store)
         finally:
             await store.close()
-    write_whole(path, data, private=True)
+    write_atomically(path, data, private=True)
     print(
         f"The swarm is in {path} ({len(data):,} bytes). Whoever has the file can host the swarm: keep it as a password."
     )

@@ -73,9 +73,9 @@ def arguments(pairs: list[str]) -> dict[str, object]:
 async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> Bridged:
     """The model behind an endpoint of this command alone, the environment beside it."""
     from sapo_desktop.services.models.endpoint import Answering, Endpoint
-    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.engine_thread import EngineThread
 
-    given, config, token, host = arguments(args.arg), chosen.config, secrets.token_urlsafe(32), EngineHost()
+    given, config, token, host = arguments(args.arg), chosen.config, secrets.token_urlsafe(32), EngineThread()
     try:
         await host.load(lambda: chosen.load(lambda *_: None))
         async with Endpoint(Answering(host, config.temperature), "model", token) as endpoint:

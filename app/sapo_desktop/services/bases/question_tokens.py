@@ -32,7 +32,7 @@ from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask, may_have_examples, right_answer
 from sapo_swarm.types import Question, TaskRef
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 QUESTIONS, LEAST = 32, 4
 """Counted of all tasks together, and of each at least."""
@@ -84,7 +84,7 @@ def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
     if counts is not None and catalogue:
         with contextlib.suppress(OSError):
             newest = dict([*_kept(home).items(), (key, msgspec.to_builtins(counts))][-MOST_KEPT:])
-            write_whole(home.cache / "question-tokens.json", json.dumps(newest))
+            write_atomically(home.cache / "question-tokens.json", json.dumps(newest))
     return counts
 
 

@@ -17,7 +17,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
 from sapo_swarm.config import RunConfig
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
@@ -83,7 +83,7 @@ def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
 
 def _write(folder: Path, settled: Settled) -> None:
     try:
-        write_whole(folder / ENGINE_FILE, msgspec.json.encode(settled))
+        write_atomically(folder / ENGINE_FILE, msgspec.json.encode(settled))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
 

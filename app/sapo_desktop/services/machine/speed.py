@@ -26,7 +26,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # What was measured on this machine, by `sapo-desktop bench` or at a model's first load, kept for the runs that start
 # later: cache/speed.json.
@@ -108,7 +108,7 @@ def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
     old = entries.pop(key, None)
     entries[key] = {"measured": [], **(old if isinstance(old, dict) else {}), **change, "model": config.model}
     newest = dict(list(entries.items())[-MAX_MODELS:])
-    write_whole(_file(home), json.dumps({"format": FORMAT, "machine": _machine(), "entries": newest}))
+    write_atomically(_file(home), json.dumps({"format": FORMAT, "machine": _machine(), "entries": newest}))
 
 
 def workload(config: RunConfig) -> Workload:
@@ -149,7 +149,7 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
     limits = Limits(best, max(found.read, known.read), found.device)
     with contextlib.suppress(OSError):
-        write_whole(home.cache / f"limits-{engine}.json", json.dumps({"of": wanted, **asdict(limits)}))
+        write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": wanted, **asdict(limits)}))
     return limits
 
 

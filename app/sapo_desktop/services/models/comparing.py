@@ -104,11 +104,11 @@ async def _answers(
     on_progress: OnProgress,
     judge: Judge | None,
 ) -> list[list[ItemResult]]:
-    from sapo_swarm.node.engine_thread import EngineHost
+    from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.node.evaluation import answer
     from sapo_swarm.scoring.scorer import Scorer
 
-    host = EngineHost()
+    host = EngineThread()
     try:
         on_progress(0.0, chosen.label)
         await host.load(lambda: chosen.load(lambda *_: None))

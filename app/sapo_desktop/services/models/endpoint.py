@@ -22,7 +22,7 @@ from sapo_backends.base import Completion, Sampling
 from sapo_backends.errors import BackendError, Cancelled, CancelToken
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.pieces import next_piece
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.servers import FewConnections, server_runner
 
 # The part of OpenAI's chat completions that is served: https://platform.openai.com/docs/api-reference/chat
@@ -176,7 +176,7 @@ class Answer:
 class Answering:
     """Turns conversations into answers with a loaded EngineHost. host.cancel belongs to whoever has the turn."""
 
-    def __init__(self, host: EngineHost, temperature: float = 1.0, system: str = "") -> None:
+    def __init__(self, host: EngineThread, temperature: float = 1.0, system: str = "") -> None:
         """temperature, system: where the client names none. system: "" is no system prompt."""
         self._host, self._temperature, self._system = host, temperature, system
         self._turn = asyncio.Lock()

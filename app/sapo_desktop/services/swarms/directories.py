@@ -32,7 +32,7 @@ from sapo_swarm.protocol.directory import (
 from sapo_swarm.protocol.invite import means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # The directories of the settings: asked seldom, kept on the disk, readable without a network.
 #
@@ -131,7 +131,7 @@ def _sound(kept: _Kept | None, address: Address, at: float) -> SwarmList | None:
 def _keep(path: Path, kept: _Kept) -> str:
     """A full disk is no reason to show nothing: why there is no copy, "" where there is one."""
     try:
-        write_whole(path, msgspec.msgpack.encode(kept))
+        write_atomically(path, msgspec.msgpack.encode(kept))
     except OSError as error:
         return f"No copy of it could be kept ({error.strerror})."
     return ""

@@ -20,7 +20,7 @@ from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
@@ -68,7 +68,7 @@ def announced(home: Home, hosting: Hosting) -> Iterator[None]:
     """Leave word of the coordinator that this process runs, for as long as it does. Raises AppError."""
     path = _file(home)
     try:
-        write_whole(path, msgspec.json.encode(hosting), synced=False)
+        write_atomically(path, msgspec.json.encode(hosting), synced=False)
     except OSError as error:
         raise AppError(f"Cannot write {path} ({error.strerror}).") from error
     try:

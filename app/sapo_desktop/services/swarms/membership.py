@@ -30,7 +30,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import TaskOffer
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # Which tasks of people's own a run trains on with others, and what the person should know about the rest.
 
@@ -122,7 +122,7 @@ def save(text: str, path: Path, listed: bool = False) -> Invite:
             trial.end(path)
             if listed or not invite.token:
                 trial.begin(path, invite.swarm)
-        write_whole(path, text.strip() + "\n", private=True)
+        write_atomically(path, text.strip() + "\n", private=True)
     except OSError as error:
         raise AppError(f"Cannot keep the invite in {path} ({error.strerror}).") from error
     return invite

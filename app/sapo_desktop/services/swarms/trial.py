@@ -13,7 +13,7 @@ import msgspec
 from sapo_swarm.events import Event, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.tasks.catalogue import STRICT_PRESETS
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 if TYPE_CHECKING:
     from sapo_swarm.config import RunConfig
@@ -166,7 +166,7 @@ def stay(invite: Path, swarm: str) -> None:
 
 
 def _keep(invite: Path, one: Trial) -> None:
-    write_whole(_file(invite), msgspec.json.encode(one))
+    write_atomically(_file(invite), msgspec.json.encode(one))
 
 
 def find(invite: Path, swarm: str) -> Trial | None:

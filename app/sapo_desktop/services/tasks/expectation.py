@@ -21,7 +21,7 @@ from sapo_desktop.services.tasks.proposal.wording import has_form, written_answe
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
-from sapo_swarm.node.engine_thread import EngineHost
+from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import sampled
 from sapo_swarm.node.rollouts import model_turns, prompt_ids, verdicts
 from sapo_swarm.node.round_warnings import CUT_OFF
@@ -100,7 +100,7 @@ async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show =
 
     Needs the task in the library in force. Raises BackendError, ScorerUnavailable.
     """
-    host = EngineHost()
+    host = EngineThread()
     try:
         await host.load(lambda: engines.builder(config)(lambda *_: None))
         show(0.2)
@@ -145,7 +145,7 @@ class _Trial:
     task: OwnTask
     config: RunConfig
     scorer: Scorer
-    host: EngineHost
+    host: EngineThread
 
     async def questions(self) -> list[tuple[Question, Row]]:
         """Training questions that fit into the model's context, with their rows."""

@@ -33,7 +33,7 @@ from sapo_swarm.scoring.rubric import (
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.import_rows import Row
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 KEY = "judge-key"
 _FILE = "judges.json"
@@ -170,7 +170,7 @@ async def calibrate(
     found = agreement(person, verdicts, wilson(right, len(rows)), judge.tokens)
     kept = {**_kept(home), _digest(rubric, asked): found}
     try:
-        write_whole(home.data / _FILE, msgspec.json.encode(kept))
+        write_atomically(home.data / _FILE, msgspec.json.encode(kept))
     except OSError as error:
         raise AppError(f"What was found is not kept: {home.data / _FILE}: {error}.") from error
     return Calibration(found, asked)

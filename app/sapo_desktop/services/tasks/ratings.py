@@ -22,7 +22,7 @@ from sapo_swarm.tasks.own.import_rows import (
 )
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import AnswerFormat
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 GOOD, BAD = "good", "bad"
 COLUMN = "rating"
@@ -54,7 +54,7 @@ def rate(
     try:
         rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]
         rows = [*rows, row][-MAX_ROWS:]
-        write_whole(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
+        write_atomically(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
     except (OSError, BadTask) as error:
         raise AppError(f"The rating is not kept: {path.name}: {error}") from error
     count = sum(one[COLUMN] == GOOD for one in rows)

@@ -17,7 +17,7 @@ from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import SPEC, OwnTask, read_task, spec_text, write_task
 from sapo_swarm.tasks.own.spec import BadTask
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # Tasks that ship as examples.
 
@@ -76,7 +76,7 @@ def keep_shots(task: OwnTask, shots: int, home: Home) -> OwnTask:
     """The stored task with so many worked examples in each question, which is another version of it. Raises AppError, BadTask."""
     spec = msgspec.structs.replace(task.spec, shots=shots)
     try:
-        write_whole(home.tasks / spec.name / SPEC, spec_text(spec))
+        write_atomically(home.tasks / spec.name / SPEC, spec_text(spec))
     except OSError as error:
         raise AppError(f"Cannot write {home.tasks / spec.name / SPEC} ({error.strerror or error}).") from error
     library.use(home.tasks)

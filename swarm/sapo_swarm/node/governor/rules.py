@@ -20,7 +20,7 @@ from sapo_backends.errors import size_text
 from sapo_swarm.node.clock import local
 from sapo_swarm.node.governor.sensors import NAMES, Readings
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # Hours by weekday, written as people write them:
 #
@@ -558,5 +558,5 @@ class DataCap:
         self._day = counted(self.today, new) if new else self.today
         if new:
             with contextlib.suppress(OSError):
-                write_whole(self.path, msgspec.json.encode(self._day), synced=False)
+                write_atomically(self.path, msgspec.json.encode(self._day), synced=False)
         return hold(self._day, self.limits())

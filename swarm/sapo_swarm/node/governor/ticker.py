@@ -207,7 +207,7 @@ _SMOOTH = 0.2
 
 
 @dataclass
-class Pace:
+class GovernorTicker:
     """tokens_per_s: sampled, in the last round and its stage. round_s: smoothed seconds from one round's end to the next's."""
 
     tokens_per_s: float | None = None
@@ -234,7 +234,7 @@ async def tick(
     machine: Machine,
     allowed: Callable[[], Limits],
     run_control: RunControl,
-    pace: Pace,
+    pace: GovernorTicker,
     bus: Bus,
 ) -> None:
     """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. What cannot be read now is logged,
@@ -265,7 +265,7 @@ async def _beat(
     machine: Machine,
     allowed: Callable[[], Limits],
     run_control: RunControl,
-    pace: Pace,
+    pace: GovernorTicker,
     bus: Bus,
 ) -> State:
     limits = await asyncio.to_thread(allowed)

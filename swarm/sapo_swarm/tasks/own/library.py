@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sapo_swarm.tasks.own.spec import RUNS_CODE, BadTask
 from sapo_swarm.types import UNREADABLE, Name, Sha256, TaskRef
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
@@ -65,7 +65,7 @@ def remove(folder: Path, swarm: str, name: str) -> None:
 
 
 def _write(folder: Path, entries: Iterable[Shared]) -> None:
-    write_whole(folder / FILE, msgspec.json.encode(list(entries)), private=True)
+    write_atomically(folder / FILE, msgspec.json.encode(list(entries)), private=True)
 
 
 # The person's tasks, found by name in one folder: each process is told once where it lies.
@@ -199,7 +199,7 @@ def disallow(code: bytes) -> None:
 
 
 def _keep_yes(path: Path, digests: set[str]) -> None:
-    write_whole(path, "".join(f"{line}\n" for line in sorted(digests)))
+    write_atomically(path, "".join(f"{line}\n" for line in sorted(digests)))
 
 
 def _yes(path: Path) -> set[str]:

@@ -20,7 +20,7 @@ from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_whole
+from sapo_swarm.whole_file import write_atomically
 
 # What a model may be called: a name that is easy to type, and one that no verb and no system takes for something else.
 
@@ -239,7 +239,7 @@ def write(folder: Path, record: Record) -> Model:
     except UNREADABLE as error:
         raise AppError(f"{folder / RECORD} stays as it was: it could not be read any more ({error}).") from error
     try:
-        write_whole(folder / RECORD, msgspec.json.format(encoded))
+        write_atomically(folder / RECORD, msgspec.json.format(encoded))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space, or check who owns it.") from error
     return read(folder)
