@@ -558,7 +558,8 @@ def read_rows(data: Any, header: Header, tensor: TensorEntry, begin: int, end: i
         return np.frombuffer(raw.tobytes(), np.dtype(_PLAIN[name])).astype(np.float32).reshape(end - begin, -1)
     import gguf
 
-    dequantised: Float32 = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type))
+    with np.errstate(all="ignore"):  # a damaged scale: the engine says that the model computes no numbers
+        dequantised: Float32 = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type))
     return dequantised
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.fuzz.gguf_mutations import attack_gguf
 from tests.support.gguf_files import whole_model
@@ -15,6 +16,8 @@ from tests.support.gguf_files import whole_model
 from sapo_backends import registry
 from sapo_backends.base import LoadRequest, Sampling
 from sapo_backends.checkpoints.chat_template import ChatTemplate
+from sapo_backends.checkpoints.gguf_header import Header, TensorEntry
+from sapo_backends.checkpoints.gguf_model import read_rows
 from sapo_backends.checkpoints.locate import local
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.errors import BackendError, ModelNotFound, TemplateRefused
@@ -94,3 +97,11 @@ def test_a_template_that_uses_up_its_budget_is_refused_at_once_in_the_end() -> N
     assert time.thread_time() - began < 8
     with pytest.raises(TemplateRefused, match="refused before, each time after long work"):
         template.render([{"role": "user", "content": "short"}])
+
+
+def test_a_damaged_scale_gives_weights_that_are_no_numbers_and_no_warning() -> None:
+    """numpy's warning stood on a person's terminal, before the sentence that the model computes no numbers."""
+    block = np.array([np.inf], np.float16).tobytes() + bytes(32)  # Q8_0: a scale and 32 weights, all 0
+    tensor = TensorEntry("w", (32, 1), 8, 0)
+    header = Header({}, {}, (tensor,), 0, len(block))
+    assert np.isnan(read_rows(np.frombuffer(block, np.uint8), header, tensor, 0, 1)).all()
