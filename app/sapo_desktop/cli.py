@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from sapo_backends.checkpoints import hub_cache
 from sapo_desktop.commands.help_text import ExamplesFormatter, epilog, grouped
 from sapo_desktop.commands.parsing import Parser, no_text, refuse
-from sapo_desktop.errors import code_of
+from sapo_desktop.errors import exit_code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
 from sapo_desktop.streams import to_nowhere
@@ -173,7 +173,7 @@ def run(arguments: Sequence[str]) -> int:
         to_nowhere(sys.stdout.fileno())
         return 0
     except Exception as error:
-        code = code_of(error)
+        code = exit_code_of(error)
         if code is None:
             raise
         return _fail(str(error), code)

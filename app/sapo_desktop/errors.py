@@ -7,13 +7,15 @@ Tree::
     ├── NotRunning (3)       no node answers
     └── EngineMissing (4)    no engine can run the request
 
-The lower floors have trees of their own: `known()` is all of them together.
+The packages below have trees of their own: `USER_ERRORS` is all of them together.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import ClassVar
+
+from sapo_backends.errors import BackendError
+from sapo_swarm.errors import SwarmError
 
 
 class AppError(Exception):
@@ -44,42 +46,10 @@ class CommandFailed(Exception):
     """The node did not take a command; the message says why and what to do."""
 
 
-_CODES = {
-    "sapo_desktop.errors:AppError": 1,
-    "sapo_swarm.node.control_api:NodeNotRunning": 3,
-    "sapo_swarm.node.control_api:NodeError": 1,
-    "sapo_backends.errors:BackendUnavailable": 4,
-    "sapo_backends.errors:BackendError": 1,
-    "sapo_swarm.tasks.catalogue:UnknownTask": 2,
-    "sapo_swarm.tasks.own.spec:BadTask": 2,
-    "sapo_lab.schema:BadExperiment": 2,
-    "sapo_swarm.scoring.process:ScorerUnavailable": 1,
-    "sapo_swarm.protocol.client:CoordinatorError": 1,
-    "sapo_swarm.coordinator.store.base:StoreError": 1,
-    "sapo_swarm.node.journal:JournalError": 1,
-    "builtins:OSError": 1,
-}
-"""Module and class of every error whose message is a sentence for the person -> exit code; of two that fit the first counts."""
+USER_ERRORS: tuple[type[Exception], ...] = (AppError, SwarmError, BackendError, OSError)
+"""Errors whose message is a sentence for the person, for `except USER_ERRORS as error`. Everything else is a bug."""
 
 
-def user_errors() -> tuple[type[Exception], ...]:
-    """What a service may raise on purpose, for `except known() as error`. Imports nothing: an error that is raised has its
-    module in memory already."""
-    return tuple(kind for kind, _ in _loaded())
-
-
-def code_of(error: Exception) -> int | None:
-    """The exit code; None for a bug."""
-    if isinstance(error, AppError):
-        return error.exit_code
-    return next((code for kind, code in _loaded() if isinstance(error, kind)), None)
-
-
-def _loaded() -> list[tuple[type[Exception], int]]:
-    found = []
-    for place, code in _CODES.items():
-        module, _, name = place.partition(":")
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None:
-            found.append((kind, code))
-    return found
+def exit_code_of(error: Exception) -> int | None:
+    """What the shell gets; None for a bug."""
+    return int(getattr(error, "exit_code", 1)) if isinstance(error, USER_ERRORS) else None

@@ -17,15 +17,20 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 
 class BackendError(Exception):
-    """Base of everything an engine raises on purpose. The message tells the person what to do."""
+    """Base of everything an engine raises on purpose. The message tells the person what to do; exit_code: of a command that ends
+    with it."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class BackendUnavailable(BackendError):
     """The engine cannot run here."""
+
+    exit_code: ClassVar[int] = 4
 
     def __init__(self, reason: str, fix_command: str = "") -> None:
         super().__init__(f"{reason} Fix: {fix_command}" if fix_command else reason)

@@ -17,20 +17,23 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from sapo_swarm.algorithms.registry import algorithm
 from sapo_swarm.config import RunConfig
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.registry import UnknownName, nearest
 from sapo_swarm.sapo.training_batch import strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
 
-class BadExperiment(ValueError):
+class BadExperiment(SwarmError, ValueError):
     """The file describes no experiment; the message says which key and what to write instead."""
+
+    exit_code: ClassVar[int] = 2
 
 
 def _doc(text: str, **limits: Any) -> Meta:

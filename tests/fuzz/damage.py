@@ -28,7 +28,7 @@ from tests.support.stores import NOW, SWARM, invite, member, round_of
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
-from sapo_desktop.errors import code_of
+from sapo_desktop.errors import exit_code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.swarms import hosting
@@ -188,7 +188,7 @@ KINDS = (
 def require_a_sentence(error: Exception) -> None:
     """Raises what is no answer to a person."""
     said = str(error)
-    if code_of(error) is None or "\n" in said or not 10 <= len(said) <= 800:
+    if exit_code_of(error) is None or "\n" in said or not 10 <= len(said) <= 800:
         raise error
 
 

@@ -24,7 +24,7 @@ from sapo_desktop.dashboard.look import DEFAULTS, THEMES, AsciiFilter, choose
 from sapo_desktop.dashboard.palette import OWNERS, commands, made
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import Caption, DashboardState, Feed, Rewound, apply
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
 if TYPE_CHECKING:  # a first frame waits for none of these
@@ -139,7 +139,7 @@ class SapoDashboard(DashboardActions):
     async def _save_theme(self, actions: HomeSettings, name: str) -> None:
         try:
             await actions.change("ui.theme", name)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.say(f"The theme is not kept. {error}", error=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:

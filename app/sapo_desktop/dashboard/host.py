@@ -13,7 +13,7 @@ from textual.app import App
 from sapo_desktop.dashboard.look import Glyphs, plain
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.state import DashboardState, Feed, QuitChoice
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import Finding
 
 if TYPE_CHECKING:  # a first frame waits for none of these
@@ -89,7 +89,7 @@ class DashboardHost(App[QuitChoice]):
         """What came of it; None where it was refused, which is said."""
         try:
             return await work
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.say(str(error), error=True)
             return None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from sapo_backends.errors import size_text
 from sapo_desktop import settings
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import (
     LIST,
@@ -80,7 +80,7 @@ def _with_local(info: FirstRunInfo) -> FirstRunInfo:
 
     try:
         bases = local_models.look(_config(Home.find(), info.toys[0])).recommended[:_NAMED]
-    except user_errors():  # settings that are damaged: the start says so
+    except USER_ERRORS:  # settings that are damaged: the start says so
         bases = ()
     named = tuple((base.base, base.short.removeprefix("fits, ")) for base in bases)
     own_base = named[0][0] if named else LIST
@@ -134,7 +134,7 @@ def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[Ba
             continue
         try:
             one = card.card(home, _config(home, base.id), ask=False, measure=False)
-        except user_errors() as error:  # what is in the cache is damaged
+        except USER_ERRORS as error:  # what is in the cache is damaged
             offers.append(BaseOffer(base.id, "cannot be used", str(error), str(error)))
             continue
         detail = ", ".join(
@@ -154,7 +154,7 @@ async def wrong_with(model: str) -> str:
     try:
         config = await asyncio.to_thread(_config, home, model, fetching.look)
         one = await asyncio.to_thread(card.card, home, config, measure=False)
-    except user_errors() as error:
+    except USER_ERRORS as error:
         return str(error)
     if one.plan is not None and not one.plan.fits:
         return f"{model} does not fit: {one.plan.sentence}. {one.plan.suggestion}"
@@ -169,7 +169,7 @@ async def refused(invite: str) -> str:
     try:
         person = settings.load(home.settings)
         await membership.admitted(home, membership.parse(invite), person.person.name, person.run.model)
-    except user_errors() as error:
+    except USER_ERRORS as error:
         return str(error)
     return ""
 
@@ -191,7 +191,7 @@ async def measured(hardware: str, model: str) -> str:
             return one.sentence
         candidate = Candidate(engines.choose_trainer(config))
         plan = await asyncio.to_thread(memory_plan.plan, config)
-    except user_errors():
+    except USER_ERRORS:
         return ""
     found = await probe.glance(candidate, load_request.request(config), _GLANCE_S)
     if found.failure or not found.generation:

@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from sapo_swarm.config import RunConfig, settings_of_today
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.events import Event, PhaseName, State, decode
 from sapo_swarm.types import UNREADABLE
 
@@ -112,12 +113,14 @@ def _place(path: Path) -> Place | None:
 # Every POST answers NodeStatus. Errors are RFC 9457 problem details.
 
 
-class NodeError(Exception):
+class NodeError(SwarmError):
     """Base of what goes wrong when one talks to a node; the message says what, and what to do."""
 
 
 class NodeNotRunning(NodeError):
     """Nothing answers on the control socket."""
+
+    exit_code: ClassVar[int] = 3
 
 
 class NodeNotAnswering(NodeNotRunning):

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.events import (
     EPHEMERAL,
     CheckpointSaved,
@@ -53,7 +54,7 @@ ROLLED_BACK = ("round", "group", "first_success", "evaluation", "examples")
 """What is told of a round, and goes when the round is taken back."""
 
 
-class JournalError(Exception):
+class JournalError(SwarmError):
     """The journal cannot be read or written; the message says what to do."""
 
 

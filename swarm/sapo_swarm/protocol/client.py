@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.reasons import in_words
@@ -70,7 +71,7 @@ KEEPALIVE_S = 60.0
 """Longer than a round, shorter than the coordinator's patience: one handshake for many rounds."""
 
 
-class CoordinatorError(Exception):
+class CoordinatorError(SwarmError):
     """The coordinator did not do what was asked; the message is a sentence."""
 
 

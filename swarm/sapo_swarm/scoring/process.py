@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import psutil
 
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
 from sapo_swarm.tasks.own import library
 
@@ -28,7 +29,7 @@ WORK_AT_REST_S = 1.0
 """A worker of which nothing is asked, and which uses so much processor time within REST_S, runs something of a verifier's on."""
 
 
-class ScorerUnavailable(Exception):
+class ScorerUnavailable(SwarmError):
     """The scorer worker does not start; the message says why and what to do."""
 
 

@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from sapo_swarm.config import RunConfig
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
@@ -237,8 +238,10 @@ Settings = Mapping[str, object]
 _MOST_TOKENS = 8192
 
 
-class UnknownTask(ValueError):
+class UnknownTask(SwarmError, ValueError):
     """No such task or preset; the message names the nearest match."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class NoSuchTask(UnknownTask):

@@ -18,7 +18,7 @@ import sapo_assets
 from sapo_desktop import cli
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import JournalGroups
-from sapo_desktop.errors import AppError, user_errors
+from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.shelf import keeping, store
@@ -51,7 +51,7 @@ def test_a_model_whose_export_another_model_starts_from_is_not_deleted_without_n
     kim = store.find(home, "kim")
     export = Path(shutil.copytree(sapo_assets.model_path("starter-1m"), kim.folder / "exports" / "kim-3-hf"))
     assert cli.run(["new", "child", "--base", str(export)]) == 0
-    with pytest.raises(user_errors(), match=r"an export of it is the base of child\."):
+    with pytest.raises(USER_ERRORS, match=r"an export of it is the base of child\."):
         asyncio.run(HomeModels(home).delete(kim.record.id))
     delete = ["models", "delete", "kim", "--yes"]
     assert cli.run(delete) == 2

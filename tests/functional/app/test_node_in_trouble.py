@@ -18,7 +18,7 @@ from tests.support.node_process import CALM, FAKE, node, reaches
 
 from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import actions
@@ -71,7 +71,7 @@ async def test_beside_a_halted_node_every_action_says_how_to_wake_it(
     home: Home, halted: subprocess.Popen[bytes]
 ) -> None:
     for act in ACTIONS.values():
-        with pytest.raises(user_errors(), match=f"kill -CONT {halted.pid}"):
+        with pytest.raises(USER_ERRORS, match=f"kill -CONT {halted.pid}"):
             await act(home)
     assert await HomeSettings(home).rows(), "the settings are shown all the same"
 
@@ -96,7 +96,7 @@ async def test_a_node_that_is_killed_while_its_round_is_awaited_is_told_of(home:
         applying = asyncio.create_task(HomeSettings(home).restart())
         await reaches(client, ("state",), lambda event: event.state == "finishing")
         process.kill()
-        with pytest.raises(user_errors()):
+        with pytest.raises(USER_ERRORS):
             await applying
 
 
@@ -138,7 +138,7 @@ async def test_beside_a_node_of_another_version_settings_are_shown_and_applied_a
                     await client.config()
         rows = {row.key: row.running for row in await HomeSettings(home).rows()}
         assert rows["run.max_new_tokens"] == ("96" if config is OLD else "")
-        with pytest.raises(user_errors(), match="no command 'stop'"):
+        with pytest.raises(USER_ERRORS, match="no command 'stop'"):
             await HomeSettings(home).restart()
     assert older.told == ["stop"], "it came as far as ending the older node"
 

@@ -18,7 +18,7 @@ from textual.widgets import Input, Static
 
 from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.linear.session import Questions, TypedLines
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
@@ -65,7 +65,7 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
             await other.join("Ada", "starter")
         before = await supervisor.start(home, [])
         try:
-            with pytest.raises(user_errors(), match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
+            with pytest.raises(USER_ERRORS, match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
                 await HomeActions(home).join(invite)
             after = await supervisor.running(home)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,11 +12,11 @@ from textual.app import App
 from textual.widgets import Static
 
 from sapo_backends.checkpoints import hub_cache, locate
-from sapo_backends.errors import ModelNotFound
+from sapo_backends.errors import BackendUnavailable, ModelNotFound
 from sapo_desktop import cli, errors
 from sapo_desktop.dashboard.history.groups import GroupFilter
 from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
-from sapo_desktop.errors import UsageError, user_errors
+from sapo_desktop.errors import USER_ERRORS, UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run
 from sapo_desktop.services.machine.doctor import stream
@@ -29,6 +28,8 @@ from sapo_desktop.services.nodes.children import child
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_desktop.services.tasks.wizard.interface import Answers
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.control_api import NodeNotRunning
+from sapo_swarm.tasks.catalogue import UnknownTask
 
 NOBODY, LONG = "~nosuch1/x.csv", "x" * 300
 WRONG = (NOBODY, LONG, "a\0b")
@@ -89,18 +90,24 @@ def test_what_is_written_below_a_file_is_refused_with_the_name_of_the_file(
         assert f"{file} is a file" in capsys.readouterr().err
 
 
-def test_every_error_that_is_told_as_a_sentence_exists() -> None:
-    for place in errors._CODES:
-        module, _, name = place.partition(":")
-        assert issubclass(getattr(importlib.import_module(module), name), Exception)
-    assert isinstance(ModelNotFound(), errors.user_errors())
+def test_an_error_with_a_sentence_brings_the_exit_code_of_its_kind() -> None:
+    codes = {
+        ModelNotFound(): 1,
+        BackendUnavailable("no"): 4,
+        UnknownTask(): 2,
+        NodeNotRunning(): 3,
+        OSError(): 1,
+        UsageError(): 2,
+    }
+    assert {error: errors.exit_code_of(error) for error in codes} == codes
+    assert errors.exit_code_of(TypeError()) is None
 
 
 @pytest.mark.parametrize("typed", ["~d", *WRONG])
 async def test_the_wizard_complains_of_a_path_while_it_is_typed(home: Home, typed: str) -> None:
-    with pytest.raises(user_errors()):
+    with pytest.raises(USER_ERRORS):
         await HomeTasks(home).places(typed)
-    with pytest.raises(user_errors()):
+    with pytest.raises(USER_ERRORS):
         await HomeTasks(home).look(Answers(typed))
 
 
@@ -128,19 +135,19 @@ async def test_the_export_of_rollouts_complains_of_a_file_name(home: Home, typed
     ],
 )
 async def test_f2_refuses_a_wrong_value_and_says_why(home: Home, key: str, value: str, said: str) -> None:
-    with pytest.raises(user_errors(), match=said):
+    with pytest.raises(USER_ERRORS, match=said):
         await HomeSettings(home).change(key, value, "mine")
 
 
 async def test_f2_refuses_a_damaged_task_for_new_models_too(home: Home) -> None:
     (home.models / "mine" / store.RECORD).unlink()
-    with pytest.raises(user_errors(), match="broken"):
+    with pytest.raises(USER_ERRORS, match="broken"):
         await HomeSettings(home).change("run.tasks", "broken")
 
 
 @pytest.mark.parametrize("answers", [NewModel("a", "starter", tasks=("broken",)), NewModel("a", NOBODY)])
 async def test_a_new_model_of_a_damaged_task_or_of_no_base_is_refused(home: Home, answers: NewModel) -> None:
-    with pytest.raises(user_errors()):
+    with pytest.raises(USER_ERRORS):
         await HomeModels(home).new(answers)
     assert [model.name for model in store.all_models(home)] == ["mine"]
 
@@ -179,10 +186,10 @@ def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytes
 
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(home.data / "gone"))
-    with pytest.raises(user_errors(), match="open it again"):
+    with pytest.raises(USER_ERRORS, match="open it again"):
         async with child(["chat"]):
             pass
-    with pytest.raises(user_errors()):
+    with pytest.raises(USER_ERRORS):
         await anext(aiter(stream()))
-    with pytest.raises(user_errors()):
+    with pytest.raises(USER_ERRORS):
         await HomeModels(home).proceed(store.find(home, "mine").record.id)

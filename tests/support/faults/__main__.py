@@ -22,7 +22,7 @@ from typing import Any
 from tests.support.faults.scenario import Scenario
 from tests.support.faults.scenarios import SCENARIOS
 
-from sapo_desktop.errors import code_of
+from sapo_desktop.errors import exit_code_of
 
 KILLED, FULL = 0, -1
 KINDS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "cut": FULL, "killed": KILLED}
@@ -63,7 +63,7 @@ def worked(
                 call()
             except Exception as error:
                 said = str(error)
-                known = code_of(error) is not None
+                known = exit_code_of(error) is not None
                 if not known or "\n" in said or not 10 <= len(said) <= 600:
                     tell({"unexpected": "".join(traceback.format_exception(error))})
                 return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.wizard import actions
 from sapo_desktop.services.tasks.wizard.interface import Answers, Seen
@@ -47,7 +47,7 @@ async def test_five_quick_changes_of_the_name_read_the_file_once(tmp_path: Path,
     assert len(drafts) == 1
     assert (last.answers, last.said) == (replace(seen.answers, name="codes"), seen.said)
     assert last.summary[0].startswith("Task codes: ")
-    with pytest.raises(user_errors(), match="taken"):
+    with pytest.raises(USER_ERRORS, match="taken"):
         await tasks.look(replace(seen.answers, name="check"))
 
 

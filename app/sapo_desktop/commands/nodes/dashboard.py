@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from sapo_desktop import settings, umask
-from sapo_desktop.errors import AppError, user_errors
+from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home, own_command
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def _verb(home: Home, arguments: list[str]) -> int:
     say("The node finishes its round, then joins")
     try:
         say(await HomeActions(home).join(arguments[2]))
-    except user_errors() as error:
+    except USER_ERRORS as error:
         say(safe_text(str(error), 600, lines=False))
         return 1
     return 0
@@ -178,7 +178,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
             timers.append(app.set_interval(hardware.RETURN_EVERY_S, tidy))
         try:
             await _start(home, answers)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             problem.append(error)
             app.exit(None)
 

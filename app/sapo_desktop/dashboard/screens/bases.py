@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look import fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Listing
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import BaseGroup, BaseOffer, Offers
 
 NAME = 36
@@ -59,7 +59,7 @@ class BasesDialog(Dialog[BaseOffer | None]):
     async def _fill(self, again: bool) -> None:
         try:
             groups = await self._offers(again)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
             return
         self.complain("")

@@ -12,7 +12,7 @@ from sapo_desktop.dashboard.history.run import MEANINGS
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look import LISTS, PALETTE, UNICODE, Glyphs, Rows, hang, plain
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
@@ -148,7 +148,7 @@ class DoctorScreen(TextDialog):
             async for finding in self._examine():
                 self.findings.append(finding)
                 self.draw()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.verdict = str(error)
         else:
             failed = sum(finding.verdict == "fail" for finding in self.findings)

@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.look import end_of, fit, hang, plain
 from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.settings.editing import SIMPLE, SettingRow, spaced
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SettingEditor(Dialog[str | None]):
     async def _try(self, value: str) -> None:
         try:
             await self.actions.change(self.row.key, value, self.row.owner)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
         else:
             self.dismiss(value)
@@ -157,7 +157,7 @@ class SettingsScreen(Searching, Dialog[None]):
     async def _look(self) -> None:
         try:
             self.rows = await self.actions.rows()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.query_one("#about-text", Static).update(Content.styled(plain(str(error), 600), "$error"))
             return
         self._fill()
@@ -237,7 +237,7 @@ class SettingsScreen(Searching, Dialog[None]):
     async def _write(self, writing: Awaitable[None], row: SettingRow, value: str) -> None:
         try:
             await writing
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.dashboard.say(str(error), error=True)
         else:
             self._changed(row, value)

@@ -25,7 +25,7 @@ from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Place, Seen, Step
 from sapo_swarm.tasks.own.spec import Extract
 
@@ -80,7 +80,7 @@ class MeasuringScreen(Dialog[Made | None]):
                         told.update(_found(step.measured))
                     else:
                         told.update(Content(f"{plain(what, 300)}\n\n{plain(step.progress, 200)}"))
-        except user_errors() as error:
+        except USER_ERRORS as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._finished()
 
@@ -242,7 +242,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._offer("base", bases, asked.base)
                 asked = Answers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
             if first:
                 self._unreadable()
@@ -311,7 +311,7 @@ class DraftScreen(Dialog[Made | None]):
                 self._ask_to_replace(seen.answers.name)
                 return
             name = await self._actions.keep(answers, again)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
             self.query_one(VerticalScroll).scroll_home(animate=False)
             return
@@ -411,7 +411,7 @@ class PlacesScreen(Dialog[Made | None]):
     async def _read(self, typed: str) -> None:
         try:
             self._places = await self._actions.places(typed)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self._places = ()
             self.complain(str(error))
         else:

@@ -14,7 +14,7 @@ from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_backends.packages import TORCH, install
 from sapo_desktop import __version__, settings
-from sapo_desktop.errors import AppError, user_errors
+from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.nodes import children
@@ -132,7 +132,7 @@ def _settings(home: Home) -> Finding:
 
     try:
         flags.check(settings.load(home.settings).run)
-    except user_errors() as error:
+    except USER_ERRORS as error:
         return Finding("fail", "settings", str(error))
     return Finding("ok", "settings", str(home.settings) if home.settings.exists() else "defaults (no file yet)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sapo_desktop import settings
-from sapo_desktop.errors import AppError, user_errors
+from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, OfferedTask
 
@@ -109,7 +109,7 @@ class HomeActions:
             wanted = membership.parse(invite)
             async with NodeClient(wanted, Identity.generate()) as client:
                 info = await client.info()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             return str(error)
         if info.swarm != wanted.swarm:
             return "Another swarm is at that address by now: read the list again."

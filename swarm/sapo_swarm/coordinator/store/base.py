@@ -23,10 +23,11 @@ from sapo_swarm.coordinator.records import (
     SwarmRecord,
     WindowStats,
 )
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.protocol.wire import TaskOffer, TaskUpload
 
 
-class StoreError(Exception):
+class StoreError(SwarmError):
     """Base of what a store raises on purpose."""
 
 

@@ -10,18 +10,21 @@ import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.errors import SwarmError
 from sapo_swarm.types import Name
 
 # What may be wrong with a task folder.
 
 
-class BadTask(ValueError):
+class BadTask(SwarmError, ValueError):
     """A task folder or a file of rows that cannot be used; the message says where, why and what to do."""
+
+    exit_code: ClassVar[int] = 2
 
 
 # The verifiers that a task can declare: what is compared, as data. How is in sapo_swarm.scoring.declared.

@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ChatScreen(BaseScreen):
         assert actions is not None
         try:
             self._line = await actions.chat(self._model)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self._complain(error)
             return
         self._more = not self._line.without_marks
@@ -148,7 +148,7 @@ class ChatScreen(BaseScreen):
             async for said in line.ask(question):
                 self._said[-1].answers[said.of] = said
                 self._draw()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self._complain(error)
             return
         self._answering, self._complete = False, True
@@ -165,7 +165,7 @@ class ChatScreen(BaseScreen):
                 else:
                     self._said[-1].marks = self._tally = part
                 self._draw()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self._complain(error)
             return
         self._answering, self._complete = False, count > 0

@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_swarm.events import Evaluated, RoundFinished
@@ -119,7 +119,7 @@ class CompareScreen(ChartKeys, BaseScreen):
                         self._say(
                             Content.styled(f"Answering held-out questions: {plain(told.progress, 120)}", "$muted")
                         )
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self._say(Content.styled(plain(str(error), 600), "$warning"))
 
     def _say(self, text: Content) -> None:

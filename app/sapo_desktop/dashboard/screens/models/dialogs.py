@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import Listing
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.screen.interface import ExportChoice, KeptTable, NewModel, NewModelInfo, Told
 
 # Screen 4's forms: a new model, a name, a state to go back to.
@@ -47,7 +47,7 @@ class _Form(Dialog[str | None]):
     async def _try(self) -> None:
         try:
             said = await self.attempt()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
         else:
             self.dismiss(said)
@@ -180,7 +180,7 @@ class ExportScreen(Dialog[None]):
                 async for step in steps:
                     lines = step.result or (step.progress,)
                     told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))
-        except user_errors() as error:
+        except USER_ERRORS as error:
             told.update(Content.styled(plain(str(error), 600), "$warning"))
         self._done = True
         self.query_one("#keys", Static).update(hint(("Esc", "close")))

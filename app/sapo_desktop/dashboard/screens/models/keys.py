@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.screen.interface import ExportChoice, Shelf
 from sapo_desktop.services.models.shelf.overview import Overview
 
@@ -81,7 +81,7 @@ class ModelKeys(BaseScreen):
     async def _look(self) -> None:
         try:
             self.shelf = await self.actions.shelf()
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(error)
         else:
             self.fill()

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 from sapo_desktop.dashboard.look import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Listing
-from sapo_desktop.errors import user_errors
+from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.swarms.interface import Directory, Listed
 from sapo_desktop.services.swarms.trial import ROUNDS
 from sapo_swarm.node.clock import age
@@ -68,7 +68,7 @@ class FindDialog(Dialog[str | None]):
     async def _read(self, fresh: bool) -> None:
         try:
             found = await self._actions.directories(fresh)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
             return
         self.rows = tuple(one for directory in found for one in directory.swarms)
@@ -152,7 +152,7 @@ class FindDialog(Dialog[str | None]):
             return
         try:
             await self._actions.add_directory(event.value)
-        except user_errors() as error:
+        except USER_ERRORS as error:
             self.complain(str(error))
             return
         event.input.value = ""
