@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a first frame waits for none of these
 
 T = TypeVar("T")
 Examine = Callable[[], AsyncIterator[Finding]]
-"""Findings one by one; raises known(). They are made outside this process: looking at engines is heavy."""
+"""Findings one by one; raises USER_ERRORS. They are made outside this process: looking at engines is heavy."""
 
 
 def made_when_used(make: Callable[[], T]) -> T:

@@ -78,7 +78,7 @@ def _feed(home: Home) -> ControlFeed:
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     """Attach to the running node or start one; one that is there and does not answer is left to the feed, which says so.
 
-    Raises known().
+    Raises USER_ERRORS.
     """
     from sapo_desktop.services import first_run as questions
     from sapo_desktop.services.nodes import supervisor

@@ -13,7 +13,7 @@ INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
-    """Every method raises known(). What it needs of the network is imported when it is needed."""
+    """Every method raises USER_ERRORS. What it needs of the network is imported when it is needed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

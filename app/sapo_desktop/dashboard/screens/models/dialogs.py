@@ -31,7 +31,7 @@ class _Form(Dialog[str | None]):
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
-        """Do it. Raises known()."""
+        """Do it. Raises USER_ERRORS."""
         raise NotImplementedError
 
     def on_input_submitted(self) -> None:

@@ -180,7 +180,7 @@ _GGUF = {
 
 
 class HomeModels:
-    """Models are named by their id. Every method raises known()."""
+    """Models are named by their id. Every method raises USER_ERRORS."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -372,7 +372,7 @@ def _folders(model: Model) -> list[str]:
 
 
 async def _work(arguments: list[str]) -> AsyncGenerator[Told, None]:
-    """A verb to its end: its error stream is the progress, its output the result. Raises known()."""
+    """A verb to its end: its error stream is the progress, its output the result. Raises USER_ERRORS."""
     async with contextlib.aclosing(children.run(arguments)) as steps:
         async for step in steps:
             if isinstance(step, str):

@@ -84,7 +84,7 @@ def reset(home: Home, model: Model, key: str) -> str:
 
 
 class HomeSettings:
-    """Every method raises known(); a refused change leaves the file as it was. The disk is read and written in threads."""
+    """Every method raises USER_ERRORS; a refused change leaves the file as it was. The disk is read and written in threads."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class HomeTasks:
-    """Every method raises known()."""
+    """Every method raises USER_ERRORS."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
