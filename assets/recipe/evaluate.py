@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe.worked import DATASETS
 from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.scoring.prompts import extract_answer, messages
 from sapo_swarm.scoring.verify import score_text
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
     request = LoadRequest(str(arguments.model), method="none", precision="float32", threads=arguments.threads)
-    engine = backend("torch")().load(request)
+    engine = get_backend("torch")().load(request)
     kept = {}
     for preset in arguments.preset or ["starter"]:
         results = evaluate(

@@ -40,8 +40,8 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.common.sampling import GeneratedRows, uniforms
-from sapo_backends.common.update import minibatches, token_mean
+from sapo_backends.common.sampling import GeneratedRows, draw_uniforms
+from sapo_backends.common.update import split_minibatches, token_mean
 from sapo_backends.errors import BackendError, Cancelled, CancelToken, CheckpointCorrupt
 
 # A tokenizer without files: bytes, a few whole answers, and control tokens that text can never become.
@@ -169,7 +169,7 @@ def _fraction(text: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class PromptFeatures:
     """kind: row of the table. hint: token of the rules' answer, or NO_HINT."""
 
     kind: int
@@ -177,7 +177,7 @@ class Features:
 
 
 @lru_cache(maxsize=4096)
-def features(prompt: tuple[int, ...]) -> Features:
+def prompt_features(prompt: tuple[int, ...]) -> PromptFeatures:
     """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find.
 
     Of a completion that is to be continued it sees nothing here (see last_written).
@@ -189,7 +189,7 @@ def features(prompt: tuple[int, ...]) -> Features:
     words = " ".join(re.findall(r"[A-Za-z]+", text)[:6])
     answer = _weekday(text) or _sum(text) or _fraction(text)
     ids = _tokenizer.encode_text(answer) if answer else []
-    return Features(zlib.crc32(words.encode()) % KINDS, ids[0] if len(ids) == 1 else NO_HINT)
+    return PromptFeatures(zlib.crc32(words.encode()) % KINDS, ids[0] if len(ids) == 1 else NO_HINT)
 
 
 def last_written(prompt: Sequence[int]) -> int | None:
@@ -209,14 +209,14 @@ def previous_class(token: int | None) -> int:
 
 
 @dataclass(slots=True)
-class Policy:
+class TablePolicy:
     """table (KINDS, CLASSES, V) and trust (CLASSES,), float64."""
 
     table: NDArray[np.float64]
     trust: NDArray[np.float64]
 
     @classmethod
-    def initial(cls, seed: int) -> Policy:
+    def initial(cls, seed: int) -> TablePolicy:
         """Answers in the right form nine times in ten, at random among all known answers."""
         rng = np.random.default_rng(seed)
         table = np.full((KINDS, CLASSES, VOCABULARY), UNLIKELY)
@@ -231,7 +231,7 @@ class Policy:
         trust[AFTER_OPEN] = FIRST_TRUST
         return cls(table, trust)
 
-    def logits(self, prompt: Features, classes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def logits(self, prompt: PromptFeatures, classes: NDArray[np.int64]) -> NDArray[np.float64]:
         """(T,) classes of the previous tokens -> (T, V)."""
         rows: NDArray[np.float64] = self.table[prompt.kind, classes].copy()
         if prompt.hint != NO_HINT:
@@ -239,16 +239,16 @@ class Policy:
         return rows
 
     def backward(
-        self, prompt: Features, classes: NDArray[np.int64], gradient: NDArray[np.float64], grads: Policy
+        self, prompt: PromptFeatures, classes: NDArray[np.int64], gradient: NDArray[np.float64], grads: TablePolicy
     ) -> None:
         """Add d loss / d parameters to `grads`, given d loss / d logits (T, V)."""
         np.add.at(grads.table[prompt.kind], classes, gradient)
         if prompt.hint != NO_HINT:
             np.add.at(grads.trust, classes, gradient[:, prompt.hint])
 
-    def zeros_like(self) -> Policy:
+    def zeros_like(self) -> TablePolicy:
         """The same arrays, all zero: for gradients and moments."""
-        return Policy(np.zeros_like(self.table), np.zeros_like(self.trust))
+        return TablePolicy(np.zeros_like(self.table), np.zeros_like(self.trust))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """The parameters by name; the arrays themselves."""
@@ -287,7 +287,7 @@ class FakeEngine(Engine):
         self.tokenizer = FakeTokenizer()
         self._latency = _latency(request.model)
         self._trains = request.method != "none"
-        self._policy = Policy.initial(request.seed)
+        self._policy = TablePolicy.initial(request.seed)
         self._first_moment, self._second_moment = self._policy.zeros_like(), self._policy.zeros_like()
         self._steps = 0
         self.optimizer_files = (OPTIMIZER_FILE,)
@@ -314,10 +314,10 @@ class FakeEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """See Engine.generate."""
-        seen = [features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
+        seen = [prompt_features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
         begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
         rows = GeneratedRows(len(seen), self.tokenizer.eos_ids)
-        uniform = uniforms(len(seen), sampling.max_new_tokens, seed)
+        uniform = draw_uniforms(len(seen), sampling.max_new_tokens, seed)
         for step in range(sampling.max_new_tokens):
             alive = [row for row, done in enumerate(rows.done) if not done]
             if not alive:
@@ -342,7 +342,7 @@ class FakeEngine(Engine):
 
     def _logits(self, prompt: TokenIds, completion: TokenIds) -> NDArray[np.float64]:
         """(T, V) logits that predict the completion's tokens."""
-        return self._policy.logits(features(tuple(prompt)), _classes(completion))
+        return self._policy.logits(prompt_features(tuple(prompt)), _classes(completion))
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs."""
@@ -366,14 +366,14 @@ class FakeEngine(Engine):
         began = time.perf_counter()
         if cancel is not None:
             cancel.raise_if_cancelled()
-        parts = minibatches(batch, policy, seed, self.logprobs)
-        losses: list[reference.Surrogate] = []
+        parts = split_minibatches(batch, policy, seed, self.logprobs)
+        losses: list[reference.SurrogateLoss] = []
         norms: list[float] = []
         trained = [sample for part in parts for sample in part]
         for done, part in enumerate(parts):
             if self._latency:
                 time.sleep(self._latency)
-            losses.append(reference.surrogate([self._logits(s.prompt, s.completion) for s in part], part, policy))
+            losses.append(reference.surrogate_loss([self._logits(s.prompt, s.completion) for s in part], part, policy))
             norms.append(self._step(part, losses[-1], policy))
             if on_progress is not None:
                 on_progress((done + 1) / len(parts))
@@ -395,17 +395,17 @@ class FakeEngine(Engine):
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float64]]:
         """d loss / d parameters of one minibatch, by name; for the contract tests."""
-        loss = reference.surrogate([self._logits(s.prompt, s.completion) for s in batch], batch, policy)
+        loss = reference.surrogate_loss([self._logits(s.prompt, s.completion) for s in batch], batch, policy)
         return self._gradient(batch, loss).arrays()
 
-    def _gradient(self, part: Sequence[TrainSample], loss: reference.Surrogate) -> Policy:
+    def _gradient(self, part: Sequence[TrainSample], loss: reference.SurrogateLoss) -> TablePolicy:
         total = self._policy.zeros_like()
         for sample, gradient in zip(part, loss.gradients, strict=True):
             if sample.advantage != 0.0:
-                self._policy.backward(features(sample.prompt), _classes(sample.completion), gradient, total)
+                self._policy.backward(prompt_features(sample.prompt), _classes(sample.completion), gradient, total)
         return total
 
-    def _step(self, part: Sequence[TrainSample], loss: reference.Surrogate, policy: PolicyUpdate) -> float:
+    def _step(self, part: Sequence[TrainSample], loss: reference.SurrogateLoss, policy: PolicyUpdate) -> float:
         """One AdamW step; returns the gradient's norm before clipping. No step when nothing has an advantage."""
         if all(sample.advantage == 0.0 for sample in part):
             return 0.0

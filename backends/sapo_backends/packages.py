@@ -34,7 +34,7 @@ def torch_index() -> str:
     return CUDA_INDEX if sys.platform == "win32" and has_nvidia() else ""
 
 
-def install(*packages: str, prefix: str = sys.prefix) -> str:
+def install_command(*packages: str, prefix: str = sys.prefix) -> str:
     """The command that brings packages into the environment at `prefix`: the one that this runs in. It names no folder of
     the person's."""
     index = torch_index() if "torch" in packages else ""

@@ -100,7 +100,7 @@ def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: Poli
 
 
 @dataclass(frozen=True, slots=True)
-class Surrogate:
+class SurrogateLoss:
     """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V), 0 where a token carries no loss.
     logprobs[i]: of its tokens that do. Others as in UpdateStats."""
 
@@ -112,7 +112,7 @@ class Surrogate:
     ratio_max: float
 
 
-def surrogate(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy: PolicyUpdate) -> Surrogate:
+def surrogate_loss(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy: PolicyUpdate) -> SurrogateLoss:
     """Loss and analytic gradient of one minibatch. logits[i] (T_i, V) predict sample i's completion tokens."""
     loss = 0.0
     gradients, token_logprobs, entropies, clipped, ratios = [], [], [], [], [1.0]
@@ -135,7 +135,7 @@ def surrogate(logits: Sequence[ArrayLike], batch: Sequence[TrainSample], policy:
             clipped.append(term.clipped)
             ratios.append(float(term.ratio.max()))
         gradients.append(gradient)
-    return Surrogate(
+    return SurrogateLoss(
         loss=loss,
         gradients=gradients,
         logprobs=token_logprobs,

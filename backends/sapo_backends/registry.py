@@ -26,18 +26,20 @@ NEEDS = {"torch": "torch", "mlx": "mlx", "llamacpp": "llama_cpp"}
 """What of a backend's packages `installed` looks for."""
 
 
-def names() -> dict[str, str]:
+def known_backends() -> dict[str, str]:
     """Every known backend: name -> import string "module:class"; built-in ones win over entry points."""
     pairs = dict.fromkeys(PAIRS, "sapo_backends.composite:pair")
     return {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN | pairs
 
 
-def installed() -> tuple[str, ...]:
+def installed_backends() -> tuple[str, ...]:
     """Names whose numerical library can be found, without importing it."""
-    return tuple(name for name in names() if all(is_here(NEEDS[part]) for part in name.split("+") if part in NEEDS))
+    return tuple(
+        name for name in known_backends() if all(is_here(NEEDS[part]) for part in name.split("+") if part in NEEDS)
+    )
 
 
-def backend(name: str) -> type[Backend]:
+def get_backend(name: str) -> type[Backend]:
     """The Backend class of that name; "a+b" generates with a and trains with b.
 
     Raises BackendUnavailable when it is unknown or broken; whether what it needs is here, its check() says.
@@ -46,11 +48,13 @@ def backend(name: str) -> type[Backend]:
     if plus:
         from sapo_backends.composite import pair
 
-        return pair(backend(generator), backend(trainer))
-    known = names()
+        return pair(get_backend(generator), get_backend(trainer))
+    known = known_backends()
     if name not in known:
         hint = did_you_mean(name, known)
-        raise BackendUnavailable(f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed())}.")
+        raise BackendUnavailable(
+            f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed_backends())}."
+        )
     module, _, attribute = known[name].partition(":")
     try:
         chosen = getattr(import_module(module), attribute)

@@ -19,8 +19,8 @@ CHILD = """
 import json, sys, time
 began = time.perf_counter()
 from sapo_backends.base import LoadRequest, Sampling
-from sapo_backends.registry import backend
-found = backend("torch")()
+from sapo_backends.registry import get_backend
+found = get_backend("torch")()
 import sapo_backends.torch_backend.loading
 imported = time.perf_counter()
 engine = found.load(LoadRequest(model=sys.argv[1], threads=1, device="cpu"))

@@ -98,7 +98,7 @@ def summary(
     shape: Shape,
     ours: dict[str, float],
     theirs: dict[str, dict[str, float]],
-    limits: machine_limits.Limits,
+    limits: machine_limits.MachineLimits,
     steps: int,
     peak: int,
 ) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def take_turns(engine: Engine, others: Mapping[str, Peer], options: argparse.Nam
         print(json.dumps({"turn": number, **turn}), file=sys.stderr, flush=True)
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu" else on_gpu(device)
     found = {name: medians(rows[1:]) for name, rows in theirs.items()}
-    limits = machine_limits.measure("torch", options.threads if options.clock == "wall" else 1, device)
+    limits = machine_limits.measure_limits("torch", options.threads if options.clock == "wall" else 1, device)
     return summary(SHAPES[options.shape], medians(ours[1:]), found, limits, options.new_tokens, own_peak)
 
 

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / floor) for floor in ("app", "backends", "swarm", "ass
 import numpy as np  # noqa: E402
 
 from sapo_backends.base import Sampling, TrainSample  # noqa: E402
-from sapo_backends.registry import backend  # noqa: E402
+from sapo_backends.registry import get_backend  # noqa: E402
 from sapo_desktop.services.machine import load_request  # noqa: E402
 from sapo_swarm.algorithms.registry import algorithm  # noqa: E402
 from sapo_swarm.config import RunConfig  # noqa: E402
@@ -48,7 +48,7 @@ class Bench:
     """A model with an adapter, its questions and its rewards. tokens: generated for training so far."""
 
     def __init__(self, config: RunConfig, scorer: Scorer) -> None:
-        self.engine = backend("torch")().load(load_request.request(config))
+        self.engine = get_backend("torch")().load(load_request.request(config))
         self.config = as_opened(config, self.engine.info.parameters)
         self.scorer, self.tokens = scorer, 0
 

@@ -147,7 +147,7 @@ def tokens(file: Path, _engine: str, _page: Path) -> dict[str, Any]:
     parameters = llama.llama_model_default_params()
     parameters.vocab_only = True
     model = llama.llama_model_load_from_file(str(file).encode(), parameters)
-    vocabulary, tokenizer = llama.llama_model_get_vocab(model), HfTokenizer(locate.resolve(str(file)))
+    vocabulary, tokenizer = llama.llama_model_get_vocab(model), HfTokenizer(locate.resolve_model(str(file)))
     equal = 0
     for text in nasty_texts(TEXTS):
         data = text.encode()
@@ -165,7 +165,7 @@ def reference(file: Path, _engine: str, page: Path) -> dict[str, Any]:
     from sapo_backends.checkpoints import locate
     from sapo_backends.checkpoints.tokenizer import HfTokenizer
 
-    ids = HfTokenizer(locate.resolve(str(file))).encode_text((ROOT / "README.md").read_text("utf-8")[:PAGE])
+    ids = HfTokenizer(locate.resolve_model(str(file))).encode_text((ROOT / "README.md").read_text("utf-8")[:PAGE])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
@@ -177,14 +177,14 @@ def reference(file: Path, _engine: str, page: Path) -> dict[str, Any]:
 
 def logprobs(file: Path, engine: str, page: Path) -> dict[str, Any]:
     """The engine in float32 beside them; of a pair both engines, of which llama.cpp computes with the file's own 4 bits."""
-    from sapo_backends.registry import backend
+    from sapo_backends.registry import get_backend
 
     ids, expected = json.loads(page.read_text("utf-8"))
     result = {}
     for name in engine.split("+"):
         kind = "auto" if name == "llamacpp" else "float32"
         request = LoadRequest(str(file), "lora", kind, "cpu", threads=1)
-        loaded = backend(name)().load(request)
+        loaded = get_backend(name)().load(request)
         row = loaded.logprobs([TokenSequence((ids[0],), tuple(ids[1:]))])[0]
         gaps = [abs(a - b) for a, b in zip(row, expected, strict=True)]
         result[name] = {"largest": max(gaps), "mean": sum(gaps) / len(gaps)}
@@ -194,7 +194,7 @@ def logprobs(file: Path, engine: str, page: Path) -> dict[str, Any]:
 
 def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     """Load, a round, a step of examples and the export, as a node does them; beside each what the app foretold."""
-    from sapo_backends.measure.choice import Workload
+    from sapo_backends.measure.choice import RoundWorkload
     from sapo_backends.measure.probe import peak_memory
     from sapo_desktop.paths import Home
     from sapo_desktop.services.bases import card, forecast, question_tokens
@@ -246,7 +246,7 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     result["plan_gib"] = _gib(plan.needed) if plan else None
     if rates is not None and (counts := question_tokens.count(home, config, make=True)):
         mean = sum(lengths) / len(lengths)
-        shape = Workload(len(lengths), mean, True, group_size, counts.prompt, counts.shared, max(lengths))
+        shape = RoundWorkload(len(lengths), mean, True, group_size, counts.prompt, counts.shared, max(lengths))
         result["foretold"] = {
             "generate": rates.generate(shape),
             "update": rates.update(groups * counts.prompt, sum(lengths)),
@@ -306,7 +306,7 @@ def _export(
 ) -> dict[str, Any]:
     """The adapter as a GGUF file in llama.cpp on the person's own file: nats that the examples' answers gained, of a token on
     average, beside the engine's own; and greedy answers that are the same to the end, of a model that has hardly begun."""
-    from sapo_backends.registry import backend
+    from sapo_backends.registry import get_backend
 
     rows = [TokenSequence(s.prompt, s.completion) for s in samples]
     sampling = Sampling(0.0, 1.0, ANSWER)
@@ -314,7 +314,7 @@ def _export(
     own = [row[0].tokens for row in trainer.generate(prompts, 1, sampling, seed=0)]
     gained = _mean(samples, engine.logprobs(rows)) - _mean(samples, before)
     request = LoadRequest(str(file), "lora", "auto", "cpu", threads=1)
-    other = backend("llamacpp")().load(replace(request, lora_rank=16, lora_alpha=32.0))
+    other = get_backend("llamacpp")().load(replace(request, lora_rank=16, lora_alpha=32.0))
     untrained = _mean(samples, other.logprobs(rows))
     other.set_adapter(engine.adapter(), 32.0)
     theirs = [row[0].tokens for row in other.generate(prompts, 1, sampling, seed=0)]

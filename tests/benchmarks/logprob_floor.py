@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from sapo_backends.base import Engine, LoadRequest, Sampling
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import PROBED, token_logprobs, worst_stretch
@@ -138,7 +138,7 @@ async def load(model: str, checkpoint: Path | None) -> EngineThread:
     host = EngineThread()
 
     def build() -> Engine:
-        return backend("torch")().load(LoadRequest(model, method="full", threads=1))
+        return get_backend("torch")().load(LoadRequest(model, method="full", threads=1))
 
     engine = await host.load(build)
     if checkpoint is not None:

@@ -34,7 +34,7 @@ import json, sys, time
 import msgspec
 from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_backends.measure.probe import peak_memory
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 from sapo_desktop.services.machine import load_request, memory_plan
 from sapo_swarm.config import RunConfig
 folder, engine_name, groups, group, new = *sys.argv[1:3], *map(int, sys.argv[3:6])
@@ -42,7 +42,7 @@ config = RunConfig(model=folder, trainer=engine_name, device="cpu", threads=1, l
                    group_size=group, max_new_tokens=new)
 plan = memory_plan.plan(config)
 request = load_request.request(config)
-engine = backend(engine_name)().load(request)
+engine = get_backend(engine_name)().load(request)
 found = {"precision": engine.info.precision, "method": engine.info.method, "loaded": peak_memory()}
 prompts = [[10 + (7 * g + i) % 90 for i in range(memory_plan.PROMPT)] for g in range(groups)]
 rows = engine.generate(prompts, group, Sampling(max_new_tokens=new, temperature=1.0), seed=0)

@@ -52,7 +52,7 @@ from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.measure.probe import peak_memory
 from sapo_backends.measure.precision import model_size
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 folder, groups, group, new, prompt, kind, precision = sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:8]
 trains = sys.argv[8] == "train"
 def now(kind="VmRSS"):
@@ -66,7 +66,7 @@ watching.start()
 began = time.process_time()
 request = LoadRequest(folder, "lora" if trains else "none", precision, "cpu", threads=1)
 size, _ = model_size(Path(folder), request)
-engine = backend("torch")().load(request)
+engine = get_backend("torch")().load(request)
 type(engine.tokenizer).eos_ids = property(lambda self: ())  # no answer ends before its full length
 done.set()
 watching.join()

@@ -58,7 +58,7 @@ SWARM, SIZE = "a" * 16, 8
 
 def load(model: str, method: str) -> Engine:
     request = LoadRequest(model=model, method=method, precision="auto", device="cpu", threads=2, seed=0)  # type: ignore[arg-type]
-    return registry.backend("torch")().load(request)
+    return registry.get_backend("torch")().load(request)
 
 
 class Attack:

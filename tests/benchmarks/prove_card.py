@@ -96,12 +96,12 @@ print(platform.platform(), "Python", platform.python_version(), "torch", torch._
 if device.type == "cuda":
     print(torch.cuda.get_device_properties(device), "CUDA", torch.version.cuda, "bfloat16", torch.cuda.is_bf16_supported())
 from sapo_backends.measure import machine_limits
-print(machine_limits.measure("torch", torch.get_num_threads(), str(device)))
+print(machine_limits.measure_limits("torch", torch.get_num_threads(), str(device)))
 """
 MEETING = """
 import sys, torch
-from sapo_backends.torch_backend.device_check import meet
-found = {str(kind): meet(torch.device(sys.argv[1]), kind) for kind in (torch.float32, torch.bfloat16)}
+from sapo_backends.torch_backend.device_check import check_device
+found = {str(kind): check_device(torch.device(sys.argv[1]), kind) for kind in (torch.float32, torch.bfloat16)}
 print("\\n".join(f"{kind}: {meeting.failed or 'as float64'}{' without ' + ', '.join(meeting.without) if meeting.without else ''}"
                 for kind, meeting in found.items()))
 sys.exit(any(meeting.failed or meeting.without for meeting in found.values()))

@@ -153,12 +153,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 def require_backend(case: Case) -> type[Backend]:
     """The backend, or a skip when it is not installed (a failure in CI)."""
-    missing = [part for part in case.backend.split("+") if part not in registry.installed()]
+    missing = [part for part in case.backend.split("+") if part not in registry.installed_backends()]
     if missing and os.environ.get("CI") != "true":
         pytest.skip(f"the {missing[0]} engine is not installed")
     if case.needs and importlib.util.find_spec(case.needs) is None:
         pytest.skip(f"{case.needs} is not installed")
-    return registry.backend(case.backend)
+    return registry.get_backend(case.backend)
 
 
 @pytest.fixture(scope="session", autouse=True)

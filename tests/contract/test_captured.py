@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
-from sapo_backends.torch_backend import (  # noqa: E402  # noqa: E402
+from sapo_backends.torch_backend import (  # noqa: E402
     TorchBackend,
     decode_session,
     kv_cache,

@@ -23,7 +23,7 @@ POLICY = PolicyUpdate(learning_rate=3e-3, weight_decay=0.01)
 
 def opened(name: str, model: Path, method: str) -> Engine:
     chosen: dict[str, Any] = {"method": method, "precision": "float32", "device": "cpu", "threads": 1, "lora_rank": 4}
-    return registry.backend(name)().load(LoadRequest(str(model), **chosen))
+    return registry.get_backend(name)().load(LoadRequest(str(model), **chosen))
 
 
 def batch(number: int) -> list[TrainSample]:

@@ -35,7 +35,7 @@ from sapo_backends.base import LoadRequest, PolicyUpdate, Sampling, TokenSequenc
 model, start, end, saved, out = sys.argv[1:]
 prompts = [list(range(5, 17)), list(range(20, 51))]
 for method in ("full", "lora"):
-    engine = registry.backend("torch")().load(LoadRequest(model=model, method=method, device="cpu", threads=2))
+    engine = registry.get_backend("torch")().load(LoadRequest(model=model, method=method, device="cpu", threads=2))
     if saved != "-":
         engine.restore(Path(saved) / method)
     for seed in range(int(start), int(end)):

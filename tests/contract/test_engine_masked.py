@@ -120,7 +120,7 @@ def test_every_trainer_s_masked_loss_is_the_reference_s(
     batch = [replace(s, behaviour_logprobs=s.behaviour_logprobs or s.old_logprobs) for s in batch]
     with torch.no_grad():
         logits = [exact_logits(model, s.prompt, s.completion).numpy() for s in batch]
-    expected = reference.surrogate(logits, batch, policy)
+    expected = reference.surrogate_loss(logits, batch, policy)
     stats = engine.update(batch, policy, seed=0)
     assert stats.loss == pytest.approx(expected.loss, abs=2e-5)
     assert stats.tokens_local + stats.tokens_external == sum(s.learned for s in batch)

@@ -96,7 +96,7 @@ def _batch(engine: Engine, temperature: float) -> list[TrainSample]:
 def _exact_gradient(model: Any, batch: list[TrainSample], policy: PolicyUpdate) -> tuple[float, dict[str, Any]]:
     """Loss and d loss / d weights in float64: the reference's gradient by the logits, carried back by autograd."""
     logits = [exact_logits(model, s.prompt, s.completion) for s in batch]
-    result = reference.surrogate([rows.detach().numpy() for rows in logits], batch, policy)
+    result = reference.surrogate_loss([rows.detach().numpy() for rows in logits], batch, policy)
     torch.autograd.backward(logits, [torch.from_numpy(grad) for grad in result.gradients])
     return result.loss, {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 

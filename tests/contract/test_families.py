@@ -18,7 +18,7 @@ from sapo_backends.errors import BackendError
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("transformers")
 
-from sapo_backends.torch_backend.runtime import without  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.runtime import without_paths  # noqa: E402
 
 SHORT = [list(range(5, 14)), list(range(20, 31)), [7] * 8]
 LONG = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -54,7 +54,7 @@ def by_transformers(model_folder: Callable[[str], Path]) -> Callable[[str, Any],
 
 def logprobs(model: Any, prompt: list[int], completion: tuple[int, ...]) -> Any:
     """Of the completion at temperature 1 (T,), in transformers' own operations."""
-    with torch.no_grad(), without("native"):
+    with torch.no_grad(), without_paths("native"):
         rows = model(torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return rows.double().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
 
@@ -139,7 +139,7 @@ def test_a_family_s_gradient_equals_autograd_in_float64(
     model.zero_grad()
     model.get_input_embeddings().padding_idx = None
     for s in batch:
-        with without("native"):  # in transformers' own operations
+        with without_paths("native"):  # in transformers' own operations
             rows = model(torch.tensor([[*s.prompt, *s.completion]]), use_cache=False).logits[0, len(s.prompt) - 1 : -1]
             chosen = rows.log_softmax(-1).gather(1, torch.tensor(s.completion)[:, None])
             (-s.advantage / total * chosen.sum()).backward()

@@ -50,7 +50,7 @@ SEQUENCE = TokenSequence(tuple(range(5, 17)), (60, 61, 62, 258))
 def load(engine: str, model: Path, **options: Any) -> Engine:
     """An engine on one thread with a small adapter."""
     chosen = {"method": "lora", "device": "cpu", "threads": 1, "lora_rank": 4, "lora_alpha": 8.0}
-    return registry.backend(engine)().load(LoadRequest(model=str(model), **{**chosen, **options}))
+    return registry.get_backend(engine)().load(LoadRequest(model=str(model), **{**chosen, **options}))
 
 
 def test_every_family_that_can_be_written_is_read_back() -> None:
@@ -67,8 +67,8 @@ def test_a_file_says_what_its_folder_said(family: str, model_folder: Folder, tmp
     """Weights, tokens and log-probabilities are those of the Hugging Face folder that the file was written of."""
     folder, file = model_folder(family), tmp_path / "model.gguf"
     write_gguf(folder, file, "F32", strict=False)
-    view = locate.resolve(str(file))
-    theirs, ours = dict(safetensors_numpy.tensors(folder)), dict(safetensors_numpy.tensors(view))
+    view = locate.resolve_model(str(file))
+    theirs, ours = dict(safetensors_numpy.iter_tensors(folder)), dict(safetensors_numpy.iter_tensors(view))
     if "lm_head.weight" not in ours:
         theirs.pop("lm_head.weight", None)
     assert theirs.keys() == ours.keys()
@@ -90,9 +90,9 @@ def test_stored_pieces_make_the_whole_tensor(model_folder: Folder, tmp_path: Pat
 
     file = tmp_path / "model.gguf"
     write_gguf(model_folder("llama"), file, "Q8_0", strict=False)
-    at_once = dict(gguf_model.tensors(file))
+    at_once = dict(gguf_model.iter_gguf_tensors(file))
     monkeypatch.setattr(gguf_model, "PIECE", 200)
-    for name, tensor in gguf_model.tensors(file):
+    for name, tensor in gguf_model.iter_gguf_tensors(file):
         np.testing.assert_array_equal(tensor, at_once[name])
 
 
@@ -131,10 +131,10 @@ def test_a_file_that_was_changed_or_moved_is_told_of(model_folder: Folder, tmp_p
     """One sentence with what to do, whether the file is gone, is another one, or was never there."""
     file = tmp_path / "model.gguf"
     write_gguf(model_folder("qwen2"), file, "F16", strict=False)
-    view = locate.resolve(str(file))
+    view = locate.resolve_model(str(file))
     copied = tmp_path / "copy.gguf"
     shutil.copyfile(file, copied)
-    assert content_id(locate.resolve(str(copied))) == content_id(view)
+    assert content_id(locate.resolve_model(str(copied))) == content_id(view)
     os.utime(file, ns=(1, 1))
     with pytest.raises(ModelNotFound, match="was changed while it was in use"):
         locate.weight_files(view)
@@ -142,7 +142,7 @@ def test_a_file_that_was_changed_or_moved_is_told_of(model_folder: Folder, tmp_p
     with pytest.raises(ModelNotFound, match="not there any more"):
         locate.weight_files(view)
     with pytest.raises(ModelNotFound, match=r"There is no file .*model\.gguf"):
-        locate.resolve(str(file))
+        locate.resolve_model(str(file))
 
 
 def test_other_files_get_one_sentence(model_folder: Folder, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_other_files_get_one_sentence(model_folder: Folder, tmp_path: Path) -> N
     }
     for path, sentence in cases.items():
         with pytest.raises(ModelNotFound, match=sentence):
-            locate.resolve(str(path))
+            locate.resolve_model(str(path))
 
 
 def test_tokens_of_a_real_file_are_llama_cpps(real_model: Path) -> None:
@@ -191,7 +191,7 @@ def test_tokens_of_a_real_file_are_llama_cpps(real_model: Path) -> None:
     parameters.vocab_only = True
     model = llama.llama_model_load_from_file(str(real_model).encode(), parameters)
     vocabulary = llama.llama_model_get_vocab(model)
-    tokenizer = HfTokenizer(locate.resolve(str(real_model)))
+    tokenizer = HfTokenizer(locate.resolve_model(str(real_model)))
     for text in nasty_texts(1000):
         data = text.encode()
         room = (ctypes.c_int32 * (len(data) + 8))()
@@ -217,7 +217,9 @@ def test_a_real_file_is_computed_as_transformers_does(real_model: Path) -> None:
     assert np.abs(np.subtract(engine.logprobs([sequence])[0], expected)).max() < 1e-4
     engine.update([TrainSample(sequence.prompt, sequence.completion[:20], 1.0)], PolicyUpdate(1e-3), 0)
     assert sum(engine.logprobs([sequence])[0][:20]) > sum(expected[:20])
-    assert decoder_spec(read_json(locate.resolve(str(real_model)) / "config.json")).layers == len(model.model.layers)
+    assert decoder_spec(read_json(locate.resolve_model(str(real_model)) / "config.json")).layers == len(
+        model.model.layers
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])

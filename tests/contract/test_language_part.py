@@ -20,10 +20,10 @@ from sapo_desktop.services.models.exports import Format, Plan, export
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers", reason="the torch engine is not installed")
 
-from tests.contract.test_odd_models import SEQUENCES, opened  # noqa: E402 - after the check for torch
+from tests.contract.test_odd_models import SEQUENCES, opened  # noqa: E402
 from tests.support.trained_models import trained  # noqa: E402
 
-from sapo_backends.torch_backend.runtime import without  # noqa: E402
+from sapo_backends.torch_backend.runtime import without_paths  # noqa: E402
 
 TEXT = {
     "vocab_size": 300,
@@ -77,7 +77,7 @@ def test_the_own_decoder_computes_it_as_transformers_does(
     tensors = {rename(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     engine = opened("torch", folder)
-    with without("own"):
+    with without_paths("own"):
         other = opened("torch", seeing)
     assert "own decoder" in engine.info.extra["computed_by"]
     assert "transformers" in other.info.extra["computed_by"]

@@ -20,7 +20,7 @@ pytest.importorskip("llama_cpp", reason="the llamacpp engine is not installed")
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.checkpoints.gguf_write import cached_gguf, write_gguf  # noqa: E402
-from sapo_backends.checkpoints.locate import resolve  # noqa: E402
+from sapo_backends.checkpoints.locate import resolve_model  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import HfTokenizer  # noqa: E402
 from sapo_backends.composite import CompositeEngine  # noqa: E402
 from sapo_backends.llamacpp_backend import engine as live_adapter  # noqa: E402
@@ -44,7 +44,7 @@ def open_engine(name: str, model: Path | str, **options: Any) -> Engine:
         "lora_rank": 4,
         "lora_alpha": 8.0,
     }
-    return registry.backend(name)().load(LoadRequest(model=str(model), **{**chosen, **options}))
+    return registry.get_backend(name)().load(LoadRequest(model=str(model), **{**chosen, **options}))
 
 
 def random_adapter(engine: Engine, seed: int, scale: float = 0.1) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def test_greedy_tokens_of_the_starters_equal_those_of_torch_on_50_prompts(
 
 def test_another_program_splits_text_of_the_exported_starter_as_we_do(tmp_path: Path) -> None:
     """llama.cpp's own tokenizer over the exported file gives our ids, control tokens apart."""
-    folder = resolve("starter-1m")
+    folder = resolve_model("starter-1m")
     write_gguf(folder, tmp_path / "starter.gguf", "F16")
-    model, tokenizer = native.Model(tmp_path / "starter.gguf"), HfTokenizer(folder)
+    model, tokenizer = native.GgufModel(tmp_path / "starter.gguf"), HfTokenizer(folder)
     llama = native.llama
     for text in ("What is 12 + 345?", "a  b\n\nc\tü 日本 <answer>7</answer>", "   ", "don't 3.14 x_1"):
         raw, room = text.encode(), (llama.llama_token * 256)()
@@ -242,7 +242,7 @@ def test_a_pair_that_is_told_its_quantised_generators_log_probs_corrects_for_the
 def test_a_pair_of_wrong_halves_is_refused_with_the_right_name() -> None:
     """llama.cpp cannot be the trainer."""
     with pytest.raises(BackendUnavailable, match="llamacpp does not train"):
-        registry.backend("torch+llamacpp")
+        registry.get_backend("torch+llamacpp")
 
 
 def test_long_answers_go_in_waves_that_have_room_after_short_ones_went_wider(
@@ -267,10 +267,10 @@ def test_a_crash_of_the_library_kills_a_child_and_not_the_node(tmp_path: Path, m
     damaged.write_bytes(b"GGUF but nothing else")
     with pytest.raises(BackendUnavailable, match=r"crashes.*--precision float16"):
         require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
-    sound = cached_gguf(resolve("starter-1m"), "Q8_0", tmp_path)
+    sound = cached_gguf(resolve_model("starter-1m"), "Q8_0", tmp_path)
     require_working(sound, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
     require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
-    monkeypatch.setattr("sapo_backends.common.hardware.processor", lambda: "one with AMX")
+    monkeypatch.setattr("sapo_backends.common.hardware.processor_name", lambda: "one with AMX")
     with pytest.raises(BackendUnavailable, match="crashes"):
         require_working(damaged, "Q8_0", "Qwen2ForCausalLM", 1, tmp_path)
 

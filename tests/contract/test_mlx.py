@@ -25,8 +25,8 @@ mx = pytest.importorskip("mlx.core", reason="the mlx engine is not installed")
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.mlx_backend import device_check, loading, update  # noqa: E402
-from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402 - after the check for mlx
-from sapo_backends.mlx_backend.model import logsumexp  # noqa: E402
+from sapo_backends.mlx_backend import engine as engine_module  # noqa: E402
+from sapo_backends.mlx_backend.model import blocked_logsumexp  # noqa: E402
 
 Folder = Callable[[str], Path]
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
@@ -45,7 +45,7 @@ def open_engine(name: str, model: Path | str, **options: Any) -> Engine:
         "lora_rank": 4,
         "lora_alpha": 8.0,
     }
-    return registry.backend(name)().load(LoadRequest(model=str(model), **{**chosen, **options}))
+    return registry.get_backend(name)().load(LoadRequest(model=str(model), **{**chosen, **options}))
 
 
 def batch() -> list[TrainSample]:
@@ -95,7 +95,7 @@ def test_a_sum_over_a_large_vocabulary_loses_nothing_to_rounding() -> None:
     """Flat logits, where MLX's own sum of 151,937 terms on a processor is 1e-4 nats too small or more."""
     logits = np.random.default_rng(0).standard_normal((3, 151_937)).astype(np.float32)
     with mx.stream(mx.cpu):
-        summed = np.array(logsumexp(mx.array(logits)))
+        summed = np.array(blocked_logsumexp(mx.array(logits)))
     np.testing.assert_allclose(summed, np.log(np.exp(logits.astype(np.float64)).sum(-1)), atol=2e-6)
 
 
@@ -233,15 +233,15 @@ def test_a_device_that_is_met_for_the_first_time_is_checked_once(
 ) -> None:
     """On the processor, which stands for every GPU."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    device_check.ensure(mx.cpu, compute, loading.bundled)
-    device_check.ensure(mx.cpu, compute, lambda *_: pytest.fail("it was met before"))
+    device_check.ensure_device_checked(mx.cpu, compute, loading.load_bundled_model)
+    device_check.ensure_device_checked(mx.cpu, compute, lambda *_: pytest.fail("it was met before"))
 
 
 def test_a_device_on_which_mlx_computes_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def wrong(device: Any, compute: Any) -> Any:
-        model = loading.bundled(device, compute)
+        model = loading.load_bundled_model(device, compute)
         if compute == mx.bfloat16:
             monkeypatch.setattr(model, "logits", lambda hidden: type(model).logits(model, hidden) * 1.5)
         return model
@@ -249,7 +249,7 @@ def test_a_device_on_which_mlx_computes_something_else_is_refused(
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     for _ in range(2):  # and is not remembered as met
         with pytest.raises(BackendUnavailable, match=r"MLX computes sampling \(off by .*--device cpu"):
-            device_check.ensure(mx.cpu, mx.bfloat16, wrong)
+            device_check.ensure_device_checked(mx.cpu, mx.bfloat16, wrong)
 
 
 def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_a_gpu_is_checked_before_a_model_is_loaded_there(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "pick_device", lambda _name: mx.gpu)
     monkeypatch.setattr(loading, "limit_memory", lambda _device: None)
-    monkeypatch.setattr(device_check, "ensure", check)
+    monkeypatch.setattr(device_check, "ensure_device_checked", check)
     with pytest.raises(BackendUnavailable, match="gpu was checked"):
         open_engine("mlx", "starter-1m")
 

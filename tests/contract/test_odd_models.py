@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers")
 
 from sapo_backends.common import hardware  # noqa: E402
-from sapo_backends.measure.precision import model_size  # noqa: E402 - after the check for torch
+from sapo_backends.measure.precision import model_size  # noqa: E402
 from sapo_backends.torch_backend.transformers_lm import read_module  # noqa: E402
 
 Folder = Callable[[str], Path]
@@ -31,7 +31,7 @@ SEQUENCES = [TokenSequence(tuple(range(5, 35)), tuple(range(60, 70)))]
 
 def opened(backend: str, folder: Path, **options: Any) -> Engine:
     chosen = {"method": "none", "precision": "float32", "device": "cpu", "threads": 1} | options
-    return registry.backend(backend)().load(LoadRequest(str(folder), **chosen))
+    return registry.get_backend(backend)().load(LoadRequest(str(folder), **chosen))
 
 
 @pytest.fixture(params=["transformers 4", "transformers 5"])

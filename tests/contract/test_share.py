@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sapo_backends.torch_backend.runtime import Workers  # noqa: E402
+from sapo_backends.torch_backend.runtime import ShardWorkers  # noqa: E402
 
 
 def test_with_half_the_threads_half_as_many_shards_compute_at_a_time_and_all_come_back_in_order() -> None:
-    workers, running, most = Workers(4, 1000, torch.device("cpu")), 0, 0
+    workers, running, most = ShardWorkers(4, 1000, torch.device("cpu")), 0, 0
     lock, together = threading.Lock(), threading.Event()
 
     def work(item: int) -> int:

@@ -236,7 +236,9 @@ def prepare(good: Path, home: Path) -> None:
 
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         cli.run(["models", "show", str(good)])
-    inspection_child.inspect(Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m")
+    inspection_child.read_small_files(
+        Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m"
+    )
     inspection._started = _forked_child  # type: ignore[assignment]
     gc.freeze()
     again = good.with_name("again.gguf")
@@ -262,7 +264,7 @@ def load_by_fork(model: Path, engine: str = "torch") -> Outcome:
     def work() -> int:
         try:
             request = LoadRequest(str(model), method="lora", device="cpu", threads=1, lora_rank=4, lora_alpha=8.0)
-            loaded = registry.backend(engine)().load(request)
+            loaded = registry.get_backend(engine)().load(request)
             prompt = loaded.tokenizer.encode_chat([{"role": "user", "content": "Hello, 12 + 5?"}])
             answer = loaded.generate([prompt], 2, Sampling(max_new_tokens=4), 0)[0][0]
             loaded.tokenizer.decode(answer.tokens)

@@ -61,9 +61,9 @@ def kernels(home: Path) -> None:
 _MET = "met-*.json"
 _MEET = """
 import torch
-from sapo_backends.torch_backend.device_check import ensure
+from sapo_backends.torch_backend.device_check import ensure_device_checked
 for kind in (torch.float32, torch.bfloat16):
-    ensure(torch.device("cpu"), kind)
+    ensure_device_checked(torch.device("cpu"), kind)
 """
 
 
@@ -74,7 +74,7 @@ def _made() -> Path | None:
         os.environ.pop("SAPO_HOME", None)
         from sapo_backends.torch_backend import native
 
-        made = native.compiled()
+        made = native.compile_library()
         if len(list(made.parents[1].glob(_MET))) < 2:  # one a precision
             subprocess.run([sys.executable, "-c", _MEET], check=True, capture_output=True)
         return made

@@ -147,5 +147,5 @@ def processor() -> str:
         names = [
             line.partition(":")[2] for line in info.read_text("utf-8").splitlines() if line.startswith("model name")
         ]
-    found = hardware.detect()
+    found = hardware.detect_hardware()
     return f"{names[0].strip() or platform.machine()}, {found.cores} cores, {found.matrix_unit or 'no bfloat16'}"

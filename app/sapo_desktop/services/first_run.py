@@ -63,11 +63,11 @@ def offer() -> FirstRunInfo:
 def info() -> FirstRunInfo:
     """The choices, with what was detected on this machine; its `whole` names models of this computer, too. Imports no engine."""
     from sapo_backends import registry
-    from sapo_backends.common.hardware import detect
+    from sapo_backends.common.hardware import detect_hardware
 
-    machine = detect()
+    machine = detect_hardware()
     free = f"{machine.cores} cores, {size_text(machine.available)} of {size_text(machine.memory)} free"
-    engines = [n for n in registry.installed() if n in {"torch", "mlx"}]
+    engines = [n for n in registry.installed_backends() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {free}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     hardware = (("auto", best), *((name, f"always {name}") for name in engines))
     known_so_far = replace(offer(), hardware=hardware)
@@ -179,7 +179,7 @@ async def measured(hardware: str, model: str) -> str:
     process that ends with the task; of any but a bundled model its card, without asking the hub."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
-    from sapo_backends.measure.choice import Candidate
+    from sapo_backends.measure.choice import EngineCandidate
     from sapo_desktop.services.bases import card
     from sapo_desktop.services.machine import engines, load_request, memory_plan
 
@@ -189,11 +189,11 @@ async def measured(hardware: str, model: str) -> str:
         if model not in locate.BUNDLED:
             one = await asyncio.to_thread(card.card, home, config, ask=False)
             return one.sentence
-        candidate = Candidate(engines.choose_trainer(config))
+        candidate = EngineCandidate(engines.choose_trainer(config))
         plan = await asyncio.to_thread(memory_plan.plan, config)
     except USER_ERRORS:
         return ""
-    found = await probe.glance(candidate, load_request.request(config), _GLANCE_S)
+    found = await probe.measure_async(candidate, load_request.request(config), _GLANCE_S)
     if found.failure or not found.generation:
         return ""
     rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"

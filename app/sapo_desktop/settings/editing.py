@@ -161,7 +161,7 @@ def _check_folder(model: str) -> None:
     path = os.path.expanduser(model)
     if os.path.exists(path) or os.path.isabs(path):
         try:
-            locate.require_tokenizer(locate.local(model))
+            locate.require_tokenizer(locate.resolve_local_model(model))
         except ModelNotFound as error:
             raise UsageError(str(error)) from error
 

@@ -78,7 +78,7 @@ def absolute(model: str) -> str:
 
     if local_models.is_named(model):
         return str(local_models.path_of(model))
-    path = locate.folder(model) or locate.gguf_file(model)
+    path = locate.existing_folder(model) or locate.gguf_file(model)
     return model if path is None else str(path.absolute())
 
 
@@ -113,7 +113,11 @@ def _reasons(config: RunConfig, look: Look) -> bool:
         return False
     try:
         look(config)
-        folder = hub_cache.looked_at(config.model) if locate.is_hub_id(config.model) else locate.local(config.model)
+        folder = (
+            hub_cache.looked_at(config.model)
+            if locate.is_hub_id(config.model)
+            else locate.resolve_local_model(config.model)
+        )
         if folder is None:
             return False
         settings = tokenizer.read_json(folder / "tokenizer_config.json")
@@ -142,7 +146,7 @@ def check(config: RunConfig) -> None:
         raise UsageError(str(error)) from error
     if strangers:
         raise UsageError(f"run.task_tokens names {strangers[0]!r}. {nearest(strangers[0], config.tasks)}")
-    engines = {"auto", *registry.names()}
+    engines = {"auto", *registry.known_backends()}
     unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two of them
     if config.trainer not in engines and (unknown or config.trainer.count("+") != 1 or "auto" in config.trainer):
         raise UsageError(f"There is no engine {config.trainer!r}. {nearest(config.trainer, engines)}")
@@ -158,7 +162,7 @@ def _check_place(config: RunConfig) -> None:
     engines = []
     for name in registry.NEEDS if config.trainer == "auto" else (config.trainer,):
         with contextlib.suppress(BackendUnavailable):
-            engine = registry.backend(name)
+            engine = registry.get_backend(name)
             engine.check()
             engines.append(engine)
     devices = {"auto", *(device for engine in engines for device in engine.DEVICES)}

@@ -376,7 +376,7 @@ _FAILURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedChat:
     """text: the whole chat. parts: (text, written by the template itself) in order; joined they are `text` too."""
 
     text: str
@@ -507,7 +507,7 @@ class ChatTemplate:
             folded = [{**messages[1], "content": content}, *messages[2:]]
             return folded, self._text(folded, tools)
 
-    def render(self, messages: Messages, tools: Tools = ()) -> Rendered:
+    def render(self, messages: Messages, tools: Tools = ()) -> RenderedChat:
         """Render once as it is and once with marks in place of the message texts, which shows whose text is whose.
 
         Templates that trim the message text are followed: the parts then hold the trimmed text. tools go where the template
@@ -523,8 +523,8 @@ class ChatTemplate:
         candidates = [self._fill(pieces, chosen) for chosen in (contents, [c.strip() for c in contents])]
         for parts in candidates:
             if "".join(piece for piece, _ in parts) == text:
-                return Rendered(text, parts)
-        return Rendered(text, candidates[0])
+                return RenderedChat(text, parts)
+        return RenderedChat(text, candidates[0])
 
     def reply(self, text: str, roles: Sequence[str] = ("tool", "user")) -> list[tuple[str, bool]]:
         """What stands between two turns of the model when `text` was said, by the first of the roles that the template

@@ -77,7 +77,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """values: key -> number, text, or a short array of numbers. lengths: key -> entries of every array. data: where the first
     tensor begins. size: bytes of the file."""
 
@@ -130,7 +130,7 @@ class Header:
         return self.number(f"{self.architecture}.{key}", default)
 
 
-def read_header(path: Path, vocabulary: bool = False) -> Header:
+def read_header(path: Path, vocabulary: bool = False) -> GgufHeader:
     """The header of a file. vocabulary: arrays of texts and long arrays are kept, too; a glance passes them over.
 
     Raises ModelNotFound that says what is wrong with it.
@@ -156,7 +156,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else "its header is cut off"
 
 
-def _parsed(content: bytes, size: int, vocabulary: bool) -> Header:
+def _parsed(content: bytes, size: int, vocabulary: bool) -> GgufHeader:
     """Raises struct.error where the content ends too early, ValueError where it says what cannot be."""
     if content[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
@@ -186,7 +186,7 @@ def _parsed(content: bytes, size: int, vocabulary: bool) -> Header:
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 16:
         raise ValueError("its alignment is impossible")
-    return Header(values, lengths, tuple(listed), -(-place // alignment) * alignment, size)
+    return GgufHeader(values, lengths, tuple(listed), -(-place // alignment) * alignment, size)
 
 
 def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry], int]:

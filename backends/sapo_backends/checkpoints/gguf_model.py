@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from sapo_backends.checkpoints.gguf_header import TENSOR_TYPES, Header, TensorEntry, read_header
+from sapo_backends.checkpoints.gguf_header import TENSOR_TYPES, GgufHeader, TensorEntry, read_header
 from sapo_backends.checkpoints.local_models import open_file
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.errors import ModelNotFound
@@ -81,7 +81,7 @@ ENDS_TEXT = frozenset(
 """What llama.cpp takes for a control token wherever a vocabulary has it, whatever the file says its kind is."""
 
 
-def tokenizer_files(header: Header) -> tuple[Json, Json]:
+def tokenizer_files(header: GgufHeader) -> tuple[Json, Json]:
     """(tokenizer.json, tokenizer_config.json). header: read with its vocabulary. Raises ModelNotFound that names what is
     missing, or what is not known here."""
     tokens = _texts(header, "tokenizer.ggml.tokens")
@@ -128,12 +128,12 @@ def spelled_vocabulary(model: Json, size: int) -> Json:
     return {**model, "vocab": {text: number for text, number in model["vocab"].items() if number < size}}
 
 
-def _texts(header: Header, key: str) -> tuple[str, ...]:
+def _texts(header: GgufHeader, key: str) -> tuple[str, ...]:
     value = header.values.get(key)
     return value if isinstance(value, tuple) and all(isinstance(each, str) for each in value) else ()
 
 
-def _numbers(header: Header, key: str) -> tuple[Any, ...]:
+def _numbers(header: GgufHeader, key: str) -> tuple[Any, ...]:
     value = header.values.get(key)
     return value if isinstance(value, tuple) and not any(isinstance(each, str) for each in value) else ()
 
@@ -146,7 +146,7 @@ def _places(tokens: Sequence[str]) -> dict[str, int]:
     return places
 
 
-def _byte_level(header: Header, tokens: tuple[str, ...]) -> tuple[Json, Json]:
+def _byte_level(header: GgufHeader, tokens: tuple[str, ...]) -> tuple[Json, Json]:
     pre = header.text("tokenizer.ggml.pre") or "default"
     if pre not in SPLITS:
         raise ModelNotFound(
@@ -182,7 +182,7 @@ def _byte_level(header: Header, tokens: tuple[str, ...]) -> tuple[Json, Json]:
     return model, {"normalizer": None, "pre_tokenizer": pre_tokenizer, "decoder": bytes_}
 
 
-def _sentence_piece(header: Header, tokens: tuple[str, ...], kinds: Sequence[int]) -> tuple[Json, Json]:
+def _sentence_piece(header: GgufHeader, tokens: tuple[str, ...], kinds: Sequence[int]) -> tuple[Json, Json]:
     scores = _numbers(header, "tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise ModelNotFound("Its vocabulary has no score for each token (tokenizer.ggml.scores). Download it again.")
@@ -240,7 +240,7 @@ def _merges(places: dict[str, int], kinds: Sequence[int], scores: Sequence[float
     return [[first, second] for *_, first, second in ways]
 
 
-def end_tokens(header: Header) -> list[int]:
+def end_tokens(header: GgufHeader) -> list[int]:
     """Ids that end a completion, the one that the file names first; with those by which its chat template ends turns."""
     tokens, template = _texts(header, "tokenizer.ggml.tokens"), header.text("tokenizer.chat_template")
     named = [header.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
@@ -248,7 +248,7 @@ def end_tokens(header: Header) -> list[int]:
     return [number for number in dict.fromkeys([*named, *turns]) if 0 <= number < len(tokens)]
 
 
-def _settings(header: Header, tokens: tuple[str, ...]) -> Json:
+def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> Json:
     """tokenizer_config.json: which tokens open, end and fill a text, and the chat template."""
     settings: Json = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
@@ -308,7 +308,7 @@ FAMILIES_READ = {
 """llama.cpp's name of a family -> how it is read."""
 
 
-def family_of(header: Header) -> FamilyRead:
+def family_of(header: GgufHeader) -> FamilyRead:
     """Raises ModelNotFound for a family that is not read, naming those that are."""
     name = header.architecture
     if name not in FAMILIES_READ:
@@ -320,7 +320,7 @@ def family_of(header: Header) -> FamilyRead:
     return FAMILIES_READ[name]
 
 
-def config_json(header: Header, read: ReadTensor) -> Json:
+def config_json(header: GgufHeader, read: ReadTensor) -> Json:
     """The config. read: for the few small tensors that say how positions are rotated.
 
     Raises ModelNotFound where a width is missing or impossible, or the model needs what the own decoder does not compute.
@@ -366,7 +366,7 @@ def config_json(header: Header, read: ReadTensor) -> Json:
     return config
 
 
-def _width(header: Header, key: str, limit: str = "") -> int:
+def _width(header: GgufHeader, key: str, limit: str = "") -> int:
     value = header.of_family(key)
     if not 0 < value <= MOST[limit or key]:
         raise ModelNotFound(
@@ -375,7 +375,7 @@ def _width(header: Header, key: str, limit: str = "") -> int:
     return value
 
 
-def _real(header: Header, key: str, default: float) -> float:
+def _real(header: GgufHeader, key: str, default: float) -> float:
     value = header.values.get(f"{header.architecture}.{key}")
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
     if not math.isfinite(number):
@@ -383,7 +383,7 @@ def _real(header: Header, key: str, default: float) -> float:
     return number
 
 
-def _rope_scaling(header: Header, config: Json, names: set[str], read: ReadTensor) -> Json:
+def _rope_scaling(header: GgufHeader, config: Json, names: set[str], read: ReadTensor) -> Json:
     """How rotary embeddings are stretched; {} where they are not."""
     kind = header.text(f"{header.architecture}.rope.scaling.type")
     original = header.of_family("rope.scaling.original_context_length")
@@ -426,7 +426,7 @@ def _llama3_scaling(config: Json, divisors: NDArray[np.float32]) -> Json:
     raise ModelNotFound(f"It stretches positions in a way that is not known here (rope_freqs.weight). {OTHER_WAY}")
 
 
-def _family_settings(header: Header, config: Json) -> Json:
+def _family_settings(header: GgufHeader, config: Json) -> Json:
     """What one family alone has."""
     name, window = header.architecture, header.of_family("attention.sliding_window")
     if name == "granite":
@@ -450,7 +450,7 @@ def _family_settings(header: Header, config: Json) -> Json:
     return _gemma_settings(header, config, window) if name.startswith("gemma") else {}
 
 
-def _gemma_settings(header: Header, config: Json, window: int) -> Json:
+def _gemma_settings(header: GgufHeader, config: Json, window: int) -> Json:
     settings: Json = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if header.architecture == "gemma":
         return settings
@@ -497,7 +497,7 @@ _BOTH = {"ffn_norm": "pre_feedforward_layernorm"}
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def hf_name(header: Header, name: str) -> str | None:
+def hf_name(header: GgufHeader, name: str) -> str | None:
     """The Hugging Face name of a tensor; None for one that the config stands for. Raises ModelNotFound for an unknown one."""
     if name in _SKIPPED:
         return None
@@ -516,7 +516,7 @@ def hf_name(header: Header, name: str) -> str | None:
     )
 
 
-def require_readable(path: Path, header: Header) -> None:
+def require_readable(path: Path, header: GgufHeader) -> None:
     """Every tensor lies within the file, none within another, and has a type that is dequantised here. Raises ModelNotFound."""
     if not header.is_whole:
         raise ModelNotFound(
@@ -548,7 +548,7 @@ def tensor_shape(tensor: TensorEntry) -> tuple[int, ...]:
     return tuple(reversed(tensor.shape))
 
 
-def read_rows(data: Any, header: Header, tensor: TensorEntry, begin: int, end: int) -> Float32:
+def read_rows(data: Any, header: GgufHeader, tensor: TensorEntry, begin: int, end: int) -> Float32:
     """Rows begin to end of a tensor, (end - begin, row), as they lie in the file. data: its bytes (uint8)."""
     name, block, size = TENSOR_TYPES[tensor.type]
     width = tensor.shape[0] // block * size
@@ -563,19 +563,19 @@ def read_rows(data: Any, header: Header, tensor: TensorEntry, begin: int, end: i
     return dequantised
 
 
-def mapped(path: Path) -> Any:
+def map_file(path: Path) -> Any:
     """The file's bytes, mapped: they are read where they are used."""
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 
-def pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], int, Float32]]:
+def iter_gguf_pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], int, Float32]]:
     """(Hugging Face name, shape, number of the first weight, float32 weights (n,)) of every tensor, a piece at a time.
 
     Raises ModelNotFound.
     """
     header = read_header(path)
     require_readable(path, header)
-    family, data = family_of(header), mapped(path)
+    family, data = family_of(header), map_file(path)
     for tensor in header.tensors:
         name = hf_name(header, tensor.name)
         if name is None:
@@ -594,7 +594,7 @@ def pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], int, Float32]]:
             yield name, shape, begin * tensor.shape[0], values
 
 
-def shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_gguf_shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(Hugging Face name, shape) of every tensor, from the header alone. Raises ModelNotFound."""
     header = read_header(path)
     for tensor in header.tensors:
@@ -603,10 +603,10 @@ def shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield name, tensor_shape(tensor)
 
 
-def tensors(path: Path) -> Iterator[tuple[str, Float32]]:
+def iter_gguf_tensors(path: Path) -> Iterator[tuple[str, Float32]]:
     """(Hugging Face name, float32 array) of every tensor, one at a time. Raises ModelNotFound."""
     name, parts, whole = "", list[Float32](), tuple[int, ...]()
-    for label, shape, _, values in pieces(path):
+    for label, shape, _, values in iter_gguf_pieces(path):
         if label != name and parts:
             yield name, np.concatenate(parts).reshape(whole)
             parts = []
@@ -616,7 +616,7 @@ def tensors(path: Path) -> Iterator[tuple[str, Float32]]:
         yield name, np.concatenate(parts).reshape(whole)
 
 
-def small_tensor(path: Path, header: Header, name: str) -> Float32:
+def small_tensor(path: Path, header: GgufHeader, name: str) -> Float32:
     """One vector of the file by its name there. Raises ModelNotFound."""
     tensor = next((each for each in header.tensors if each.name == name), None)
     if tensor is None or len(tensor.shape) != 1 or tensor.elements > PIECE:
@@ -632,7 +632,7 @@ def _is_permuted(family: FamilyRead, name: str) -> bool:
     return family.interleaved and (".q_proj." in name or ".k_proj." in name)
 
 
-def _heads(header: Header, name: str) -> int:
+def _heads(header: GgufHeader, name: str) -> int:
     heads = header.of_family("attention.head_count")
     return heads if ".q_proj." in name else header.of_family("attention.head_count_kv") or heads
 

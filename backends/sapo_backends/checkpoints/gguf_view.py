@@ -174,16 +174,16 @@ def _files(file: Path) -> dict[str, dict[str, Any]]:
 
 def _require_whole(file: Path, config: dict[str, Any]) -> None:
     """Every tensor that the decoder needs is there with the shape that it needs."""
-    from sapo_backends.checkpoints.gguf_model import shapes
-    from sapo_backends.checkpoints.spec import decoder_spec, linears
+    from sapo_backends.checkpoints.gguf_model import iter_gguf_shapes
+    from sapo_backends.checkpoints.spec import decoder_spec, fused_projections
 
     spec = decoder_spec(config)
-    have = dict(shapes(file))
+    have = dict(iter_gguf_shapes(file))
     wanted = {"model.embed_tokens.weight": (spec.vocabulary, spec.hidden), "model.norm.weight": (spec.hidden,)}
     if not spec.tied:
         wanted["lm_head.weight"] = (spec.vocabulary, spec.hidden)
     for layer in range(spec.layers):
-        for _, columns, parts, bias in linears(spec, layer):
+        for _, columns, parts, bias in fused_projections(spec, layer):
             for module, rows in parts:
                 wanted[f"{module}.weight"] = (rows, columns)
                 if bias:

@@ -21,18 +21,18 @@ from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.chat_template import source_of
 from sapo_backends.checkpoints.gguf_model import PRE_TOKENIZER, spelled_vocabulary
 from sapo_backends.checkpoints.gguf_view import gguf_of
-from sapo_backends.checkpoints.locate import checked, weight_files
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, linears, why_not
+from sapo_backends.checkpoints.locate import validate_model_folder, weight_files
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, fused_projections, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, Json, read_json
 from sapo_backends.checkpoints.write_folder import QUANTISED
 from sapo_backends.errors import BackendError, BackendUnavailable
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 
 # How llama.cpp names each family and what it must be told of it.
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class GgufArchitecture:
     """name: llama.cpp's architecture. interleaved: it rotates neighbouring coordinates, so that rows of q and k are
     permuted. windowed: every how manieth layer sees everything where the others have a window; 0 where llama.cpp
     computes no window for it."""
@@ -43,18 +43,18 @@ class Form:
 
 
 FORMS = {
-    "Qwen2ForCausalLM": Form("qwen2"),
-    "Qwen3ForCausalLM": Form("qwen3"),
-    "LlamaForCausalLM": Form("llama", interleaved=True),
-    "MistralForCausalLM": Form("llama", interleaved=True),
-    "Phi3ForCausalLM": Form("phi3"),
-    "SmolLM3ForCausalLM": Form("smollm3", interleaved=True),
-    "GraniteForCausalLM": Form("granite", interleaved=True),
-    "Olmo2ForCausalLM": Form("olmo2"),
-    "Olmo3ForCausalLM": Form("olmo2", windowed=4),
-    "GemmaForCausalLM": Form("gemma"),
-    "Gemma2ForCausalLM": Form("gemma2", windowed=2),
-    "Gemma3ForCausalLM": Form("gemma3", windowed=6),
+    "Qwen2ForCausalLM": GgufArchitecture("qwen2"),
+    "Qwen3ForCausalLM": GgufArchitecture("qwen3"),
+    "LlamaForCausalLM": GgufArchitecture("llama", interleaved=True),
+    "MistralForCausalLM": GgufArchitecture("llama", interleaved=True),
+    "Phi3ForCausalLM": GgufArchitecture("phi3"),
+    "SmolLM3ForCausalLM": GgufArchitecture("smollm3", interleaved=True),
+    "GraniteForCausalLM": GgufArchitecture("granite", interleaved=True),
+    "Olmo2ForCausalLM": GgufArchitecture("olmo2"),
+    "Olmo3ForCausalLM": GgufArchitecture("olmo2", windowed=4),
+    "GemmaForCausalLM": GgufArchitecture("gemma"),
+    "Gemma2ForCausalLM": GgufArchitecture("gemma2", windowed=2),
+    "Gemma3ForCausalLM": GgufArchitecture("gemma3", windowed=6),
 }
 """Architecture -> its form in a GGUF file."""
 NOPE_STEP = 4
@@ -308,13 +308,13 @@ def gguf_module() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise BackendUnavailable("GGUF files need the package 'gguf'.", install("gguf")) from error
+        raise BackendUnavailable("GGUF files need the package 'gguf'.", install_command("gguf")) from error
     return gguf
 
 
 def read_spec(folder: Path) -> DecoderSpec:
     """The decoder in a folder. Raises ModelNotFound, BackendError when GGUF has no place for it here."""
-    config = read_json(checked(folder) / "config.json")
+    config = read_json(validate_model_folder(folder) / "config.json")
     reason = why_not(config) or why_not_gguf(decoder_spec(config))
     if reason:
         raise BackendError(f"{folder} needs {reason}, which cannot be written as GGUF here.")
@@ -345,7 +345,7 @@ def base_name(spec: DecoderSpec, name: str) -> str:
     return str(found)
 
 
-def reordered(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
+def convert_for_llamacpp(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
     """The tensor as llama.cpp wants it: rows of q and k projections (weight, bias or LoRA B) permuted where it rotates
     neighbours, a norm's weight whole where the model stores what is added to 1."""
     if spec.norm_offset and tensor.ndim == 1 and "norm" in name:
@@ -410,7 +410,7 @@ def _skipped(spec: DecoderSpec, name: str) -> bool:
 def _shapes(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(GGUF name, shape) in the order of `_weights`."""
     yield from ((name, divisors.shape) for name, divisors in rope_divisors(spec))
-    for name, shape in safetensors_numpy.shapes(folder):
+    for name, shape in safetensors_numpy.iter_tensor_shapes(folder):
         if not _skipped(spec, name):
             yield base_name(spec, name), shape
 
@@ -418,9 +418,9 @@ def _shapes(folder: Path, spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, .
 def _weights(folder: Path, spec: DecoderSpec) -> Iterator[NDArray[np.float32]]:
     """The float32 tensors in the order of `_shapes`."""
     yield from (divisors for _, divisors in rope_divisors(spec))
-    for name, tensor in safetensors_numpy.tensors(folder):
+    for name, tensor in safetensors_numpy.iter_tensors(folder):
         if not _skipped(spec, name):
-            yield reordered(spec, name, tensor)
+            yield convert_for_llamacpp(spec, name, tensor)
 
 
 def _type_of(shape: tuple[int, ...], name: str, kind: Kind) -> str:
@@ -452,7 +452,11 @@ def _write_tensors(writer: Any, folder: Path, spec: DecoderSpec, kind: Kind, pro
 def require_writable(folder: Path) -> None:
     """Raise BackendUnavailable, BackendError or ModelNotFound if a model trained from this folder cannot become GGUF."""
     gguf_module()
-    config = {key: value for key, value in read_json(checked(folder) / "config.json").items() if key not in QUANTISED}
+    config = {
+        key: value
+        for key, value in read_json(validate_model_folder(folder) / "config.json").items()
+        if key not in QUANTISED
+    }
     reason = why_not(config) or why_not_gguf(decoder_spec(config))
     if reason:
         raise BackendError(f"{folder} needs {reason}, which cannot be written as GGUF here. Use another format.")
@@ -545,7 +549,7 @@ def _fingerprint(folder: Path, kind: Kind) -> str:
 
 def cached_gguf(folder: Path, kind: Kind, cache: Path, progress: Progress | None = None) -> Path:
     """The GGUF file of a Hugging Face folder, made in the cache folder unless it is there already."""
-    target = cache / f"{folder.name}-{_fingerprint(checked(folder), kind)}-{kind}.gguf"
+    target = cache / f"{folder.name}-{_fingerprint(validate_model_folder(folder), kind)}-{kind}.gguf"
     if not target.is_file():
         write_gguf(folder, target, kind, strict=False, progress=progress)
     return target
@@ -562,7 +566,7 @@ def adapter_targets(spec: DecoderSpec) -> list[tuple[str, int, int]]:
     return [
         (module, columns, rows)
         for layer in range(spec.layers)
-        for _, columns, parts, _ in linears(spec, layer)
+        for _, columns, parts, _ in fused_projections(spec, layer)
         for module, rows in parts
     ]
 
@@ -597,7 +601,7 @@ def write_adapter(spec: DecoderSpec, tensors: Mapping[str, object], alpha: float
         weight, suffix = _split(name)
         tensor = np.ascontiguousarray(value, dtype=np.float32)
         if suffix == ".lora_b":
-            tensor = reordered(spec, weight, tensor)
+            tensor = convert_for_llamacpp(spec, weight, tensor)
         writer.add_tensor(base_name(spec, weight) + suffix, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

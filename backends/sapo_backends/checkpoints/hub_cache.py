@@ -25,7 +25,7 @@ def one_set(names: Collection[str]) -> set[str]:
     return {name for name in found if not name.startswith("consolidated")} or found
 
 
-def missing(folder: Path, here: Collection[str]) -> list[str]:
+def missing_weight_files(folder: Path, here: Collection[str]) -> list[str]:
     """Names of the files of weights that are not here, though the index lists them or, without one, another's name counts them.
 
     here: names of the files of weights in the folder.
@@ -56,31 +56,31 @@ Tokens = Callable[[], str | None]
 _sources: list[Tokens] = []
 
 
-def use(source: Tokens) -> None:
+def set_token_source(source: Tokens) -> None:
     """Where a person's token is looked for when the environment has none. Asked only after a hub refused an anonymous
     request: nobody's keyring is opened for a public model."""
     _sources[:] = [source]
 
 
-def token() -> str | None:
+def hub_token() -> str | None:
     """The person's token, None where there is none."""
     named = os.environ.get("HF_TOKEN", "").strip()
     return named or next((found for source in _sources if (found := source())), None)
 
 
-def endpoint() -> str:
+def hub_endpoint() -> str:
     """The hub's address, without a slash at the end."""
     return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
 
 
-def offline() -> bool:
+def is_hub_offline() -> bool:
     """Whether the person forbade the network."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def why_away(seconds: float = 1.5) -> str:
     """Why nothing can be downloaded now, "" where the hub answers, whatever it says. Blocks for so many seconds at most."""
-    if offline():
+    if is_hub_offline():
         return "HF_HUB_OFFLINE forbids the network"
     answers: list[str] = []
     # of its own, and daemonic: looking up a name may take half a minute, and nobody waits for it, at the end neither
@@ -99,7 +99,7 @@ def _asked(seconds: float) -> str:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
             try:
-                async with session.head(endpoint(), allow_redirects=False):
+                async with session.head(hub_endpoint(), allow_redirects=False):
                     return ""
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 return "the hub cannot be reached"
@@ -120,7 +120,7 @@ LOCK = ".download.lock"
 """Held while this app downloads a model; it stays, which tells whose download it was."""
 
 
-def folder() -> Path:
+def hub_cache_folder() -> Path:
     """Where it lies: HF_HUB_CACHE, or hub/ under HF_HOME, or under the person's cache folder."""
     if direct := os.environ.get("HF_HUB_CACHE"):
         return Path(os.path.expanduser(direct))
@@ -128,65 +128,67 @@ def folder() -> Path:
     return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{caches}/huggingface"), "hub")
 
 
-def of(repository: str) -> Path:
+def repository_folder(repository: str) -> Path:
     """The folder of a repository."""
-    return folder() / f"models--{repository.replace('/', '--')}"
+    return hub_cache_folder() / f"models--{repository.replace('/', '--')}"
 
 
-def blob(repository: str, digest: str) -> Path:
+def blob_path(repository: str, digest: str) -> Path:
     """The bytes with that digest."""
-    return of(repository) / "blobs" / digest
+    return repository_folder(repository) / "blobs" / digest
 
 
-def snapshot(repository: str) -> Path | None:
+def find_snapshot(repository: str) -> Path | None:
     """The folder of a model that is here with everything it needs, else None: of the commit that this app uses already, else
     of the newest download, else, where another program has met a newer commit of which not everything is here, of any."""
-    snapshots = of(repository) / "snapshots"
+    snapshots = repository_folder(repository) / "snapshots"
     commits = list(filter(None, (_commit(repository, ref) for ref in (OURS, REVISION))))
     if not commits:
         return None
     looks = sorted(snapshots.glob("*/config.json"), key=lambda file: file.lstat().st_mtime, reverse=True)
     found = (*(snapshots / commit for commit in commits), *(look.parent for look in looks))
-    return next(filter(complete, found), None)
+    return next(filter(is_complete_model, found), None)
 
 
 def _commit(repository: str, ref: str) -> str:
     """The commit that a ref names, "" without one."""
     try:
-        commit = (of(repository) / "refs" / ref).read_text("ascii").strip()
+        commit = (repository_folder(repository) / "refs" / ref).read_text("ascii").strip()
     except (OSError, ValueError):
         return ""
     return commit if "/" not in commit else ""
 
 
-def pin(repository: str, commit: str) -> None:
+def pin_commit(repository: str, commit: str) -> None:
     """This app uses that commit from now on: another program that meets a newer one, with another tokenizer or chat template,
     must not change what a model was trained on."""
     if _commit(repository, OURS) != commit:
         with contextlib.suppress(OSError):  # another account's cache
-            (of(repository) / "refs" / OURS).write_text(commit, "ascii")
+            (repository_folder(repository) / "refs" / OURS).write_text(commit, "ascii")
 
 
 def looked_at(repository: str) -> Path | None:
     """The folder of a model, of which perhaps nothing is here but what a look at the hub brings; None before one."""
-    looks = sorted(of(repository).glob("snapshots/*/config.json"), key=lambda file: file.lstat().st_mtime)
-    return snapshot(repository) or (looks[-1].parent if looks else None)
+    looks = sorted(
+        repository_folder(repository).glob("snapshots/*/config.json"), key=lambda file: file.lstat().st_mtime
+    )
+    return find_snapshot(repository) or (looks[-1].parent if looks else None)
 
 
-def complete(found: Path) -> bool:
+def is_complete_model(found: Path) -> bool:
     """Whether a folder has its config, its tokenizer and every file of weights."""
     weights = {
         file.name for file in found.glob("*.safetensors") if file.is_file() and not file.name.startswith("adapter_")
     }
     settings = all((found / name).is_file() for name in ("config.json", "tokenizer.json"))
-    return settings and bool(weights) and not missing(found, weights)
+    return settings and bool(weights) and not missing_weight_files(found, weights)
 
 
-def publish(repository: str, commit: str, name: str, digest: str) -> Path:
+def add_to_snapshot(repository: str, commit: str, name: str, digest: str) -> Path:
     """Make a finished blob a file of the snapshot. Raises OSError."""
-    file = of(repository) / "snapshots" / commit / name
+    file = repository_folder(repository) / "snapshots" / commit / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    source = blob(repository, digest)
+    source = blob_path(repository, digest)
     file.unlink(missing_ok=True)
     try:
         file.symlink_to(os.path.relpath(source, file.parent))
@@ -195,13 +197,13 @@ def publish(repository: str, commit: str, name: str, digest: str) -> Path:
     return file
 
 
-def refer(repository: str, commit: str) -> None:
+def update_main_ref(repository: str, commit: str) -> None:
     """The commit that counts from now on, readable for whoever may read the cache. Raises OSError."""
-    ref = of(repository) / "refs" / REVISION
+    ref = repository_folder(repository) / "refs" / REVISION
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(commit, "ascii")
-    mode = folder().stat().st_mode
-    for path in (of(repository), *of(repository).rglob("*")):
+    mode = hub_cache_folder().stat().st_mode
+    for path in (repository_folder(repository), *repository_folder(repository).rglob("*")):
         if path.is_symlink():
             continue
         with contextlib.suppress(OSError):  # another account's
@@ -209,7 +211,7 @@ def refer(repository: str, commit: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedModel:
     """repository: its id. bytes: on the disk. complete: it can be used without a network. ours: this app downloaded it."""
 
     repository: str
@@ -218,13 +220,13 @@ class Cached:
     ours: bool
 
 
-def all_cached() -> list[Cached]:
+def all_cached() -> list[CachedModel]:
     """The models in the cache that have weights, or a part of them."""
     found = []
-    for place in sorted(folder().glob("models--*--*")):
+    for place in sorted(hub_cache_folder().glob("models--*--*")):
         repository = place.name.removeprefix("models--").replace("--", "/", 1)
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file() and not f.is_symlink())
-        whole = snapshot(repository) is not None
+        whole = find_snapshot(repository) is not None
         if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
-            found.append(Cached(repository, size, whole, (place / LOCK).exists()))
+            found.append(CachedModel(repository, size, whole, (place / LOCK).exists()))
     return found

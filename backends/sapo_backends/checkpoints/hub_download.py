@@ -20,14 +20,14 @@ import msgspec
 
 from sapo_backends.base import Progress
 from sapo_backends.checkpoints import hub_cache
-from sapo_backends.checkpoints.hub_cache import endpoint, one_set
+from sapo_backends.checkpoints.hub_cache import hub_endpoint, one_set
 from sapo_backends.errors import DownloadFailed, ModelNotFound, size_text
 
 # What is said about a download: how far it is, and why the hub gave nothing.
 
 
 @dataclass
-class Progressed:
+class DownloadProgress:
     """done, total: bytes of all files. begun: bytes that were there before, when: monotonic seconds."""
 
     repository: str
@@ -56,9 +56,9 @@ class Away(DownloadFailed):
     """The hub is not there now."""
 
 
-def refused(repository: str, status: int, code: str, named: bool) -> Exception:
+def refusal_error(repository: str, status: int, code: str, named: bool) -> Exception:
     """What an answer that is no success means. code: the hub's own word for it. named: a token was shown."""
-    where = f"{hub_cache.endpoint()}/{repository}"
+    where = f"{hub_cache.hub_endpoint()}/{repository}"
     if code == "GatedRepo":
         log_in = "With the account of your token" if named else "Log in: sapo-desktop login. Before that"
         return ModelNotFound(
@@ -67,13 +67,13 @@ def refused(repository: str, status: int, code: str, named: bool) -> Exception:
     if status in (401, 403, 404):
         again = "Your token may not see it either." if named else "If it is private, log in: sapo-desktop login"
         return ModelNotFound(
-            f"There is no public model {repository!r} at {hub_cache.endpoint()}. Check the name. {again}"
+            f"There is no public model {repository!r} at {hub_cache.hub_endpoint()}. Check the name. {again}"
         )
-    text = f"{hub_cache.endpoint()} answers with error {status} for {repository}"
+    text = f"{hub_cache.hub_endpoint()} answers with error {status} for {repository}"
     return Away(text) if status >= 500 or status in (408, 429) else DownloadFailed(f"{text}.")
 
 
-def offline(repository: str, reason: str) -> str:
+def offline_message(repository: str, reason: str) -> str:
     """What is on this disk, when the network is not there."""
     here = [one.repository for one in hub_cache.all_cached() if one.complete]
     known = f"On this disk: {', '.join(here[:8])}, and" if here else "Use"
@@ -107,7 +107,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class HubRepository:
     """files: what the model needs, its card and licence. license: as the card says, "" = not at all. parameters: 0 = not told."""
 
     id: str
@@ -147,26 +147,26 @@ class _Answer(msgspec.Struct):
     safetensors: _Weights | None = None
 
 
-def address(repository: str) -> str:
+def listing_url(repository: str) -> str:
     """Where the listing is asked for."""
-    return f"{endpoint()}/api/models/{repository}/revision/main?blobs=true"
+    return f"{hub_endpoint()}/api/models/{repository}/revision/main?blobs=true"
 
 
-def file_address(found: Repository, name: str) -> str:
+def file_address(found: HubRepository, name: str) -> str:
     """Where a file's bytes are."""
-    return f"{endpoint()}/{found.id}/resolve/{found.commit}/{name}"
+    return f"{hub_endpoint()}/{found.id}/resolve/{found.commit}/{name}"
 
 
-def parsed(repository: str, content: bytes) -> Repository:
+def parse_listing(repository: str, content: bytes) -> HubRepository:
     """A listing. Raises ModelNotFound where the repository holds no model that can be read, DownloadFailed where it is none."""
     try:
         answer = msgspec.json.decode(content, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DownloadFailed(
-            f"{endpoint()} answered with something that is no listing of {repository}: {error}."
+            f"{hub_endpoint()} answered with something that is no listing of {repository}: {error}."
         ) from error
     listed = [_remote(one) for one in answer.siblings if _NAME.fullmatch(one.rfilename)]
-    files = needed([one for one in listed if one is not None])
+    files = select_needed_files([one for one in listed if one is not None])
     if not any(file.name == "config.json" for file in files) or not any(f.name.endswith(".safetensors") for f in files):
         pickled = any(one.rfilename.endswith((".bin", ".pt")) for one in answer.siblings)
         reason = " Its pickled weights are not read, because they can run code." if pickled else ""
@@ -176,11 +176,11 @@ def parsed(repository: str, content: bytes) -> Repository:
             f"{repository} has no tokenizer.json. Choose a repository of the model with a fast tokenizer."
         )
     if not _DIGEST.fullmatch(answer.sha):
-        raise DownloadFailed(f"{endpoint()} names no commit of {repository}.")
+        raise DownloadFailed(f"{hub_endpoint()} names no commit of {repository}.")
     named = (tag.partition(":")[2] for tag in answer.tags if tag.startswith("license:"))
     license_ = next((word for word in named if _WORD.fullmatch(word)), "")
     parameters = answer.safetensors.total if answer.safetensors else 0
-    return Repository(repository, answer.sha, bool(answer.gated), license_, max(0, parameters), tuple(files))
+    return HubRepository(repository, answer.sha, bool(answer.gated), license_, max(0, parameters), tuple(files))
 
 
 def _remote(one: _Sibling) -> RemoteFile | None:
@@ -188,7 +188,7 @@ def _remote(one: _Sibling) -> RemoteFile | None:
     return RemoteFile(one.rfilename, size, digest) if _DIGEST.fullmatch(digest) and size >= 0 else None
 
 
-def needed(files: Sequence[RemoteFile]) -> list[RemoteFile]:
+def select_needed_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first: not the same weights once
     more under another name."""
     weights = {name for name in one_set({file.name for file in files}) if not name.startswith("consolidated")}
@@ -222,7 +222,7 @@ SPARE = 64 << 20
 """Bytes that a download leaves free."""
 
 
-def look(repository: str) -> Repository:
+def inspect_repository(repository: str) -> HubRepository:
     """What the hub holds under that id; its config.json is on the disk afterwards, so that it is sure that it may be read, and
     its chat template, by which it is known whether it always reasons.
 
@@ -231,12 +231,12 @@ def look(repository: str) -> Repository:
     return _run(_with_session(lambda hub: hub.look(repository)))
 
 
-def config_of(found: Repository) -> Path:
+def config_of(found: HubRepository) -> Path:
     """The folder with the config.json that look() brought."""
-    return hub_cache.of(found.id) / "snapshots" / found.commit
+    return hub_cache.repository_folder(found.id) / "snapshots" / found.commit
 
 
-def download(repository: str, progress: Progress | None = None) -> Path:
+def download_model(repository: str, progress: Progress | None = None) -> Path:
     """The folder of a model, fetched where it is not in the cache yet. Blocks; not on an event loop.
 
     Raises ModelNotFound, DownloadFailed, and whatever `progress` raises.
@@ -244,27 +244,28 @@ def download(repository: str, progress: Progress | None = None) -> Path:
     return _run(_with_session(lambda hub: hub.fetch(repository, progress)))
 
 
-def missing(found: Repository) -> int:
+def remaining_bytes(found: HubRepository) -> int:
     """Bytes that a download has still to bring."""
     return sum(file.size - _there(found, file) for file in found.files)
 
 
-def require_room(found: Repository) -> None:
+def require_room(found: HubRepository) -> None:
     """Raise DownloadFailed when the rest does not fit on the disk."""
-    place = next(p for p in (hub_cache.folder(), *hub_cache.folder().parents) if p.exists())
-    rest, free = missing(found), shutil.disk_usage(place).free
+    cache = hub_cache.hub_cache_folder()
+    place = next(p for p in (cache, *cache.parents) if p.exists())
+    rest, free = remaining_bytes(found), shutil.disk_usage(place).free
     if rest + SPARE > free:
         raise DownloadFailed(
-            f"{found.id} needs {size_text(rest)} more on the disk of {hub_cache.folder()}, {size_text(free)} is free. Free some "
+            f"{found.id} needs {size_text(rest)} more on the disk of {cache}, {size_text(free)} is free. Free some "
             "space, or set HF_HOME to a folder on another disk."
         )
 
 
-def _there(found: Repository, file: RemoteFile) -> int:
+def _there(found: HubRepository, file: RemoteFile) -> int:
     """Bytes of a file that are on the disk."""
-    if (hub_cache.of(found.id) / "snapshots" / found.commit / file.name).is_file():
+    if (hub_cache.repository_folder(found.id) / "snapshots" / found.commit / file.name).is_file():
         return file.size
-    whole = hub_cache.blob(found.id, file.digest)
+    whole = hub_cache.blob_path(found.id, file.digest)
     for path in (whole, whole.with_name(whole.name + hub_cache.PARTIAL)):
         with contextlib.suppress(OSError):
             return min(path.stat().st_size, file.size)
@@ -278,7 +279,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         reason = "The disk is full" if full else f"The disk refused it ({error.strerror or error})"
         raise DownloadFailed(
-            f"{reason}: {hub_cache.folder()}. What was downloaded is kept; free some space "
+            f"{reason}: {hub_cache.hub_cache_folder()}. What was downloaded is kept; free some space "
             "and start again: it goes on from there."
         ) from error
 
@@ -292,7 +293,7 @@ async def _with_session(work: Callable[[_Hub], Awaitable[T]]) -> T:
         return await work(_Hub(session))
 
 
-def _count(state: Progressed | None, bytes_: int) -> None:
+def _count(state: DownloadProgress | None, bytes_: int) -> None:
     if state is not None:
         state.done += bytes_
 
@@ -310,15 +311,15 @@ class _Hub:
         self._session = session
         self._headers: dict[str, str] = {}
 
-    async def look(self, repository: str) -> Repository:
-        if hub_cache.offline():
-            raise DownloadFailed(offline(repository, "HF_HUB_OFFLINE forbids the network"))
+    async def look(self, repository: str) -> HubRepository:
+        if hub_cache.is_hub_offline():
+            raise DownloadFailed(offline_message(repository, "HF_HUB_OFFLINE forbids the network"))
         try:
-            async with self._get(repository, address(repository)) as reply:
+            async with self._get(repository, listing_url(repository)) as reply:
                 content = await _bounded(reply)
         except Away as error:
-            raise DownloadFailed(offline(repository, str(error))) from error
-        found = parsed(repository, content)
+            raise DownloadFailed(offline_message(repository, str(error))) from error
+        found = parse_listing(repository, content)
         config = next(file for file in found.files if file.name == "config.json")
         if config.size > ANSWER_LIMIT:
             raise DownloadFailed(f"{repository} has a config.json of {size_text(config.size)}, which is none.")
@@ -336,15 +337,21 @@ class _Hub:
         span = {"Range": f"bytes={start}-"} if start else {}
         try:
             reply = await self._session.get(url, headers=self._headers | span)
-            if reply.status in (401, 403) and not self._headers and (found := await asyncio.to_thread(hub_cache.token)):
+            if (
+                reply.status in (401, 403)
+                and not self._headers
+                and (found := await asyncio.to_thread(hub_cache.hub_token))
+            ):
                 reply.close()
                 self._headers = {"Authorization": f"Bearer {found}"}
                 reply = await self._session.get(url, headers=self._headers | span)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Away(f"{hub_cache.endpoint()} cannot be reached ({type(error).__name__})") from error
+            raise Away(f"{hub_cache.hub_endpoint()} cannot be reached ({type(error).__name__})") from error
         try:
             if reply.status not in (200, 206, 416):
-                raise refused(repository, reply.status, reply.headers.get("X-Error-Code", ""), bool(self._headers))
+                raise refusal_error(
+                    repository, reply.status, reply.headers.get("X-Error-Code", ""), bool(self._headers)
+                )
             yield reply
         finally:
             reply.close()
@@ -356,10 +363,10 @@ class _Hub:
         with _alone(repository):
             return await self._fetch(found, progress)
 
-    async def _fetch(self, found: Repository, progress: Progress | None) -> Path:
+    async def _fetch(self, found: HubRepository, progress: Progress | None) -> Path:
         repository = found.id
-        there = found.size - missing(found)
-        state = Progressed(repository, found.size, there, there, time.monotonic())
+        there = found.size - remaining_bytes(found)
+        state = DownloadProgress(repository, found.size, there, there, time.monotonic())
         task = asyncio.create_task(self._files(found, state))
         try:
             while not task.done():
@@ -371,21 +378,21 @@ class _Hub:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _files(self, found: Repository, state: Progressed | None) -> Path:
+    async def _files(self, found: HubRepository, state: DownloadProgress | None) -> Path:
         """Those of the listing. state: None = none of them is weights, so this is no download yet."""
         for file in found.files:
-            published = hub_cache.of(found.id) / "snapshots" / found.commit / file.name
+            published = hub_cache.repository_folder(found.id) / "snapshots" / found.commit / file.name
             if not published.is_file():
-                if not hub_cache.blob(found.id, file.digest).is_file():
+                if not hub_cache.blob_path(found.id, file.digest).is_file():
                     await self._file(found, file, state)
-                published = hub_cache.publish(found.id, found.commit, file.name, file.digest)
+                published = hub_cache.add_to_snapshot(found.id, found.commit, file.name, file.digest)
         if state is not None:
-            hub_cache.refer(found.id, found.commit)
+            hub_cache.update_main_ref(found.id, found.commit)
         return published.parent
 
-    async def _file(self, found: Repository, file: RemoteFile, state: Progressed | None) -> None:
+    async def _file(self, found: HubRepository, file: RemoteFile, state: DownloadProgress | None) -> None:
         """One file, verified. A part whose bytes are wrong is of no use and goes."""
-        whole = hub_cache.blob(found.id, file.digest)
+        whole = hub_cache.blob_path(found.id, file.digest)
         part = whole.with_name(whole.name + hub_cache.PARTIAL)
         part.parent.mkdir(parents=True, exist_ok=True)
         fruitless = 0
@@ -411,12 +418,12 @@ class _Hub:
         if await asyncio.to_thread(_digest, part, file) != file.digest:
             part.unlink()
             raise DownloadFailed(
-                f"{file.name} of {found.id} is not what {hub_cache.endpoint()} publishes: its hash differs, so it was deleted. "
-                "Start again; if it happens again, the mirror or the network changes files."
+                f"{file.name} of {found.id} is not what {hub_cache.hub_endpoint()} publishes: its hash differs, so it was "
+                "deleted. Start again; if it happens again, the mirror or the network changes files."
             )
         part.replace(whole)
 
-    async def _more(self, found: Repository, file: RemoteFile, out: Any, state: Progressed | None) -> None:
+    async def _more(self, found: HubRepository, file: RemoteFile, out: Any, state: DownloadProgress | None) -> None:
         """As many bytes as one connection brings. Raises Away."""
         import aiohttp
 
@@ -432,7 +439,7 @@ class _Hub:
                     if out.tell() + len(chunk) > file.size:
                         _emptied(out)
                         raise DownloadFailed(
-                            f"{file.name} of {found.id} is longer than {hub_cache.endpoint()} publishes."
+                            f"{file.name} of {found.id} is longer than {hub_cache.hub_endpoint()} publishes."
                         )
                     out.write(chunk)
                     out.flush()  # a kill loses nothing that is counted
@@ -446,7 +453,7 @@ def _alone(repository: str) -> Iterator[None]:
     """Two programs never write one part. Raises DownloadFailed while another one downloads the model."""
     from filelock import FileLock, Timeout
 
-    place = hub_cache.of(repository)
+    place = hub_cache.repository_folder(repository)
     place.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(place / hub_cache.LOCK, timeout=0):
@@ -463,7 +470,7 @@ async def _bounded(reply: Any) -> bytes:
         content += chunk
         if len(content) > ANSWER_LIMIT:
             raise DownloadFailed(
-                f"{hub_cache.endpoint()} answered with a listing of more than {size_text(ANSWER_LIMIT)}."
+                f"{hub_cache.hub_endpoint()} answered with a listing of more than {size_text(ANSWER_LIMIT)}."
             )
     return content
 

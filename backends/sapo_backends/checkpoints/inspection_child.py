@@ -13,7 +13,7 @@ from pathlib import Path
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.gguf_view import is_to_be_made, write_view
 from sapo_backends.checkpoints.inspection import MAKING_S, MEMORY_BYTES, PROCESSOR_S, REFUSED
-from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.safetensors_numpy import count_weights
 from sapo_backends.checkpoints.spec import decoder_spec, largest_file, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.errors import BackendError, ModelNotFound
@@ -61,7 +61,7 @@ def _limit_this_process(making: bool) -> None:
             resource.setrlimit(which, (ceiling, ceiling))
 
 
-def inspect(folder: Path) -> None:
+def read_small_files(folder: Path) -> None:
     """Read all of a folder's files that the app reads, but the weights. What is wrong with them in words already is left to
     whoever reads them; the rest is raised."""
     with contextlib.suppress(BackendError):
@@ -69,7 +69,7 @@ def inspect(folder: Path) -> None:
         if not why_not(config):
             decoder_spec(config)
     with contextlib.suppress(BackendError):
-        elements(folder)
+        count_weights(folder)
     tokenizer = None
     with contextlib.suppress(BackendError):
         tokenizer = HfTokenizer(folder)
@@ -107,7 +107,7 @@ def main(folder: str) -> int:
     try:
         if making:
             write_view(Path(folder))
-        inspect(Path(folder))
+        read_small_files(Path(folder))
     except ModelNotFound as error:
         _say(f"{REFUSED}{error}")
         return 1

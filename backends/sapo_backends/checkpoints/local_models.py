@@ -73,7 +73,7 @@ class LocalModel:
 
 
 @dataclass
-class Search:
+class LocalModelSearch:
     """What was seen so far; it may be read while a thread goes on. left_out: models that are none to train, such as those
     that turn text into vectors. deadline: monotonic seconds."""
 
@@ -117,9 +117,9 @@ class Search:
             self.note(f"{TITLES[place]}: {path} cannot be read ({error.strerror or error}).")
 
 
-def search(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLES)) -> Search:
+def find_local_models(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLES)) -> LocalModelSearch:
     """Everything in these places. Blocks on the disk; whoever has a loop calls it in a thread."""
-    seen = Search(deadline)
+    seen = LocalModelSearch(deadline)
     for place in places:
         LOOKS[place](seen)
     return seen
@@ -131,7 +131,7 @@ def is_named(model: str) -> bool:
     place, colon, name = model.partition(":")
     if colon and name and place in TITLES:
         return not os.path.exists(os.path.expanduser(model))
-    return is_tagged(model) and any(one.name == model for one in search(places=(OLLAMA,)).models)
+    return is_tagged(model) and any(one.name == model for one in find_local_models(places=(OLLAMA,)).models)
 
 
 def is_tagged(model: str) -> bool:
@@ -144,7 +144,7 @@ def path_of(model: str) -> Path:
     place, _, name = model.partition(":")
     if place not in TITLES:
         place, name = OLLAMA, model
-    seen = search(places=(place,))
+    seen = find_local_models(places=(place,))
     wanted = _with_tag(name) if place == OLLAMA else name
     hits = [one for one in seen.models if wanted in (one.name, *_longer_names(one))]
     if not hits:
@@ -235,7 +235,7 @@ class _Manifest(msgspec.Struct):
     layers: list[_Layer] = []
 
 
-def _look_in_ollama(seen: Search) -> None:
+def _look_in_ollama(seen: LocalModelSearch) -> None:
     for root in ollama_folders():
         manifests = root / "manifests"
         for file in _files(seen, OLLAMA, manifests):
@@ -244,7 +244,7 @@ def _look_in_ollama(seen: Search) -> None:
                 _add_manifest(seen, root, file, parts)
 
 
-def _add_manifest(seen: Search, root: Path, file: Path, parts: tuple[str, ...]) -> None:
+def _add_manifest(seen: LocalModelSearch, root: Path, file: Path, parts: tuple[str, ...]) -> None:
     """A model of Ollama's, whose manifest says which blob holds the weights."""
     *namespace, name, tag = parts[1:] if parts[0] == "registry.ollama.ai" else parts
     called = "/".join([*(part for part in namespace if part != "library"), f"{name}:{tag}"])
@@ -267,12 +267,12 @@ def _add_manifest(seen: Search, root: Path, file: Path, parts: tuple[str, ...]) 
     seen.add(LocalModel(OLLAMA, called, blob, size or 0, blocked=blocked))
 
 
-def _look_in_lm_studio(seen: Search) -> None:
+def _look_in_lm_studio(seen: LocalModelSearch) -> None:
     for root in lm_studio_folders():
         _add_files(seen, LMSTUDIO, list(_files(seen, LMSTUDIO, root)))
 
 
-def _look_in_llama_cpp(seen: Search) -> None:
+def _look_in_llama_cpp(seen: LocalModelSearch) -> None:
     for root in llama_cpp_folders():
         files = list(_files(seen, LLAMACPP, root))
         fetched = [file.name.removesuffix(".json").split("=") for file in files if file.name.startswith("manifest=")]
@@ -285,15 +285,15 @@ def _look_in_llama_cpp(seen: Search) -> None:
         _add_files(seen, LLAMACPP, files, called)
 
 
-def _look_in_hub(seen: Search) -> None:
-    for place in _listing(seen, HUB, hub_cache.folder()):
+def _look_in_hub(seen: LocalModelSearch) -> None:
+    for place in _listing(seen, HUB, hub_cache.hub_cache_folder()):
         if not place.name.startswith("models--") or _full(seen, HUB):
             continue
         repository = place.name.removeprefix("models--").replace("--", "/", 1)
         if "/" not in repository:
             continue
         try:
-            if (here := hub_cache.snapshot(repository)) is not None:
+            if (here := hub_cache.find_snapshot(repository)) is not None:
                 size = sum(_size(Path(entry.path)) or 0 for entry in os.scandir(here))
                 seen.add(LocalModel(HUB, repository, here, size))
                 continue
@@ -304,7 +304,7 @@ def _look_in_hub(seen: Search) -> None:
             _add_files(seen, HUB, list(_files(seen, HUB, commit)))
 
 
-LOOKS: dict[str, Callable[[Search], None]] = {
+LOOKS: dict[str, Callable[[LocalModelSearch], None]] = {
     OLLAMA: _look_in_ollama,
     LMSTUDIO: _look_in_lm_studio,
     LLAMACPP: _look_in_llama_cpp,
@@ -316,7 +316,7 @@ LOOKS: dict[str, Callable[[Search], None]] = {
 # Files and folders
 
 
-def _add_files(seen: Search, place: str, files: list[Path], called: Callable[[str], str] = str) -> None:
+def _add_files(seen: LocalModelSearch, place: str, files: list[Path], called: Callable[[str], str] = str) -> None:
     """The GGUF files of a folder: parts of one model together, projectors for pictures left out."""
     split: dict[tuple[Path, str, int], dict[int, Path]] = {}
     for file in sorted(files):
@@ -335,7 +335,7 @@ def _add_files(seen: Search, place: str, files: list[Path], called: Callable[[st
         seen.add(LocalModel(place, called(stem), parts[min(parts)], size, parts=count, blocked=blocked))
 
 
-def _files(seen: Search, place: str, root: Path) -> Iterator[Path]:
+def _files(seen: LocalModelSearch, place: str, root: Path) -> Iterator[Path]:
     """The files below a folder. Links are followed, for people keep models on other disks, but no folder is entered twice."""
     left, entered = [(root, 0)], set[tuple[int, int]]()
     while left:
@@ -362,7 +362,7 @@ def _files(seen: Search, place: str, root: Path) -> Iterator[Path]:
                 yield entry
 
 
-def _listing(seen: Search, place: str, folder: Path) -> list[Path]:
+def _listing(seen: LocalModelSearch, place: str, folder: Path) -> list[Path]:
     """What lies in a folder, in order; nothing where it may not be looked at."""
     names: list[str] = []
     try:
@@ -377,7 +377,7 @@ def _listing(seen: Search, place: str, folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _full(seen: Search, place: str) -> bool:
+def _full(seen: LocalModelSearch, place: str) -> bool:
     full = sum(one.place == place for one in seen.models) >= MODELS
     if full:
         seen.note(f"{TITLES[place]}: more than {MODELS} models; the rest is not listed.")

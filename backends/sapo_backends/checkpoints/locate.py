@@ -26,21 +26,21 @@ _OTHER_HEADS = re.compile(r"\w+For(MaskedLM|\w+Classification|QuestionAnswering|
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 
-def resolve(model: str, progress: Progress | None = None) -> Path:
+def resolve_model(model: str, progress: Progress | None = None) -> Path:
     """The folder of a model, downloaded first if it is a hub id that is not on this disk yet.
 
     What is in the cache is used as it is, without asking the network: a base must not change under what was trained on it.
     Raises ModelNotFound, DownloadFailed, and what `progress` raises.
     """
     if not is_hub_id(model):
-        return local(model, progress)
-    here = hub_cache.snapshot(model)
+        return resolve_local_model(model, progress)
+    here = hub_cache.find_snapshot(model)
     if here is None:
-        from sapo_backends.checkpoints.hub_download import download
+        from sapo_backends.checkpoints.hub_download import download_model
 
-        here = download(model, progress)
-    hub_cache.pin(model, here.name)
-    return checked(here)
+        here = download_model(model, progress)
+    hub_cache.pin_commit(model, here.name)
+    return validate_model_folder(here)
 
 
 def is_hub_id(model: str) -> bool:
@@ -53,7 +53,7 @@ def is_hub_id(model: str) -> bool:
     )
 
 
-def folder(model: str) -> Path | None:
+def existing_folder(model: str) -> Path | None:
     """The folder that this names, ~ being a home folder; None where there is none, or it may not be looked at."""
     path = os.path.expanduser(model)
     return Path(path) if model not in BUNDLED and os.path.isdir(path) else None
@@ -66,21 +66,21 @@ def gguf_file(model: str) -> Path | None:
     return Path(path) if here and local_models.is_gguf(Path(path)) else None
 
 
-def local(model: str, progress: Progress | None = None) -> Path:
+def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
     """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound, and what `progress`
     raises while a GGUF file is read."""
     if model in BUNDLED:
-        return checked(bundled(model))
-    if (found := folder(model)) is not None:
-        return checked(found)
+        return validate_model_folder(bundled_model_folder(model))
+    if (found := existing_folder(model)) is not None:
+        return validate_model_folder(found)
     if is_hub_id(model):
-        if (here := hub_cache.snapshot(model)) is None:
+        if (here := hub_cache.find_snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
-        return checked(here)
+        return validate_model_folder(here)
     if local_models.is_named(model) or local_models.is_tagged(model):
-        return local(str(local_models.path_of(model)), progress)
+        return resolve_local_model(str(local_models.path_of(model)), progress)
     if (file := gguf_file(model)) is not None:
-        return checked(view_folder(file, progress))
+        return validate_model_folder(view_folder(file, progress))
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
     if os.path.lexists(os.path.expanduser(model)):  # a pipe, a device, a link that leads nowhere
@@ -93,7 +93,7 @@ def local(model: str, progress: Progress | None = None) -> Path:
     )
 
 
-def bundled(name: str) -> Path:
+def bundled_model_folder(name: str) -> Path:
     """The folder of a bundled model. Raises ModelNotFound when this installation lacks it."""
     folder = _bundled_path(name)
     if not folder.is_dir():
@@ -108,7 +108,7 @@ def _bundled_path(name: str) -> Path:
         return Path("sapo_assets/models") / name
 
 
-def checked(folder: Path) -> Path:
+def validate_model_folder(folder: Path) -> Path:
     """The folder, if it holds a config of a causal language model and all files of its safetensors, and a child process came to
     the end of its small files. Raises ModelNotFound that says what is missing."""
     if not (folder / "config.json").is_file():
@@ -127,7 +127,7 @@ def checked(folder: Path) -> Path:
             said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
             said += "save_pretrained(FOLDER)."
         raise ModelNotFound(said)
-    if lacking := hub_cache.missing(folder, weights):
+    if lacking := hub_cache.missing_weight_files(folder, weights):
         more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
         raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")
     config = _config(folder)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sapo_backends.checkpoints import gguf_model as gguf_weights
 from sapo_backends.checkpoints.locate import weight_files
-from sapo_backends.checkpoints.spec import own_name, sees
+from sapo_backends.checkpoints.spec import is_vision_tensor, own_name
 from sapo_backends.errors import ModelNotFound
 
 Float32 = NDArray[np.float32]
@@ -27,28 +27,30 @@ _LARGEST_HEADER = 25_000_000
 """Bytes: room for 100,000 tensors and more."""
 
 
-def tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
+def iter_tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
     """(own name, float32 array) of every floating-point tensor that is not for seeing. Raises ModelNotFound where a file is
     damaged."""
     for file in weight_files(folder):
         with _damage_in_words(file):
-            yield from gguf_weights.tensors(file) if _is_gguf(file) else _read(file)
+            yield from gguf_weights.iter_gguf_tensors(file) if _is_gguf(file) else _read(file)
 
 
-def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every tensor that `tensors` gives, in its order, from the headers alone. Raises ModelNotFound."""
     for file in weight_files(folder):
         with _damage_in_words(file):
             if _is_gguf(file):
-                yield from gguf_weights.shapes(file)
+                yield from gguf_weights.iter_gguf_shapes(file)
                 continue
             entries = _header(file)[0].items()
             yield from (
-                (own_name(name), tuple(e["shape"])) for name, e in entries if e["dtype"] in _TYPES and not sees(name)
+                (own_name(name), tuple(e["shape"]))
+                for name, e in entries
+                if e["dtype"] in _TYPES and not is_vision_tensor(name)
             )
 
 
-def elements(folder: Path, *, packed: int = 8) -> int:
+def count_weights(folder: Path, *, packed: int = 8) -> int:
     """Weights in a folder but those for seeing, counted from the headers; an element of a quantised tensor (uint32) holds
     `packed` of them.
 
@@ -58,9 +60,9 @@ def elements(folder: Path, *, packed: int = 8) -> int:
     for file in weight_files(folder):
         with _damage_in_words(file):
             if _is_gguf(file):
-                total += sum(prod(shape) for _, shape in gguf_weights.shapes(file))
+                total += sum(prod(shape) for _, shape in gguf_weights.iter_gguf_shapes(file))
                 continue
-            entries = [entry for name, entry in _header(file)[0].items() if not sees(name)]
+            entries = [entry for name, entry in _header(file)[0].items() if not is_vision_tensor(name)]
             total += sum(prod(e["shape"]) * (packed if e["dtype"] == "U32" else 1) for e in entries)
     return total
 
@@ -83,7 +85,7 @@ def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, byt
     The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError, ModelNotFound.
     """
     if _is_gguf(file):
-        for name, shape, first, values in gguf_weights.pieces(file):
+        for name, shape, first, values in gguf_weights.iter_gguf_pieces(file):
             yield name, "F32", shape, first, bytearray(values.tobytes())
         return
     header, start = _header(file)
@@ -136,14 +138,14 @@ def _read(file: Path) -> Iterator[tuple[str, Float32]]:
     header, start = _header(file)
     data = np.memmap(file, dtype=np.uint8, mode="r", offset=start)
     for name, entry in header.items():
-        if entry["dtype"] not in _TYPES or sees(name):
+        if entry["dtype"] not in _TYPES or is_vision_tensor(name):
             continue
         begin, end = entry["data_offsets"]
         raw = np.frombuffer(data[begin:end].tobytes(), dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
-        yield own_name(name), widened(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
+        yield own_name(name), bfloat16_to_float32(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
 
 
-def widened(halves: NDArray[np.uint16]) -> Float32:
+def bfloat16_to_float32(halves: NDArray[np.uint16]) -> Float32:
     """bfloat16 bit patterns as float32: bfloat16 is the upper half of a float32."""
     wide: Float32 = (halves.astype(np.uint32) << 16).view(np.float32)
     return wide

@@ -96,7 +96,7 @@ Norms = Literal["before", "after", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """norms: where a layer's RMSNorms are, before or after attention and MLP. qk_norm: none, of each head, or of all
     heads together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the file.
     scaled_embedding: embeddings are multiplied by sqrt(hidden). windowed: which layers see sliding_window tokens only,
@@ -115,18 +115,18 @@ class Family:
 
 ALL_LAYERS = -1
 FAMILIES = {
-    "LlamaForCausalLM": Family(),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm="head"),
-    "MistralForCausalLM": Family(windowed=ALL_LAYERS),
-    "Phi3ForCausalLM": Family(fused=True, windowed=ALL_LAYERS),
-    "SmolLM3ForCausalLM": Family(tied=True),
-    "GraniteForCausalLM": Family(),
-    "Olmo2ForCausalLM": Family(norms="after", qk_norm="all"),
-    "Olmo3ForCausalLM": Family(norms="after", qk_norm="all", windowed=4),
-    "GemmaForCausalLM": Family(norm_offset=1.0, scaled_embedding=True, tied=True),
-    "Gemma2ForCausalLM": Family("both", norm_offset=1.0, scaled_embedding=True, windowed=2, tied=True),
-    "Gemma3ForCausalLM": Family("both", "head", norm_offset=1.0, scaled_embedding=True, windowed=6, tied=True),
+    "LlamaForCausalLM": ModelFamily(),
+    "Qwen2ForCausalLM": ModelFamily(qkv_bias=True),
+    "Qwen3ForCausalLM": ModelFamily(qk_norm="head"),
+    "MistralForCausalLM": ModelFamily(windowed=ALL_LAYERS),
+    "Phi3ForCausalLM": ModelFamily(fused=True, windowed=ALL_LAYERS),
+    "SmolLM3ForCausalLM": ModelFamily(tied=True),
+    "GraniteForCausalLM": ModelFamily(),
+    "Olmo2ForCausalLM": ModelFamily(norms="after", qk_norm="all"),
+    "Olmo3ForCausalLM": ModelFamily(norms="after", qk_norm="all", windowed=4),
+    "GemmaForCausalLM": ModelFamily(norm_offset=1.0, scaled_embedding=True, tied=True),
+    "Gemma2ForCausalLM": ModelFamily("both", norm_offset=1.0, scaled_embedding=True, windowed=2, tied=True),
+    "Gemma3ForCausalLM": ModelFamily("both", "head", norm_offset=1.0, scaled_embedding=True, windowed=6, tied=True),
 }
 """Architecture -> what its config does not say."""
 NORMS: dict[Norms, dict[str, str]] = {
@@ -190,7 +190,7 @@ def own_name(tensor: str) -> str:
     return whole.removeprefix(_PART) if whole == tensor else _OF_MODEL + whole.removeprefix(_PART)
 
 
-def sees(tensor: str) -> bool:
+def is_vision_tensor(tensor: str) -> bool:
     """Whether a tensor belongs to what a language model sees with."""
     return tensor.removeprefix(_OF_MODEL).startswith(_SEES)
 
@@ -365,7 +365,7 @@ class DecoderSpec:
         return self.window if self.layer_windowed[layer] and longest > self.window else 0
 
 
-def linears(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[str, int]], bool]]:
+def fused_projections(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[str, int]], bool]]:
     """(fused name, input width, [(module, output width)], has bias) of a layer's four fused projections."""
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
     qkv = [
@@ -385,7 +385,7 @@ def linears(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[tuple[st
     ]
 
 
-def _windows(config: Json, family: Family, layers: int) -> tuple[int, tuple[bool, ...]]:
+def _windows(config: Json, family: ModelFamily, layers: int) -> tuple[int, tuple[bool, ...]]:
     """(window, which layers have it); (0, none) where no text is longer."""
     name, none = config["architectures"][0], (0, (False,) * layers)
     default = {"MistralForCausalLM": 4096, "Olmo3ForCausalLM": 4096}.get(name)
@@ -461,7 +461,7 @@ def _rope_reasons(spec: DecoderSpec) -> Iterator[str]:
             yield "a longrope of another width"
 
 
-def _embed_scale(config: Json, family: Family) -> float:
+def _embed_scale(config: Json, family: ModelFamily) -> float:
     if family.scaled_embedding:
         return math.sqrt(config["hidden_size"])
     granite = config["architectures"][0] == "GraniteForCausalLM"

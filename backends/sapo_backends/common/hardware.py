@@ -38,7 +38,7 @@ class Hardware:
         return self.matrix_unit in {"amx_bf16", "avx512_bf16", "apple"}
 
 
-def cores() -> int:
+def physical_cores() -> int:
     """Physical cores, bounded by what the scheduler lets this process use."""
     import psutil  # not at the top: the dashboard takes `trim` from here before its first frame
 
@@ -50,7 +50,7 @@ def cores() -> int:
 def default_threads() -> int:
     """OMP_NUM_THREADS where somebody set it, else the physical cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else cores()
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else physical_cores()
 
 
 def _cgroup_bytes(name: str) -> int | None:
@@ -97,7 +97,7 @@ def c_compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name as its maker prints it, or what the platform says."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -107,14 +107,14 @@ def processor() -> str:
     return named or platform.processor() or platform.machine()
 
 
-def detect() -> Hardware:
+def detect_hardware() -> Hardware:
     """Look once; takes a few milliseconds."""
     limit = _cgroup_bytes("memory.max")
     import psutil
 
     total = int(psutil.virtual_memory().total)
     return Hardware(
-        cores=cores(),
+        cores=physical_cores(),
         memory=total if limit is None else min(total, limit),
         available=available_memory(),
         matrix_unit=matrix_unit(),
@@ -138,7 +138,7 @@ def computes_in(precision: str) -> str:
     wanted = precision.removeprefix(FOUR_BIT).removeprefix("-") or "auto"
     if wanted != "auto":
         return "bfloat16" if wanted == "bfloat16" else "float32"
-    return "bfloat16" if detect().fast_bfloat16 else "float32"
+    return "bfloat16" if detect_hardware().fast_bfloat16 else "float32"
 
 
 # What the C library's allocator does with freed memory. On systems other than glibc's all of this does nothing.
@@ -181,7 +181,7 @@ def return_freed(above: int = PASSING) -> bool:
     return _set((M_MMAP_THRESHOLD, above), (M_ARENA_MAX, 1))
 
 
-def trim() -> None:
+def release_free_memory() -> None:
     """Return what is free to the system, and what only cycles of Python's hold: those wait until a quarter as many objects
     are new as there are old ones. For large models, whose packed weights for decoding and whose activations do not fit into
     each other's holes; paying for the pages again takes a hundredth of a round."""

@@ -197,7 +197,7 @@ def micro_batch(parameters: int) -> int:
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
 
 
-def bucket(count: int) -> int:
+def bucket_size(count: int) -> int:
     """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
     power of two apart.
 
@@ -232,7 +232,7 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
     budget = micro_batch(size.parameters)
     batches = -(-everything // budget)
     parts, workers = shape.micro_batch(min(budget, 11 * everything // (10 * batches))), min(workers, batches)
-    tokens = bucket(len(parts) * shape.prompt + sum(parts) * shape.new_tokens)
+    tokens = bucket_size(len(parts) * shape.prompt + sum(parts) * shape.new_tokens)
     wide = 2 if size.trainable < size.parameters else 4
     saved = size.layers * compute_bytes * (10 * size.hidden + wide * size.intermediate) + 16 * size.hidden
     logits = compute_bytes * min(CHUNK, tokens * size.vocabulary) + 4 * min(
@@ -362,7 +362,7 @@ def smaller_round(
     return shape
 
 
-def require(needed: int, suggestion: str, available: int | None = None) -> None:
+def require_memory(needed: int, suggestion: str, available: int | None = None) -> None:
     """Raise OutOfMemory unless that many bytes are free, with a tenth to spare."""
     free = hardware.available_memory() if available is None else available
     if needed > SPARE * free:

@@ -87,7 +87,7 @@ CANDIDATES = 512
 """Largest weights looked at first for top_p."""
 
 
-def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
+def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
     """One uniform a row and step (rows, steps), all at once: what a row gets does not depend on which other rows
     are still alive."""
     if not isinstance(seed, int):
@@ -106,7 +106,7 @@ def chosen_logprobs(logits: Float32, tokens: Int64, temperature: float = 1.0) ->
     return result
 
 
-def sample(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64, Float64]:
+def sample_tokens(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64, Float64]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
     rows = np.arange(len(logits))
@@ -119,7 +119,7 @@ def sample(logits: Float32, sampling: Sampling, uniform: Float64) -> tuple[Int64
     np.exp(weights, out=weights)
     blocks = _blocks(weights)
     total = blocks.sum(axis=(1, 2), dtype=np.float64)
-    allowed = blocks if sampling.top_p >= 1.0 else _blocks(nucleus(weights, sampling.top_p))
+    allowed = blocks if sampling.top_p >= 1.0 else _blocks(filter_top_p(weights, sampling.top_p))
     tokens = inverse_cdf(allowed, uniform)
     return tokens, np.log(weights[rows, tokens].astype(np.float64)) - np.log(total)
 
@@ -146,7 +146,7 @@ def inverse_cdf(blocks: Float32, uniform: Float64) -> Int64:
     return index
 
 
-def nucleus(weights: Float32, top_p: float) -> Float32:
+def filter_top_p(weights: Float32, top_p: float) -> Float32:
     """Zero all but the smallest set of largest weights (rows, V) whose share of the sum reaches top_p."""
     nucleus_weights = np.zeros_like(weights)
     for row, target in zip(weights, nucleus_weights, strict=True):

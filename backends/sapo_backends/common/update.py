@@ -1,5 +1,6 @@
 """What every trainer shares: minibatches, their cut into micro-batches in which completions share their prompt, the order of
-an update's steps and its statistics."""
+an update's steps and its statistics.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def with_old_logprobs(batch: Sequence[TrainSample], policy: PolicyUpdate, logpro
     return filled
 
 
-def minibatches(
+def split_minibatches(
     batch: Sequence[TrainSample], policy: PolicyUpdate, seed: int, logprob_fn: LogprobFn
 ) -> list[list[TrainSample]]:
     """epochs x minibatches lists of samples, each epoch in its own seeded order; empty lists are left out."""
@@ -118,7 +119,7 @@ Report = Callable[[float], None]
 
 
 @dataclass(slots=True)
-class Tally:
+class UpdateTally:
     """Sums over micro-batches, in Python so that nothing of a micro-batch outlives it. By source: [local, external]."""
 
     loss: float = 0.0
@@ -148,7 +149,7 @@ class Tally:
             self.logprob[sample.external] += total
             self.tokens[sample.external] += sample.learned
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: UpdateTally) -> None:
         """Add another worker's sums."""
         self.loss += other.loss
         self.entropy += other.entropy
@@ -169,7 +170,7 @@ def run_update(
     policy: PolicyUpdate,
     seed: int,
     logprob_fn: LogprobFn,
-    gradient: Callable[[Sequence[TrainSample], Tally, Report], Gradient],
+    gradient: Callable[[Sequence[TrainSample], UpdateTally, Report], Gradient],
     step: Callable[[Gradient], float],
     cancel: CancelToken | None = None,
     on_progress: Report | None = None,
@@ -182,8 +183,8 @@ def run_update(
     if cancel is not None:
         cancel.raise_if_cancelled()
     began = time.perf_counter()
-    parts = minibatches(batch, policy, seed, logprob_fn)
-    tally, norms = Tally(), list[float]()
+    parts = split_minibatches(batch, policy, seed, logprob_fn)
+    tally, norms = UpdateTally(), list[float]()
     for done, part in enumerate(parts):
         if not any(map(has_gradient, part)):
             continue
@@ -206,7 +207,9 @@ def _ratio(total: float, count: int) -> float:
     return total / count if count else float("nan")
 
 
-def _stats(batch: Sequence[TrainSample], tally: Tally, norms: list[float], parts: int, seconds: float) -> UpdateStats:
+def _stats(
+    batch: Sequence[TrainSample], tally: UpdateTally, norms: list[float], parts: int, seconds: float
+) -> UpdateStats:
     trained = sum(tally.tokens)
     return UpdateStats(
         loss=tally.loss / parts,

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from sapo_backends.base import Backend, Engine, LoadRequest, Progress
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.packages import LLAMA, install, is_here
+from sapo_backends.packages import LLAMA, install_command, is_here
 
-FIX = f"{install(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"
+FIX = f"{install_command(*LLAMA)} (compiles for some minutes and needs a C++ compiler)"
 
 
 class LlamaCppBackend(Backend):

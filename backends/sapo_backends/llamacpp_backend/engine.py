@@ -16,9 +16,9 @@ from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.checkpoints.write_folder import read_state, write_state
-from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, rows_at_once, sample, uniforms
+from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, draw_uniforms, rows_at_once, sample_tokens
 from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
-from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, Adapter, Context, Model
+from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, GgufAdapter, GgufModel, LlamaContext
 
 # Generating and scoring completions over one llama.cpp context: each prompt is computed once for all its
 # completions.
@@ -28,7 +28,7 @@ LOGIT_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32."""
 
 
-def prefill(context: Context, sequence: int, prompt: TokenIds) -> Float32:
+def prefill_prompt(context: LlamaContext, sequence: int, prompt: TokenIds) -> Float32:
     """Compute a prompt into an empty sequence; logits (V,) of the token after it."""
     logits: Float32 = np.empty((0, 0), np.float32)
     for begin in range(0, len(prompt), context.batch):
@@ -39,8 +39,8 @@ def prefill(context: Context, sequence: int, prompt: TokenIds) -> Float32:
     return last
 
 
-def generate(
-    context: Context,
+def generate_completions(
+    context: LlamaContext,
     width: int,
     prompts: Sequence[TokenIds],
     group_size: int,
@@ -53,7 +53,7 @@ def generate(
     """group_size completions of each prompt, `width` rows at a time; see Engine.generate."""
     owners = [tuple(prompt) for prompt in prompts for _ in range(group_size)]
     generated = GeneratedRows(len(owners), eos_ids)
-    uniform = uniforms(len(owners), sampling.max_new_tokens, seed)
+    uniform = draw_uniforms(len(owners), sampling.max_new_tokens, seed)
     for begin in range(0, len(owners), width):
         wave = list(range(begin, min(begin + width, len(owners))))
         context.clear()
@@ -65,7 +65,7 @@ def generate(
 
 
 def _start(
-    context: Context, owners: Sequence[tuple[int, ...]], wave: Sequence[int], cancel: CancelToken | None
+    context: LlamaContext, owners: Sequence[tuple[int, ...]], wave: Sequence[int], cancel: CancelToken | None
 ) -> Float32:
     """Prefill each prompt of the wave once; first logits (rows, V). Row wave[i] lives in sequence i."""
     first: dict[tuple[int, ...], tuple[int, Float32]] = {}
@@ -77,13 +77,13 @@ def _start(
         if prompt in first:
             context.share(first[prompt][0], sequence)
         else:
-            first[prompt] = sequence, prefill(context, sequence, prompt)
+            first[prompt] = sequence, prefill_prompt(context, sequence, prompt)
         logits.append(first[prompt][1])
     return np.stack(logits)
 
 
 def _wave(
-    context: Context,
+    context: LlamaContext,
     owners: Sequence[tuple[int, ...]],
     generated: GeneratedRows,
     wave: Sequence[int],
@@ -99,7 +99,7 @@ def _wave(
         if cancel is not None:
             cancel.raise_if_cancelled()
         rows = [row for _, row in alive]
-        tokens, logprobs = sample(logits, sampling, uniform[rows, step])
+        tokens, logprobs = sample_tokens(logits, sampling, uniform[rows, step])
         generated.append(rows, tokens.tolist(), logprobs.tolist())
         if on_tokens is not None:
             on_tokens(generated.finished, generated.count)
@@ -117,8 +117,8 @@ def _wave(
         )
 
 
-def logprobs(
-    context: Context, sequences: Sequence[TokenSequence], temperature: float, vocabulary: int
+def completion_logprobs(
+    context: LlamaContext, sequences: Sequence[TokenSequence], temperature: float, vocabulary: int
 ) -> list[list[float]]:
     """Log-probability of every completion token; sequences of one prompt share its computation."""
     result: list[list[float]] = [[] for _ in sequences]
@@ -129,7 +129,7 @@ def logprobs(
     budget = max(1, min(context.batch, LOGIT_ELEMENTS // vocabulary))
     for prompt, members in groups.items():
         context.clear()
-        after_prompt = prefill(context, 0, prompt)[None]
+        after_prompt = prefill_prompt(context, 0, prompt)[None]
         for index in members:
             completion = sequences[index].completion
             context.share(0, 1)
@@ -167,26 +167,26 @@ NOTICEABLE = 1e-3
 class LiveAdapter:
     """The tensors in PEFT's names and the llama.cpp adapter made of them."""
 
-    def __init__(self, spec: DecoderSpec, model: Model, rank: int, alpha: float) -> None:
+    def __init__(self, spec: DecoderSpec, model: GgufModel, rank: int, alpha: float) -> None:
         self._spec, self._model = spec, model
         self.tensors: Tensors = zero_adapter(spec, rank)
         self.alpha = alpha
         self._loaded = self._load(self.tensors, alpha)
         self._answer: NDArray[np.float32] = np.empty(0, np.float32)
-        self._answered: Context | None = None  # the context that gave the answer, after the last swap
+        self._answered: LlamaContext | None = None  # the context that gave the answer, after the last swap
 
-    def _load(self, tensors: Mapping[str, object], alpha: float) -> Adapter:
+    def _load(self, tensors: Mapping[str, object], alpha: float) -> GgufAdapter:
         with tempfile.TemporaryDirectory(prefix="sapo-adapter-") as folder:
             file = Path(folder) / "adapter.gguf"
             write_adapter(self._spec, tensors, alpha, file)
-            return Adapter(self._model, file)
+            return GgufAdapter(self._model, file)
 
-    def attach(self, context: Context) -> None:
+    def attach(self, context: LlamaContext) -> None:
         """Use the adapter in a new context."""
         context.use(self._loaded)
         context.clear()
 
-    def swap(self, context: Context, tensors: Mapping[str, object], alpha: float) -> None:
+    def swap(self, context: LlamaContext, tensors: Mapping[str, object], alpha: float) -> None:
         """Replace the adapter. Raises BackendError when it does not fit or does not take effect."""
         fresh: Tensors = {name: np.array(value, dtype=np.float32) for name, value in tensors.items()}
         self._check(fresh)
@@ -221,11 +221,11 @@ class LiveAdapter:
                 changes.append(float(np.abs(tensor - old if same else tensor).max()))
         return max(changes)
 
-    def _probe(self, context: Context) -> NDArray[np.float32]:
+    def _probe(self, context: LlamaContext) -> NDArray[np.float32]:
         """Logits (V,) after a fixed text, computed in an empty cache."""
         context.clear()
         tokens = [i % self._model.vocabulary for i in range(3, 3 + PROBE)]
-        logits = prefill(context, 0, tokens)
+        logits = prefill_prompt(context, 0, tokens)
         context.clear()
         return logits
 
@@ -248,13 +248,19 @@ class LlamaCppEngine(Engine):
     """The context is made when the first work shows how large it must be, and again when work outgrows it."""
 
     def __init__(
-        self, model: Model, adapter: LiveAdapter | None, tokenizer: HfTokenizer, info: EngineInfo, threads: int, kv: int
+        self,
+        model: GgufModel,
+        adapter: LiveAdapter | None,
+        tokenizer: HfTokenizer,
+        info: EngineInfo,
+        threads: int,
+        kv: int,
     ) -> None:
         self.info, self.tokenizer = info, tokenizer
         self._model, self._live, self._threads, self._kv = model, adapter, threads, kv
-        self._context: Context | None = None
+        self._context: LlamaContext | None = None
 
-    def _room(self, cells: int, sequences: int) -> Context:
+    def _room(self, cells: int, sequences: int) -> LlamaContext:
         """A context of at least that size; llama.cpp uses the adapter in it."""
         held = self._context
         if held is not None and held.cells >= cells and held.sequences >= sequences:
@@ -264,7 +270,7 @@ class LlamaCppEngine(Engine):
             held.close()
             self._context = None
         cells = -(-cells // CELL_STEP) * CELL_STEP
-        self._context = Context(self._model, cells, sequences, min(BATCH, cells), self._threads, self._kv)
+        self._context = LlamaContext(self._model, cells, sequences, min(BATCH, cells), self._threads, self._kv)
         if self._live is not None:
             self._live.attach(self._context)
         return self._context
@@ -287,7 +293,9 @@ class LlamaCppEngine(Engine):
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES, room)
         shared = -(-rows // group_size) + 1  # prompts that one wave may touch
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)
-        return generate(context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens)
+        return generate_completions(
+            context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
+        )
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs."""
@@ -297,7 +305,7 @@ class LlamaCppEngine(Engine):
                 f"A sequence of {longest} tokens exceeds the model's context of {self.info.context_length}."
             )
         context = self._room(longest, 2)
-        return logprobs(context, sequences, temperature, self._model.vocabulary)
+        return completion_logprobs(context, sequences, temperature, self._model.vocabulary)
 
     def adapter(self) -> Mapping[str, object]:
         """See Engine.adapter."""

@@ -15,12 +15,12 @@ from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.gguf_write import Kind, cached_gguf, context_length, read_spec
-from sapo_backends.checkpoints.locate import resolve, weight_files
+from sapo_backends.checkpoints.locate import resolve_model, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.llamacpp_backend.engine import LiveAdapter, LlamaCppEngine
-from sapo_backends.llamacpp_backend.native import F16, F32, Model
+from sapo_backends.llamacpp_backend.native import F16, F32, GgufModel
 
 # One decode in a child process before llama.cpp is used in ours: where a kernel crashes, only the child dies.
 #
@@ -33,12 +33,12 @@ TOKENS, ROWS = 48, 3
 
 def decode_once(path: str, threads: int) -> None:
     """Compute a prompt and one step of several rows, the shapes that generation uses."""
-    from sapo_backends.llamacpp_backend.engine import prefill
-    from sapo_backends.llamacpp_backend.native import Context
+    from sapo_backends.llamacpp_backend.engine import prefill_prompt
+    from sapo_backends.llamacpp_backend.native import LlamaContext
 
-    model = Model(Path(path))
-    context = Context(model, 256, ROWS, 64, threads, F16)
-    prefill(context, 0, [i % model.vocabulary for i in range(TOKENS)])
+    model = GgufModel(Path(path))
+    context = LlamaContext(model, 256, ROWS, 64, threads, F16)
+    prefill_prompt(context, 0, [i % model.vocabulary for i in range(TOKENS)])
     for row in range(1, ROWS):
         context.share(0, row)
     context.decode([1] * ROWS, [TOKENS] * ROWS, range(ROWS), [True] * ROWS)
@@ -65,7 +65,7 @@ def _run(path: Path, threads: int) -> int | None:
 
 def require_working(path: Path, kind: str, architecture: str, threads: int, cache: Path) -> None:
     """Raise BackendUnavailable unless a decode survives; a success is remembered in `cache` for this machine and processor."""
-    state = f"{version('llama-cpp-python')} {kind} {architecture} {hardware.processor()} {platform.node()}"
+    state = f"{version('llama-cpp-python')} {kind} {architecture} {hardware.processor_name()} {platform.node()}"
     marker = cache / f"probed-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
     if marker.is_file() or getattr(sys, "frozen", False):  # a bundle's executable is the app and runs no code of ours
         return
@@ -109,10 +109,10 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
         raise BackendUnavailable(
             f"llama.cpp runs on the processor here, not on {request.device}.", "sapo-desktop node NAME --device auto"
         )
-    folder = resolve(request.model, progress)
+    folder = resolve_model(request.model, progress)
     spec = read_spec(folder)
     own = gguf_of(folder) if request.precision == "auto" else None
-    round_memory.require(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
+    round_memory.require_memory(sum(f.stat().st_size for f in weight_files(folder)), "Choose a smaller model.")
     threads = request.threads or hardware.default_threads()
     if own is None:
         kind: str = pick_kind(request.precision, folder)
@@ -120,7 +120,7 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
     else:  # the person's own file, mapped and never copied
         file, kind = own, read_header(own).quantisation
     require_working(file, kind, spec.architecture, threads, default_cache())
-    model = Model(file)
+    model = GgufModel(file)
     lora = request.method == "lora"
     adapter = LiveAdapter(spec, model, request.lora_rank, request.lora_alpha) if lora else None
     info = EngineInfo(

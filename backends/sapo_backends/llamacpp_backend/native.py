@@ -34,7 +34,7 @@ def _keep_errors(level: int, text: bytes, _data: object) -> None:
         del _complaints[:-5]
 
 
-def start() -> None:
+def initialise_llamacpp() -> None:
     """Quiet the library and initialise it; harmless to repeat."""
     with _lock:
         llama.llama_log_set(_keep_errors, ctypes.c_void_p(0))
@@ -45,37 +45,37 @@ def start() -> None:
                 atexit.register(file.close)
 
 
-def complaint() -> str:
+def take_last_errors() -> str:
     """The library's last errors, for a message to a person."""
     text = "; ".join(_complaints) or "it gave no reason"
     _complaints.clear()
     return text
 
 
-def quantise(source: Path, target: Path, file_type: int) -> None:
+def quantise_gguf(source: Path, target: Path, file_type: int) -> None:
     """Write a GGUF file of 16 or 32 bits with the types of a llama_ftype, such as 15 for Q4_K_M. Raises BackendError."""
-    start()
+    initialise_llamacpp()
     params = llama.llama_model_quantize_default_params()
     params.ftype = file_type
     if llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
         raise BackendError(
-            f"llama.cpp cannot write {target.name} in that quantisation: {complaint()}. Use --quant q8_0."
+            f"llama.cpp cannot write {target.name} in that quantisation: {take_last_errors()}. Use --quant q8_0."
         )
 
 
-class Model:
+class GgufModel:
     """Weights of one GGUF file."""
 
     def __init__(self, path: Path) -> None:
         """Raises BackendError when llama.cpp cannot load the file."""
-        start()
+        initialise_llamacpp()
         params = llama.llama_model_default_params()
         # The repacked buffers crash on CPUs with AMX for Q8_0 and Q4_0 (llama-cpp-python 0.3.36, gcc 12).
         params.use_extra_bufts = False
         params.n_gpu_layers = 0
         self.pointer: Any = llama.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
-            raise BackendError(f"llama.cpp cannot load {path}: {complaint()}. Delete that file and load again.")
+            raise BackendError(f"llama.cpp cannot load {path}: {take_last_errors()}. Delete that file and load again.")
         vocabulary: Any = llama.llama_model_get_vocab(self.pointer)
         self.vocabulary = int(llama.llama_vocab_n_tokens(vocabulary))
         self.parameters = int(llama.llama_model_n_params(self.pointer))
@@ -109,14 +109,14 @@ class Model:
             self.pointer = None
 
 
-class Adapter:
+class GgufAdapter:
     """A LoRA adapter loaded from a GGUF adapter file."""
 
-    def __init__(self, model: Model, path: Path) -> None:
+    def __init__(self, model: GgufModel, path: Path) -> None:
         """Raises BackendError when the file does not fit the model."""
         self.pointer: Any = llama.llama_adapter_lora_init(model.pointer, str(path).encode())
         if not self.pointer:
-            raise BackendError(f"llama.cpp refuses the adapter: {complaint()}.")
+            raise BackendError(f"llama.cpp refuses the adapter: {take_last_errors()}.")
 
     def close(self) -> None:
         """Free it; does nothing the second time."""
@@ -125,13 +125,13 @@ class Adapter:
             self.pointer = None
 
 
-class Context:
+class LlamaContext:
     """A key-value cache of `cells` tokens shared by `sequences` sequences, and the batch that fills it."""
 
-    def __init__(self, model: Model, cells: int, sequences: int, batch: int, threads: int, cache_type: int) -> None:
+    def __init__(self, model: GgufModel, cells: int, sequences: int, batch: int, threads: int, cache_type: int) -> None:
         """Raises OutOfMemory when the cache cannot be allocated."""
         needed = model.cache_bytes(cells, cache_type)
-        round_memory.require(needed, "Lower group_size or max_new_tokens.")
+        round_memory.require_memory(needed, "Lower group_size or max_new_tokens.")
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max = cells, sequences
         params.n_batch = params.n_ubatch = batch
@@ -144,7 +144,9 @@ class Context:
         self.cells, self.sequences, self.batch = cells, sequences, batch
         self.pointer: Any = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
-            raise OutOfMemory(needed, hardware.available_memory(), f"llama.cpp: {complaint()}. Lower group_size.")
+            raise OutOfMemory(
+                needed, hardware.available_memory(), f"llama.cpp: {take_last_errors()}. Lower group_size."
+            )
         self._memory: Any = llama.llama_get_memory(self.pointer)
         self._vocabulary = model.vocabulary
         self._batch: Any = llama.llama_batch_init(batch, 0, 1)
@@ -168,7 +170,7 @@ class Context:
                 0, hardware.available_memory(), "The context is full: lower max_new_tokens or group_size."
             )
         if status != 0:
-            raise BackendError(f"llama.cpp could not compute a step (code {status}): {complaint()}.")
+            raise BackendError(f"llama.cpp could not compute a step (code {status}): {take_last_errors()}.")
         rows = sum(wanted)
         if not rows:
             return np.empty((0, self._vocabulary), np.float32)
@@ -188,11 +190,11 @@ class Context:
         """Forget all tokens."""
         llama.llama_memory_clear(self._memory, False)
 
-    def use(self, adapter: Adapter) -> None:
+    def use(self, adapter: GgufAdapter) -> None:
         """Compute with this adapter from now on. The cache is not flushed by it: call clear()."""
         pointers, scales = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer), (ctypes.c_float * 1)(1.0)
         if llama.llama_set_adapters_lora(self.pointer, pointers, 1, scales) != 0:
-            raise BackendError(f"llama.cpp did not take the adapter: {complaint()}.")
+            raise BackendError(f"llama.cpp did not take the adapter: {take_last_errors()}.")
 
     def close(self) -> None:
         """Free it; does nothing the second time."""

@@ -28,7 +28,7 @@ WIDTHS = (1, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EngineCandidate:
     """What could be used. engine: a registered trainer or a pair. threads 0: the engine does not compute on cores."""
 
     engine: str
@@ -41,7 +41,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EngineMeasurement:
     """What one candidate did. Rates are tokens/s.
 
     generation: at each width, after the prompt. first: seconds until the first token of the widest batch. update:
@@ -50,7 +50,7 @@ class Measured:
     engine says it, "" when it does not.
     """
 
-    candidate: Candidate
+    candidate: EngineCandidate
     device: str = ""
     precision: str = ""
     generation: Mapping[int, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ PROMPT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RoundWorkload:
     """A round: rows completions of new_tokens each on average, all trained on, or none: a node that only generates.
 
     prompt: tokens of a question, read once for its group of group_size; shared: those that all questions begin with, read once.
@@ -99,14 +99,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EnginePreference:
     """What the person decided; "auto" and 0 leave it open."""
 
     engine: str = AUTO
     precision: str = AUTO
     threads: int = 0
 
-    def allows(self, candidate: Candidate) -> bool:
+    def allows(self, candidate: EngineCandidate) -> bool:
         """Whether a candidate agrees with all that the person decided."""
         return (
             self.engine in (AUTO, candidate.engine)
@@ -116,24 +116,24 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EngineChoice:
     """The candidate to use, the seconds its round takes by the measurement, and why it is this one."""
 
-    candidate: Candidate
+    candidate: EngineCandidate
     seconds: float
     reason: str
 
 
-def candidates(
+def list_candidates(
     engines: Collection[str],
     threads: int,
-    wanted: Wanted,
+    wanted: EnginePreference,
     *,
     apple: bool = False,
     gpu: bool = False,
     bfloat16: bool = True,
     trains: bool = True,
-) -> list[Candidate]:
+) -> list[EngineCandidate]:
     """What is worth measuring, trainers first. engines: those that work here. threads: at most so many.
 
     apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. bfloat16:
@@ -142,18 +142,18 @@ def candidates(
     """
     trainer = wanted.engine.rpartition("+")[2]
     if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it
-        return [Candidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
-    found: list[Candidate] = []
+        return [EngineCandidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
+    found: list[EngineCandidate] = []
     if "mlx" in engines and (trainer == "mlx" or (apple and trainer == AUTO)):
-        found.append(Candidate("mlx", wanted.precision))
+        found.append(EngineCandidate("mlx", wanted.precision))
     if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
         is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)  # another kind is for a pair's generator
         kinds = (wanted.precision,) if is_torchs else TORCH if bfloat16 or gpu else TORCH[:1]
-        found += [Candidate("torch", kind, count) for kind in kinds for count in counts]
+        found += [EngineCandidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:
         kind = AUTO if wanted.precision in TORCH else wanted.precision
-        found.append(Candidate("llamacpp", kind, wanted.threads or threads))
+        found.append(EngineCandidate("llamacpp", kind, wanted.threads or threads))
     return found
 
 
@@ -162,21 +162,21 @@ def _counts(threads: int) -> list[int]:
     return sorted({1 << i for i in range(threads.bit_length()) if 1 << i <= threads} | {threads})
 
 
-def pairs(
-    engines: Collection[str], measured: Sequence[Measured], workload: Workload, wanted: Wanted
-) -> list[Candidate]:
+def list_pair_candidates(
+    engines: Collection[str], measured: Sequence[EngineMeasurement], workload: RoundWorkload, wanted: EnginePreference
+) -> list[EngineCandidate]:
     """The pairs worth measuring, once their trainers are: each with the threads of its trainer's best candidate."""
-    found: list[Candidate] = []
+    found: list[EngineCandidate] = []
     for name in engines if workload.trains else ():
         generator, plus, trainer = name.partition("+")
         alone = [m for m in measured if m.candidate.engine == trainer]
         best = _fastest(alone, workload)
         if plus and generator in engines and best is not None and wanted.engine in (AUTO, name):
-            found.append(Candidate(name, wanted.precision, best.candidate.threads))
+            found.append(EngineCandidate(name, wanted.precision, best.candidate.threads))
     return found
 
 
-def finalists(measured: Sequence[Measured], workload: Workload) -> list[Candidate]:
+def find_finalists(measured: Sequence[EngineMeasurement], workload: RoundWorkload) -> list[EngineCandidate]:
     """Those so near to the fastest that a moment's noise may have ordered them; empty when the fastest is alone.
 
     They deserve a second measurement, `merged` with the first.
@@ -186,7 +186,7 @@ def finalists(measured: Sequence[Measured], workload: Workload) -> list[Candidat
     return near if len(near) > 1 else []
 
 
-def merged(one: Measured, two: Measured) -> Measured:
+def merge_measurements(one: EngineMeasurement, two: EngineMeasurement) -> EngineMeasurement:
     """The best of two measurements of a candidate: whatever else a machine does makes its figures only worse."""
     if one.failure or two.failure:
         return two if one.failure else one
@@ -204,9 +204,9 @@ def merged(one: Measured, two: Measured) -> Measured:
 class MeasuredRates:
     """What was measured of a candidate that works, as rates of other rounds than the measured one."""
 
-    measured: Measured
+    measured: EngineMeasurement
 
-    def generate(self, work: Workload) -> float:
+    def generate(self, work: RoundWorkload) -> float:
         """Seconds to read the prompts and write the answers; at the widest measured width that the rows fill."""
         rates = {width: rate for width, rate in self.measured.generation.items() if rate > 0}
         width = max((w for w in rates if w <= work.rows), default=min(rates))
@@ -218,7 +218,7 @@ class MeasuredRates:
         return (context + answers) / self.measured.update + self.measured.hand_over
 
 
-def round_seconds(measured: Measured, workload: Workload) -> float | None:
+def round_seconds(measured: EngineMeasurement, workload: RoundWorkload) -> float | None:
     """Seconds of a round, to compare candidates by; None for what failed, or does not train where the round does."""
     widths = [w for w in measured.generation if measured.generation[w] > 0]
     if measured.failure or not widths or (workload.trains and measured.update <= 0):
@@ -233,7 +233,7 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
-def _fastest(measured: Sequence[Measured], workload: Workload) -> Measured | None:
+def _fastest(measured: Sequence[EngineMeasurement], workload: RoundWorkload) -> EngineMeasurement | None:
     """The fastest, or of those about as fast the one with the fewest threads, then float32."""
     timed = [(seconds, m) for m in measured if (seconds := round_seconds(m, workload)) is not None]
     if not timed:
@@ -243,7 +243,9 @@ def _fastest(measured: Sequence[Measured], workload: Workload) -> Measured | Non
     return timed[min(key for key in near if key[2] <= bound)[3]][1]
 
 
-def decide(measured: Sequence[Measured], workload: Workload, wanted: Wanted | None = None) -> Choice | None:
+def choose_engine(
+    measured: Sequence[EngineMeasurement], workload: RoundWorkload, wanted: EnginePreference | None = None
+) -> EngineChoice | None:
     """The candidate to use among those that the person's own settings leave; None when nothing was measured for them.
 
     A pair is chosen only if it makes the whole round PAIR_GAIN times faster than the best single engine.
@@ -261,40 +263,42 @@ def decide(measured: Sequence[Measured], workload: Workload, wanted: Wanted | No
     return _choice(single, open_ones, workload, f" {pair.candidate.engine} is {how}; {PAIR_GAIN:g} times is required.")
 
 
-def _seconds(measured: Measured, workload: Workload) -> float:
+def _seconds(measured: EngineMeasurement, workload: RoundWorkload) -> float:
     seconds = round_seconds(measured, workload)
     assert seconds is not None
     return seconds
 
 
-def _choice(best: Measured, measured: Sequence[Measured], workload: Workload, remark: str) -> Choice:
+def _choice(
+    best: EngineMeasurement, measured: Sequence[EngineMeasurement], workload: RoundWorkload, remark: str
+) -> EngineChoice:
     mine = _seconds(best, workload)
     others = [(s, m) for m in measured if m is not best and (s := round_seconds(m, workload)) is not None]
     said = f"a round of {workload.rows} completions takes about {format_seconds(mine)}"
     if not others:
-        return Choice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
+        return EngineChoice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
     seconds, second = min(others, key=lambda pair: pair[0])
     if seconds > TIE * mine:
         said += f", {seconds / mine:.1f} times as fast as the next, {second.candidate}."
     else:
         said += f", about as fast as {second.candidate}, with {_tie_break(best, second)}."
-    return Choice(best.candidate, mine, said + remark)
+    return EngineChoice(best.candidate, mine, said + remark)
 
 
-def _tie_break(best: Measured, other: Measured) -> str:
+def _tie_break(best: EngineMeasurement, other: EngineMeasurement) -> str:
     if best.candidate.threads < other.candidate.threads:
         return "fewer threads"
     return "less rounding" if best.precision == "float32" != other.precision else "one engine less"
 
 
-def encode(measured: Sequence[Measured]) -> object:
+def encode_measurements(measured: Sequence[EngineMeasurement]) -> object:
     """As JSON values."""
     return msgspec.to_builtins(measured, str_keys=True)
 
 
-def decode(rows: object) -> list[Measured]:
+def decode_measurements(rows: object) -> list[EngineMeasurement]:
     """What `encode` made. Raises ValueError when it is something else."""
     try:
-        return msgspec.convert(rows, list[Measured], str_keys=True)
+        return msgspec.convert(rows, list[EngineMeasurement], str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(f"These are no measurements: {error}.") from error

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from sapo_backends.common import hardware
-from sapo_backends.common.hardware import available_memory, computes_in, cores, is_four_bit
+from sapo_backends.common.hardware import available_memory, computes_in, is_four_bit, physical_cores
 from sapo_backends.common.round_memory import FOUR_BIT_BYTES, SHARDED_BELOW, ModelSize
-from sapo_backends.measure.choice import Workload
+from sapo_backends.measure.choice import RoundWorkload
 
 # What this machine could do at best: multiplications and memory reads a second, to compare an engine with.
 #
@@ -36,7 +36,7 @@ one. Elsewhere by the clock: Apple's library computes in threads of its own, Win
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """multiply: FLOP/s of square products by precision. read: bytes/s of memory. Empty and 0: not measured.
 
     device: where: cpu, cuda or mps.
@@ -67,7 +67,7 @@ def card_memory(name: str) -> CardMemory:
     return CardMemory(int(free), int(total), pick_precision("auto", device).itemsize)
 
 
-def most_generated(size: ModelSize, width: int, limits: Limits, precision: str) -> float:
+def most_generated(size: ModelSize, width: int, limits: MachineLimits, precision: str) -> float:
     """Tokens/s at which `width` rows could be decoded at best; 0 when it is not known.
 
     Each step reads the weights once and multiplies every row with them (2 FLOP a weight).
@@ -85,7 +85,7 @@ def _kind(precision: str) -> str:
     return computes_in(precision) if is_four_bit(precision) else precision
 
 
-def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
+def most_trained(size: ModelSize, limits: MachineLimits, precision: str) -> float:
     """Completion tokens/s that could be trained on at best; 0 when it is not known.
 
     6 FLOP a weight (forward, and backward into both activations and weights); 4 where only an adapter is trained.
@@ -94,7 +94,7 @@ def most_trained(size: ModelSize, limits: Limits, precision: str) -> float:
     return limits.multiply.get(_kind(precision), 0.0) / flops
 
 
-def measure(engine: str, threads: int, device: str = "auto") -> Limits:
+def measure_limits(engine: str, threads: int, device: str = "auto") -> MachineLimits:
     """The limits as that engine's library reaches them on a LoadRequest's device, in about a second.
 
     Raises ImportError, RuntimeError when there is no such device.
@@ -131,14 +131,14 @@ def _read_bytes() -> int:
     return max(1 << 20, min(READ_BYTES, available_memory() // 8))
 
 
-def _torch(threads: int, name: str) -> Limits:
+def _torch(threads: int, name: str) -> MachineLimits:
     import torch
 
     best = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(best if name == "auto" else name)
     wait: Work = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, int)
     alone = device.type == "cpu" and PROCESSOR_SECONDS
-    workers, clock = (max(1, min(threads, cores())), time.thread_time) if alone else (1, time.perf_counter)
+    workers, clock = (max(1, min(threads, physical_cores())), time.thread_time) if alone else (1, time.perf_counter)
 
     def product(kind: Any) -> Callable[[int], Work]:
         def of(edge: int) -> Work:
@@ -165,10 +165,10 @@ def _torch(threads: int, name: str) -> Limits:
 
         kinds = (torch.float32, torch.bfloat16)
         rates = {str(kind).removeprefix("torch."): together(partial(_multiply, product(kind), clock)) for kind in kinds}
-        return Limits(rates, together(read), device.type)
+        return MachineLimits(rates, together(read), device.type)
 
 
-def _mlx(name: str) -> Limits:
+def _mlx(name: str) -> MachineLimits:
     import mlx.core as mx
 
     import sapo_backends.mlx_backend  # noqa: F401 - before the first product: float32 stays float32
@@ -189,10 +189,10 @@ def _mlx(name: str) -> Limits:
     mx.eval(many)
     kinds = (mx.float32, mx.float16, mx.bfloat16)
     rates = {str(kind).removeprefix("mlx.core."): _multiply(product(kind), time.perf_counter) for kind in kinds}
-    return Limits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum()), time.perf_counter), device)
+    return MachineLimits(rates, many.size * 4 / _fastest(lambda: mx.eval(many.sum()), time.perf_counter), device)
 
 
-def _numpy() -> Limits:
+def _numpy() -> MachineLimits:
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def _numpy() -> Limits:
 
     many = np.ones(_read_bytes() // 4, np.float32)
     rate = _multiply(product, time.perf_counter)
-    return Limits({"float32": rate}, many.nbytes / _fastest(many.sum, time.perf_counter))
+    return MachineLimits({"float32": rate}, many.nbytes / _fastest(many.sum, time.perf_counter))
 
 
 # Seconds of work that was never measured, from the machine's limits: a stated rule, not a measurement.
@@ -234,13 +234,13 @@ makes of a token. From two rows of docs/benchmarks/memory.md."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RateEstimator:
     """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
     transformers computes it. generator: "llamacpp" where it writes instead of the trainer, from a file of that quantisation, such
     as "Q4_K_M". mlx: MLX computes it, not torch."""
 
     size: ModelSize
-    limits: Limits
+    limits: MachineLimits
     precision: str
     fallback: bool = False
     generator: str = ""
@@ -252,7 +252,7 @@ class Rates:
         """The limits are."""
         return most_generated(self.size, 1, self.limits, self.precision) > 0
 
-    def generate(self, work: Workload) -> float:
+    def generate(self, work: RoundWorkload) -> float:
         """Seconds to read the prompts and write the answers: a step for each token of the longest."""
         size, rows = self.size, max(1, work.rows)
         if self.generator == "llamacpp":  # reads each question whole
@@ -311,17 +311,17 @@ class Rates:
 
 
 def round_seconds(
-    size: ModelSize, work: Workload, limits: Limits, precision: str, *, fallback: bool = False
+    size: ModelSize, work: RoundWorkload, limits: MachineLimits, precision: str, *, fallback: bool = False
 ) -> float | None:
     """Seconds of a round; None where the limits are not known. fallback: transformers computes it."""
-    rates = Rates(size, limits, precision, fallback)
+    rates = RateEstimator(size, limits, precision, fallback)
     if not rates.known:
         return None
     update = rates.update(work.groups * work.prompt, work.rows * work.new_tokens) if work.trains else 0.0
     return rates.generate(work) + update
 
 
-def _shares(size: ModelSize, limits: Limits, precision: str) -> tuple[float, float]:
+def _shares(size: ModelSize, limits: MachineLimits, precision: str) -> tuple[float, float]:
     on_gpu, wide = limits.device != "cpu", precision.endswith("float32")
     if size.parameters < SHARDED_BELOW and (on_gpu or not wide):
         return SMALL

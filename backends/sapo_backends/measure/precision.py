@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Progress, Sampling, TrainSample
-from sapo_backends.checkpoints.locate import resolve
-from sapo_backends.checkpoints.safetensors_numpy import elements
+from sapo_backends.checkpoints.locate import resolve_model
+from sapo_backends.checkpoints.safetensors_numpy import count_weights
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import round_memory
@@ -29,13 +29,13 @@ GROUP = 8
 QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
 
 
-def prompts(engine: Engine, count: int) -> list[list[int]]:
+def synthetic_prompts(engine: Engine, count: int) -> list[list[int]]:
     """So many made-up questions, encoded."""
     texts = [QUESTION.format(i, 3 * i + 1, 2 * i, i + 2) for i in range(count)]
     return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in texts]
 
 
-def batch(engine: Engine, groups: int, tokens: int) -> list[TrainSample]:
+def synthetic_batch(engine: Engine, groups: int, tokens: int) -> list[TrainSample]:
     """Completions of fixed length, with advantages in turn."""
     usable = min(engine.info.vocabulary, 1000)
     return [
@@ -44,7 +44,7 @@ def batch(engine: Engine, groups: int, tokens: int) -> list[TrainSample]:
             tuple(10 + (13 * row + 7 * place) % (usable - 10) for place in range(tokens)),
             1.0 if row % 2 else -1.0,
         )
-        for prompt in prompts(engine, groups)
+        for prompt in synthetic_prompts(engine, groups)
         for row in range(GROUP)
     ]
 
@@ -62,12 +62,12 @@ def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple
     """
     config = read_json(folder / "config.json")
     quantised = "quantization" in config or "quantization_config" in config
-    count = parameters or elements(folder, packed=_packed(config))
+    count = parameters or count_weights(folder, packed=_packed(config))
     tied = bool(config.get("tie_word_embeddings")) if why_not(config) else decoder_spec(config).tied
-    return sized(count, _widths(config), request, tied=tied, quantised=quantised)
+    return size_from_widths(count, _widths(config), request, tied=tied, quantised=quantised)
 
 
-def sized(
+def size_from_widths(
     parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
 ) -> tuple[ModelSize, Method]:
     """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads,
@@ -119,7 +119,7 @@ ROWS = (64, 1024)
 """Of the products that stand for a large model's decode steps and micro-batches."""
 
 
-def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str, float]:
+def measure_precisions(request: LoadRequest, progress: Progress | None = None) -> dict[str, float]:
     """Processor seconds by precision of the same work on one thread, in about a second.
 
     Of a model that the own decoder computes with a shard a thread: a small round. Of others, whose loading alone takes
@@ -127,7 +127,7 @@ def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str,
     """
     if progress is not None:
         progress(0.01, "finding the faster precision, once")
-    folder = resolve(request.model, progress)
+    folder = resolve_model(request.model, progress)
     size, _ = model_size(folder, request)
     config = read_json(folder / "config.json")
     if not why_not(config) and size.parameters < round_memory.SHARDED_BELOW:
@@ -144,13 +144,13 @@ def measure(request: LoadRequest, progress: Progress | None = None) -> dict[str,
 def compile_kernels() -> None:
     """Have the torch engine's C kernels compiled, if there is a compiler and they are not yet."""
     try:
-        from sapo_backends.torch_backend.native import kernels
+        from sapo_backends.torch_backend.native import load_kernels
     except ImportError:
         return
-    kernels()
+    load_kernels()
 
 
-def faster(seconds: Mapping[str, float]) -> str:
+def faster_precision(seconds: Mapping[str, float]) -> str:
     """The precision to use; float32, which rounds less, when there is little between them. "auto" without figures."""
     if not seconds:
         return "auto"
@@ -169,13 +169,13 @@ def _quickest(work: Callable[[], object]) -> float:
 
 def _round(request: LoadRequest, precision: str) -> float:
     """Seconds of generating some groups and of an update on them."""
-    engine = registry.backend("torch")().load(replace(request, precision=precision, device="cpu", threads=1))
+    engine = registry.get_backend("torch")().load(replace(request, precision=precision, device="cpu", threads=1))
     try:
-        asked, sampling = prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS)
+        asked, sampling = synthetic_prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS)
         generation = _quickest(lambda: engine.generate(asked, GROUP, sampling, 0))
         if engine.info.method == "none":
             return generation
-        samples, policy = batch(engine, GROUPS, NEW_TOKENS), PolicyUpdate(learning_rate=0.0)
+        samples, policy = synthetic_batch(engine, GROUPS, NEW_TOKENS), PolicyUpdate(learning_rate=0.0)
         return generation + _quickest(lambda: engine.update(samples, policy, 0))
     finally:
         engine.close()

@@ -25,9 +25,9 @@ from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling
 from sapo_backends.errors import BackendError, Cancelled, CancelToken
 from sapo_backends.measure import machine_limits
-from sapo_backends.measure.choice import WIDTHS, Candidate, Measured, decode
-from sapo_backends.measure.machine_limits import CardMemory, Limits
-from sapo_backends.measure.precision import GROUP, batch, prompts
+from sapo_backends.measure.choice import WIDTHS, EngineCandidate, EngineMeasurement, decode_measurements
+from sapo_backends.measure.machine_limits import CardMemory, MachineLimits
+from sapo_backends.measure.precision import GROUP, synthetic_batch, synthetic_prompts
 
 SECONDS = 2.0
 LONGEST_S = 180.0
@@ -70,7 +70,7 @@ class _Pace:
 def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, float]:
     """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of what fits into `seconds`: whatever
     else the machine does makes both only worse."""
-    asked = prompts(engine, max(1, width // GROUP))
+    asked = synthetic_prompts(engine, max(1, width // GROUP))
     group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS)
     rates, firsts = list[float](), list[float]()
     deadline, seed = time.perf_counter() + seconds, 0
@@ -95,7 +95,7 @@ def _update(engine: Engine, seconds: float) -> tuple[float, float]:
     """
     began, rate, around = time.perf_counter(), 0.0, list[float]()
     for groups in (TRAINED_GROUPS[0], *TRAINED_GROUPS):
-        samples = batch(engine, groups, TRAINED_TOKENS)
+        samples = synthetic_batch(engine, groups, TRAINED_TOKENS)
         done = list[float]()
         last = groups == TRAINED_GROUPS[-1]
         while not done or (last and time.perf_counter() - began < seconds):
@@ -124,10 +124,10 @@ def peak_memory() -> int:
     return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
 
 
-def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS) -> Measured:
+def measure_candidate(candidate: EngineCandidate, request: LoadRequest, seconds: float = SECONDS) -> EngineMeasurement:
     """Load the model and measure for about that long. Raises BackendError."""
     asked = replace(request, precision=candidate.precision, threads=candidate.threads)
-    backend = registry.backend(candidate.engine)
+    backend = registry.get_backend(candidate.engine)
     engine = backend().load(asked)
     try:
         rates, first = {}, 0.0
@@ -136,7 +136,7 @@ def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS
             rates[width], first = _generation(engine, width, share * seconds)
         trains = backend.CAN_TRAIN and engine.info.method != "none"
         update, around = _update(engine, 0.4 * seconds) if trains else (0.0, 0.0)
-        return Measured(
+        return EngineMeasurement(
             candidate,
             device=engine.info.device,
             precision=engine.info.precision,
@@ -151,39 +151,39 @@ def measure(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS
         engine.close()
 
 
-def in_child(candidate: Candidate, request: LoadRequest, seconds: float = SECONDS) -> Measured:
+def in_child(candidate: EngineCandidate, request: LoadRequest, seconds: float = SECONDS) -> EngineMeasurement:
     """The same in a process of its own; what goes wrong there is the measurement's `failure`."""
     try:
-        return decode([_child(_job(candidate, request, seconds), seconds)["measured"]])[0]
+        return decode_measurements([_child(_job(candidate, request, seconds), seconds)["measured"]])[0]
     except BackendError as error:
-        return Measured(candidate, failure=str(error))
+        return EngineMeasurement(candidate, failure=str(error))
 
 
-async def glance(candidate: Candidate, request: LoadRequest, seconds: float) -> Measured:
+async def measure_async(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> EngineMeasurement:
     """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a
     failure."""
     if getattr(sys, "frozen", False):
-        return Measured(candidate, failure="A bundle measures with sapo-desktop bench.")
+        return EngineMeasurement(candidate, failure="A bundle measures with sapo-desktop bench.")
     command, env = _command(_job(candidate, request, seconds))
     quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, env=env, stdin=quiet, stdout=pipe, stderr=pipe)
     try:
         said = await child.communicate()
-        return decode([_told(child.returncode, *said)["measured"]])[0]
+        return decode_measurements([_told(child.returncode, *said)["measured"]])[0]
     except BackendError as error:
-        return Measured(candidate, failure=str(error))
+        return EngineMeasurement(candidate, failure=str(error))
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
 
 
-def limits_in_child(engine: str, threads: int, device: str = "auto") -> Limits:
+def limits_in_child(engine: str, threads: int, device: str = "auto") -> MachineLimits:
     """The machine's limits by that engine's library; empty when it cannot be had."""
     try:
-        return Limits(**_child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"])
+        return MachineLimits(**_child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"])
     except BackendError:
-        return Limits()
+        return MachineLimits()
 
 
 def card_memory_in_child(device: str) -> CardMemory | None:
@@ -194,7 +194,7 @@ def card_memory_in_child(device: str) -> CardMemory | None:
         return None
 
 
-def _job(candidate: Candidate, request: LoadRequest, seconds: float) -> dict[str, Any]:
+def _job(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> dict[str, Any]:
     return {"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds}
 
 
@@ -267,8 +267,12 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
     if "card" in job:
         return {"card": asdict(machine_limits.card_memory(job["card"]))}
     if "limits" in job:
-        return {"limits": asdict(machine_limits.measure(job["limits"], job["threads"], job["device"]))}
-    return {"measured": asdict(measure(Candidate(**job["candidate"]), LoadRequest(**job["request"]), job["seconds"]))}
+        return {"limits": asdict(machine_limits.measure_limits(job["limits"], job["threads"], job["device"]))}
+    return {
+        "measured": asdict(
+            measure_candidate(EngineCandidate(**job["candidate"]), LoadRequest(**job["request"]), job["seconds"])
+        )
+    }
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ UPDATES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """name: what was tested. passed: with which figure, in words."""
 
     name: str
@@ -44,7 +44,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceEngine:
     """The second engine. plainly: its backend's; each call is made within, since both may be of the same backend."""
 
     engine: Engine
@@ -65,11 +65,11 @@ def _sequences(prompts: list[list[int]], groups: list[list[Completion]]) -> list
     return [TokenSequence(tuple(p), c.tokens) for p, g in zip(prompts, groups, strict=True) for c in g]
 
 
-def _agrees(name: str, engine: Engine, found: np.ndarray, expected: np.ndarray) -> Check:
+def _agrees(name: str, engine: Engine, found: np.ndarray, expected: np.ndarray) -> CheckResult:
     """Whether log-probabilities are the same but for what the engine's precision rounds."""
     difference = float(np.abs(found - expected).mean())
     bound = MEAN_DIFFERENCE.get(engine.info.precision, LOOSE_DIFFERENCE)
-    return Check(name, difference <= bound, f"mean difference {difference:.1e}, allowed {bound:.0e}")
+    return CheckResult(name, difference <= bound, f"mean difference {difference:.1e}, allowed {bound:.0e}")
 
 
 def _prompts(engine: Engine) -> list[list[int]]:
@@ -80,17 +80,17 @@ def _scores(engine: Engine, sequences: Sequence[TokenSequence]) -> np.ndarray:
     return np.concatenate([np.array(row) for row in engine.logprobs(sequences)])
 
 
-def _generation(engine: Engine, reference: Reference) -> Iterator[Check]:
+def _generation(engine: Engine, reference: ReferenceEngine) -> Iterator[CheckResult]:
     prompts, greedy = _prompts(engine), Sampling(temperature=0.0, max_new_tokens=24)
     answers, expected = engine.generate(prompts, 1, greedy, 0), reference.generate(prompts, 1, greedy, 0)
     same = sum(a[0].tokens == b[0].tokens for a, b in zip(answers, expected, strict=True))
     exact = engine.info.precision == "float32"
     enough = len(prompts) if exact else len(prompts) // 2
-    yield Check("greedy answers equal the second engine's", same >= enough, f"{same} of {len(prompts)}")
+    yield CheckResult("greedy answers equal the second engine's", same >= enough, f"{same} of {len(prompts)}")
     began = time.perf_counter()
     sampled = [engine.generate(prompts, 4, Sampling(max_new_tokens=32), seed=1) for _ in range(2)]
     rate = sum(len(c.tokens) for groups in sampled for g in groups for c in g) / (time.perf_counter() - began)
-    yield Check(
+    yield CheckResult(
         "the same seed samples the same", sampled[0] == sampled[1], f"{rate:.0f} tokens/s at width {4 * len(prompts)}"
     )
     told = np.array([p for groups in sampled[0] for c in groups for p in c.logprobs])
@@ -98,14 +98,14 @@ def _generation(engine: Engine, reference: Reference) -> Iterator[Check]:
     yield _agrees("log-probabilities of sampled tokens equal the second engine's", engine, told, scored)
 
 
-def _scoring(engine: Engine, reference: Reference) -> Check:
+def _scoring(engine: Engine, reference: ReferenceEngine) -> CheckResult:
     prompts = _prompts(engine)
     sequences = _sequences(prompts, reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2))
     found, expected = _scores(engine, sequences), reference.scores(sequences)
     return _agrees("log-probabilities equal the second engine's", engine, found, expected)
 
 
-def _training(engine: Engine) -> Iterator[Check]:
+def _training(engine: Engine) -> Iterator[CheckResult]:
     prompts = _prompts(engine)[:4]
     groups = engine.generate(prompts, 4, Sampling(max_new_tokens=24), seed=3)
     told = engine.separate_generator
@@ -121,15 +121,15 @@ def _training(engine: Engine) -> Iterator[Check]:
         engine.save(Path(name))
         stats = [engine.update(batch, POLICY, seed) for seed in range(UPDATES)]
         moved = float(((_scores(engine, sequences) - start) * signs).sum())
-        yield Check(
+        yield CheckResult(
             "updates follow the advantage", moved > 0.0, f"{moved:+.2f} nats, {stats[-1].seconds:.2f} s an update"
         )
         engine.restore(Path(name))
         back = float(np.abs(_scores(engine, sequences) - start).max())
-        yield Check("a saved model comes back", back <= 1e-4, f"largest difference {back:.0e}")
+        yield CheckResult("a saved model comes back", back <= 1e-4, f"largest difference {back:.0e}")
 
 
-def verify(backend: type[Backend], reference: type[Backend], request: LoadRequest) -> list[Check]:
+def verify_engine(backend: type[Backend], reference: type[Backend], request: LoadRequest) -> list[CheckResult]:
     """Compare an engine as `request` loads it with a second one in float32 on the processor, without its fast paths.
 
     Raises BackendUnavailable and what else loading raises; a failure of the engine itself is a failed check.
@@ -137,9 +137,9 @@ def verify(backend: type[Backend], reference: type[Backend], request: LoadReques
     second = LoadRequest(model=request.model, method="none", precision="float32", device="cpu", threads=request.threads)
     with reference.plainly():
         other = reference().load(second)
-    engine, compared = backend().load(request), Reference(other, reference.plainly)
-    checks = [Check("the engine loads", True, f"{engine.info.device}, {engine.info.precision}")]
-    steps: list[Callable[[], Iterator[Check]]] = [
+    engine, compared = backend().load(request), ReferenceEngine(other, reference.plainly)
+    checks = [CheckResult("the engine loads", True, f"{engine.info.device}, {engine.info.precision}")]
+    steps: list[Callable[[], Iterator[CheckResult]]] = [
         lambda: _generation(engine, compared),
         lambda: iter([_scoring(engine, compared)]),
     ]
@@ -150,7 +150,7 @@ def verify(backend: type[Backend], reference: type[Backend], request: LoadReques
             try:
                 checks += step()
             except Exception as error:  # whatever a broken engine does is a finding
-                checks.append(Check("the engine works through", False, f"{type(error).__name__}: {error}"))
+                checks.append(CheckResult("the engine works through", False, f"{type(error).__name__}: {error}"))
     finally:
         engine.close()
         other.close()

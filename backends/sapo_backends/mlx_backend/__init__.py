@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sapo_backends.base import Backend, Engine, LoadRequest, Progress
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.packages import MLX, install, is_here
+from sapo_backends.packages import MLX, install_command, is_here
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once, by the first product: float32 on a GPU would be TF32
 
@@ -25,7 +25,7 @@ class MlxBackend(Backend):
         """See Backend.check."""
         for module in ("mlx", "mlx_lm"):
             if not is_here(module):
-                raise BackendUnavailable(f"The mlx engine needs the package {module!r}.", install(*MLX))
+                raise BackendUnavailable(f"The mlx engine needs the package {module!r}.", install_command(*MLX))
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:

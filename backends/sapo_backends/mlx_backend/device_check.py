@@ -15,11 +15,11 @@ import numpy as np
 from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.update import Tally
+from sapo_backends.common.update import UpdateTally
 from sapo_backends.errors import BackendUnavailable, OutOfMemory
-from sapo_backends.mlx_backend.generation import generate
-from sapo_backends.mlx_backend.model import MlxModel, pack
-from sapo_backends.mlx_backend.update import gradient
+from sapo_backends.mlx_backend.generation import generate_completions
+from sapo_backends.mlx_backend.model import MlxModel, pad_micro_batch
+from sapo_backends.mlx_backend.update import minibatch_gradient
 
 # Everything that differs between Metal and the CPU device.
 
@@ -53,7 +53,7 @@ def limit_memory(device: Any) -> None:
 
 
 @contextlib.contextmanager
-def computing(device: Any, suggestion: str) -> Iterator[None]:
+def compute_on_device(device: Any, suggestion: str) -> Iterator[None]:
     """Compute on the device; free its cached buffers afterwards and turn a failed allocation into OutOfMemory."""
     try:
         with mx.stream(device):
@@ -80,10 +80,10 @@ Make = Callable[[Any, Any], MlxModel]
 """(device, type to compute in) -> the bundled model, all of it trained."""
 
 
-def failure(device: Any, compute: Any, make: Make) -> str:
+def find_device_failure(device: Any, compute: Any, make: Make) -> str:
     """What the device computes wrongly, in words; "" when nothing."""
     with mx.stream(device):
-        groups = generate(make(device, compute), PROMPTS, 2, SAMPLING, 0, ())
+        groups = generate_completions(make(device, compute), PROMPTS, 2, SAMPLING, 0, ())
     told = [(prompt, one) for prompt, group in zip(PROMPTS, groups, strict=True) for one in group]
     batch = [TrainSample(prompt, one.tokens, 1.0 - number % 2 * 2) for number, (prompt, one) in enumerate(told)]
     sampled = np.array(list(chain.from_iterable(one.logprobs for _, one in told)))
@@ -101,19 +101,19 @@ def _computed(make: Make, device: Any, compute: Any, batch: list[TrainSample]) -
     """Log-probabilities of the completions' tokens, and the gradient of an update, one behind another."""
     with mx.stream(device):
         model = make(device, compute)
-        packed = pack([(one.prompt, one.completion) for one in batch], list(range(len(batch))))
+        packed = pad_micro_batch([(one.prompt, one.completion) for one in batch], list(range(len(batch))))
         scores = np.array(model.token_logprobs(packed, 1.0).logprobs)[np.array(packed.valid)]
-        grads = gradient(model, batch, POLICY, BUDGET, Tally())
+        grads = minibatch_gradient(model, batch, POLICY, BUDGET, UpdateTally())
         return scores, np.concatenate([np.array(grads[name]).ravel() for name in sorted(grads)])
 
 
-def ensure(device: Any, compute: Any, make: Make) -> None:
+def ensure_device_checked(device: Any, compute: Any, make: Make) -> None:
     """Check a device the first time. Raises BackendUnavailable where it computes something else."""
     known = f"{version('mlx')} {mx.device_info(device).get('device_name', device)} {compute}"
     record = cache_folder() / f"met-mlx-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
     if record.exists():
         return
-    if failed := failure(device, compute, make):
+    if failed := find_device_failure(device, compute, make):
         raise BackendUnavailable(f"MLX computes {failed} wrongly on this GPU.", "use --device cpu, or another engine")
     record.parent.mkdir(parents=True, exist_ok=True)
     record.touch()

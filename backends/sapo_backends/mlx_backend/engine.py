@@ -40,12 +40,12 @@ from sapo_backends.checkpoints.write_folder import (
     write_settings,
     write_state,
 )
-from sapo_backends.common.update import Tally, plan_micro_batches
+from sapo_backends.common.update import UpdateTally, plan_micro_batches
 from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt
 from sapo_backends.mlx_backend import generation, update
 from sapo_backends.mlx_backend import model as parameter_names
-from sapo_backends.mlx_backend.device_check import computing
-from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Tensors, from_arrays, pack, to_arrays
+from sapo_backends.mlx_backend.device_check import compute_on_device
+from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Tensors, from_arrays, pad_micro_batch, to_arrays
 from sapo_backends.mlx_backend.update import AdamW
 
 # What the engine writes to disk.
@@ -63,7 +63,7 @@ def _whole(module: Any) -> Any:
     )
 
 
-def merged(model: MlxModel) -> dict[str, Any]:
+def merged_weights(model: MlxModel) -> dict[str, Any]:
     """Weights by Hugging Face name: trained ones in float32, adapters added, 4-bit ones spread out again."""
     weights: dict[str, Any] = {}
     inside: tuple[str, ...] = ()
@@ -84,15 +84,15 @@ def merged(model: MlxModel) -> dict[str, Any]:
     return whole | {name: tensor for name, tensor in model.trained.items() if ".lora_" not in name}
 
 
-def export(model: MlxModel, source: Path, folder: Path) -> None:
+def export_model(model: MlxModel, source: Path, folder: Path) -> None:
     """Write model.safetensors, config.json and the tokenizer."""
-    weights = merged(model)
+    weights = merged_weights(model)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
     kind = str(next(iter(weights.values())).dtype).removeprefix("mlx.core.")
     write_settings(source, folder, kind)
 
 
-def save(
+def save_checkpoint(
     folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any], with_optimizer: bool = True
 ) -> None:
     """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
@@ -103,7 +103,7 @@ def save(
     write_state(folder, identity, steps=optimizer.steps)
 
 
-def restore(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
+def restore_checkpoint(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
     """Read what `save`, or another engine with the same names, wrote; nothing changes unless everything fits. Raises
     CheckpointCorrupt.
 
@@ -157,7 +157,7 @@ class MlxEngine(Engine):
         self._share = 1.0
         self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
         self.optimizer_files = OPTIMIZER_FILES
-        with computing(device, LESS):
+        with compute_on_device(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
 
     def generate(
@@ -171,8 +171,8 @@ class MlxEngine(Engine):
     ) -> list[list[Completion]]:
         """See Engine.generate."""
         self.check_lengths(prompts, sampling)
-        with computing(self._device, "Lower group_size or max_new_tokens."):
-            return generation.generate(
+        with compute_on_device(self._device, "Lower group_size or max_new_tokens."):
+            return generation.generate_completions(
                 self._model, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
             )
 
@@ -180,9 +180,9 @@ class MlxEngine(Engine):
         """See Engine.logprobs."""
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
-        with computing(self._device, LESS):
+        with compute_on_device(self._device, LESS):
             for members in plan_micro_batches(pairs, SCORING_BUDGET, step=SHAPE_STEP):
-                rows = np.array(self._model.token_logprobs(pack(pairs, members), temperature).logprobs)
+                rows = np.array(self._model.token_logprobs(pad_micro_batch(pairs, members), temperature).logprobs)
                 for index, row in zip(members, rows, strict=True):
                     result[index] = row[: len(pairs[index][1])].tolist()
         return result
@@ -206,16 +206,16 @@ class MlxEngine(Engine):
     ) -> UpdateStats:
         """See Engine.update."""
         optimizer, budget = self._trainer(), int(TRAINING_BUDGET * self._share)
-        with computing(self._device, LESS):
-            return update.update(
+        with compute_on_device(self._device, LESS):
+            return update.run_policy_update(
                 self._model, optimizer, batch, policy, seed, budget, self.logprobs, cancel, on_progress
             )
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
         self._trainer()
-        with computing(self._device, LESS):
-            grads = update.gradient(self._model, batch, policy, TRAINING_BUDGET, Tally())
+        with compute_on_device(self._device, LESS):
+            grads = update.minibatch_gradient(self._model, batch, policy, TRAINING_BUDGET, UpdateTally())
             return parameter_names.to_arrays(grads)
 
     def adapter(self) -> Mapping[str, object]:
@@ -227,7 +227,7 @@ class MlxEngine(Engine):
         if self.info.method != "lora":
             raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
         try:
-            with computing(self._device, LESS):
+            with compute_on_device(self._device, LESS):
                 self._model.trained = parameter_names.from_arrays(self._model.trained, tensors)
                 self._model.settle()
         except ValueError as error:
@@ -244,18 +244,18 @@ class MlxEngine(Engine):
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
-        save(folder, self._model, self._trainer(), self._identity(), optimizer)
+        save_checkpoint(folder, self._model, self._trainer(), self._identity(), optimizer)
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""
         optimizer = self._trainer()
-        with computing(self._device, LESS):
-            restore(folder, self._model, optimizer, self._identity())
+        with compute_on_device(self._device, LESS):
+            restore_checkpoint(folder, self._model, optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""
-        with computing(self._device, LESS):
-            export(self._model, self._folder, folder)
+        with compute_on_device(self._device, LESS):
+            export_model(self._model, self._folder, folder)
 
     def close(self) -> None:
         """See Engine.close."""

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
-from sapo_backends.common.sampling import GeneratedRows, rows_at_once, uniforms
+from sapo_backends.common.sampling import GeneratedRows, draw_uniforms, rows_at_once
 from sapo_backends.errors import Cancelled, CancelToken
-from sapo_backends.mlx_backend.model import MlxModel, Session, logsumexp
+from sapo_backends.mlx_backend.model import DecodeSession, MlxModel, blocked_logsumexp
 
 BLOCK = 256
 
 
-def sample(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
+def sample_tokens(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
     logits = logits.astype(mx.float32)
@@ -30,9 +30,9 @@ def sample(logits: Any, sampling: Sampling, uniform: Any) -> tuple[Any, Any]:
     else:
         logits = logits / sampling.temperature
         weights = mx.softmax(logits, axis=-1, precise=True)
-        tokens = inverse_cdf(weights if sampling.top_p >= 1.0 else nucleus(weights, sampling.top_p), uniform)
+        tokens = inverse_cdf(weights if sampling.top_p >= 1.0 else filter_top_p(weights, sampling.top_p), uniform)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - logsumexp(logits)
+    return tokens, chosen - blocked_logsumexp(logits)
 
 
 def inverse_cdf(weights: Any, uniform: Any) -> Any:
@@ -58,7 +58,7 @@ def _first_beyond(edges: Any, target: Any) -> tuple[Any, Any]:
     return index, mx.maximum(target - mx.where(index > 0, start, 0.0), 0.0)
 
 
-def nucleus(weights: Any, top_p: float) -> Any:
+def filter_top_p(weights: Any, top_p: float) -> Any:
     """Zero all but the smallest set of most probable tokens whose mass reaches top_p. weights (rows, V) sum to 1."""
     order = mx.argsort(-weights, axis=-1)
     ordered = mx.take_along_axis(weights, order, axis=-1)
@@ -71,7 +71,7 @@ COMPACT_BELOW = 0.75
 """The cache is copied to fewer rows once this share of them is still alive."""
 
 
-def generate(
+def generate_completions(
     model: MlxModel,
     prompts: Sequence[TokenIds],
     group_size: int,
@@ -86,7 +86,7 @@ def generate(
     generated = GeneratedRows(len(owner), eos_ids)
     if not owner or not sampling.max_new_tokens:
         return generated.groups(len(prompts), group_size)
-    uniform = uniforms(len(owner), sampling.max_new_tokens, seed)
+    uniform = draw_uniforms(len(owner), sampling.max_new_tokens, seed)
     wave = rows_at_once(model.token_bytes * (max(map(len, prompts)) + sampling.max_new_tokens))
     try:
         for begin in range(0, len(owner), wave):
@@ -110,13 +110,13 @@ def _wave(
 ) -> None:
     """Decode some rows to their end. owner: the prompt of every row."""
     used = list(dict.fromkeys(owner[row] for row in alive))
-    session = Session(
+    session = DecodeSession(
         model, [prompts[i] for i in used], [used.index(owner[row]) for row in alive], sampling.max_new_tokens
     )
     for step in range(sampling.max_new_tokens):
         if cancel is not None and cancel.cancelled:
             raise Cancelled("Stopped on request.")
-        tokens, logprobs = sample(session.logits, sampling, mx.array(uniform[alive, step], dtype=mx.float32))
+        tokens, logprobs = sample_tokens(session.logits, sampling, mx.array(uniform[alive, step], dtype=mx.float32))
         generated.append(alive, tokens.tolist(), logprobs.tolist())
         if on_tokens is not None:
             on_tokens(generated.finished, generated.count)

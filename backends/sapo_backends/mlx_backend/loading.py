@@ -13,14 +13,21 @@ from mlx_lm.utils import _get_classes, load_model
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
 from sapo_backends.checkpoints import gguf_model as gguf_weights
 from sapo_backends.checkpoints.gguf_view import gguf_of
-from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, language_config, own_name, sees, why_not
+from sapo_backends.checkpoints.locate import resolve_model, weight_files
+from sapo_backends.checkpoints.spec import (
+    DecoderSpec,
+    decoder_spec,
+    is_vision_tensor,
+    language_config,
+    own_name,
+    why_not,
+)
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import round_memory
 from sapo_backends.common.round_memory import pick_method
 from sapo_backends.errors import BackendError, ModelNotFound
 from sapo_backends.mlx_backend import device_check
-from sapo_backends.mlx_backend.device_check import computing, limit_memory, pick_device
+from sapo_backends.mlx_backend.device_check import compute_on_device, limit_memory, pick_device
 from sapo_backends.mlx_backend.engine import MlxEngine
 from sapo_backends.mlx_backend.model import MlxModel, Tensors, add_adapter
 
@@ -112,7 +119,9 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
     if reason:
         raise BackendError(f"{request.model} has {reason}. Use the torch engine.")
     size = sum(file.stat().st_size for file in weight_files(folder))
-    round_memory.require(size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora.")
+    round_memory.require_memory(
+        size * (5 if request.method == "full" else 2), "Choose a smaller model, or the method lora."
+    )
     return spec
 
 
@@ -138,7 +147,9 @@ class _Gemma3(gemma3_text.Model):  # type: ignore[misc]
 
     def sanitize(self, weights: dict[str, Any]) -> Any:
         """mlx_lm's: the weights by the names that they have here."""
-        return super().sanitize({own_name(name): tensor for name, tensor in weights.items() if not sees(name)})
+        return super().sanitize(
+            {own_name(name): tensor for name, tensor in weights.items() if not is_vision_tensor(name)}
+        )
 
 
 def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
@@ -166,7 +177,7 @@ def _from_gguf(file: Path, spec: DecoderSpec, config: dict[str, Any]) -> Any:
     settings = {**config, **_explicit(spec)}
     classes, arguments = _classes(settings)
     network = classes(arguments.from_dict(settings))
-    weights = {name: mx.array(tensor) for name, tensor in gguf_weights.tensors(file)}
+    weights = {name: mx.array(tensor) for name, tensor in gguf_weights.iter_gguf_tensors(file)}
     if hasattr(network, "sanitize"):
         weights = network.sanitize(weights)
     network.eval()
@@ -184,9 +195,9 @@ def _trained(network: Any, method: str, request: LoadRequest) -> Tensors:
     return {}
 
 
-def bundled(device: Any, compute: Any) -> MlxModel:
+def load_bundled_model(device: Any, compute: Any) -> MlxModel:
     """The bundled model, all of it trained: what a device is checked with."""
-    folder = resolve("starter-1m")
+    folder = resolve_model("starter-1m")
     with mx.stream(device):
         network = _network(folder, spec := decoder_spec(read_json(folder / "config.json")))
         network.set_dtype(mx.float32)
@@ -195,17 +206,17 @@ def bundled(device: Any, compute: Any) -> MlxModel:
 
 def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEngine:
     """Raises ModelNotFound, BackendUnavailable, BackendError, OutOfMemory."""
-    folder = resolve(request.model, progress)
+    folder = resolve_model(request.model, progress)
     config = read_json(folder / "config.json")
     spec = _check(request, folder, config)
     device = pick_device(request.device)
     limit_memory(device)
     compute = _type(request.precision, device)
     if device != mx.cpu:
-        device_check.ensure(device, compute, bundled)
+        device_check.ensure_device_checked(device, compute, load_bundled_model)
     if progress is not None:
         progress(0.1, "reading weights")
-    with computing(device, "Choose a smaller model."):
+    with compute_on_device(device, "Choose a smaller model."):
         network = _network(folder, spec)
         parameters = _count(network)
         method = pick_method(request, parameters, quantised=_is_quantised(config))

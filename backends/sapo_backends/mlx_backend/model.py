@@ -29,7 +29,7 @@ SLOT_STEP = 64
 """The same for the filled part of a cache while decoding."""
 
 
-def rounded(length: int, step: int = SHAPE_STEP) -> int:
+def round_up(length: int, step: int = SHAPE_STEP) -> int:
     """The next multiple of step, at least one."""
     return max(step, -(-length // step) * step)
 
@@ -106,7 +106,7 @@ class DecodeCache:
 
     def _reserve(self, part: Any, steps: int) -> Any:
         rows, heads, length, width = part.shape
-        room = rounded(length + steps, SLOT_STEP) - length
+        room = round_up(length + steps, SLOT_STEP) - length
         return mx.concatenate([part, mx.zeros((rows, heads, room, width), part.dtype)], axis=2)
 
     def make_mask(self, _length: int, window_size: int | None = None, **_options: Any) -> Any:
@@ -122,7 +122,7 @@ class DecodeCache:
 
     def _visible(self) -> int:
         """Slots handed to attention: all filled ones and the new token, rounded up."""
-        return rounded(self.filled + 1, SLOT_STEP)
+        return round_up(self.filled + 1, SLOT_STEP)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
@@ -148,7 +148,7 @@ class DecodeCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PaddedBatch:
     """P prompts (P, p) and C completions; a completion token sees its prompt and what came before it.
 
     last (P,): each prompt's last position. inputs (C, c): completions without their last token, padded. targets
@@ -165,7 +165,7 @@ class Packed:
     valid: Any
 
 
-def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
+def pad_rows(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
     """Right-padded with 0: (rows, width)."""
     result = np.zeros((len(rows), width), np.int32)
     for row, ids in zip(result, rows, strict=True):
@@ -173,14 +173,14 @@ def padded(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
     return result
 
 
-def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) -> Packed:
+def pad_micro_batch(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) -> PaddedBatch:
     """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, as in TrainSample."""
     unique = list(dict.fromkeys(pairs[i][0] for i in members))
     row_of = {prompt: row for row, prompt in enumerate(unique)}
     completions = [pairs[i][1] for i in members]
     owner = np.array([row_of[pairs[i][0]] for i in members], np.int32)
     lengths = np.array([len(prompt) for prompt in unique], np.int32)
-    p, c = rounded(int(lengths.max())), rounded(max(map(len, completions)) - 1)
+    p, c = round_up(int(lengths.max())), round_up(max(map(len, completions)) - 1)
     slot, time = np.arange(p + c), np.arange(c)
     in_prompt = slot[None, None] < lengths[owner][:, None, None]
     in_own = (slot[None, None] >= p) & (slot[None, None] - p <= time[None, :, None])
@@ -189,14 +189,14 @@ def pack(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) 
     for row, i in enumerate(members):
         if masks and (mask := masks[i]) is not None:
             valid[row, : len(mask)] &= mask
-    return Packed(
-        prompts=mx.array(padded(unique, p)),
+    return PaddedBatch(
+        prompts=mx.array(pad_rows(unique, p)),
         last=mx.array(lengths - 1),
         owner=mx.array(owner),
         offset=mx.array(lengths[owner]),
-        inputs=mx.array(padded([completion[:-1] for completion in completions], c)),
+        inputs=mx.array(pad_rows([completion[:-1] for completion in completions], c)),
         mask=mx.array((in_prompt | in_own)[:, None]),
-        targets=mx.array(padded(completions, c + 1)),
+        targets=mx.array(pad_rows(completions, c + 1)),
         valid=mx.array(valid),
     )
 
@@ -207,7 +207,7 @@ _SUMMED = 256
 """Terms that a sum takes one after another, see logsumexp."""
 
 
-def logsumexp(logits: Any) -> Any:
+def blocked_logsumexp(logits: Any) -> Any:
     """logits (N, V) in float32 -> (N,). In blocks: on a processor MLX sums one term after another, and over a vocabulary the
     rounding adds up to 1e-4 nats, always in the same direction."""
     padding = -logits.shape[-1] % _SUMMED
@@ -278,7 +278,7 @@ class MlxModel:
         caches = [PromptCache(self._by_group) for _ in range(self.spec.layers)]
         return self.network.model(ids, caches), caches
 
-    def token_logprobs(self, packed: Packed, temperature: float) -> TokenLogprobs:
+    def token_logprobs(self, packed: PaddedBatch, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token, each prompt computed once."""
         hidden, prompts = self.prefill(packed.prompts)
         rows = mx.arange(hidden.shape[0])
@@ -301,7 +301,7 @@ class MlxModel:
         def scores(weight: Any, hidden: Any) -> tuple[Any, Any]:
             logits = self.logits(hidden) if quantised else self._finished(hidden @ weight.T)
             logits = logits.astype(mx.float32) / temperature
-            total = logsumexp(logits)
+            total = blocked_logsumexp(logits)
             chosen = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
             mean = (mx.softmax(logits, axis=-1) * logits).sum(axis=-1)
             return chosen - total, mx.stop_gradient(total - mean)
@@ -310,14 +310,14 @@ class MlxModel:
         return logprobs, entropy
 
 
-class Session:
+class DecodeSession:
     """Decoding of several rows. logits (rows, V) of the next token."""
 
     def __init__(self, model: MlxModel, prompts: Sequence[TokenIds], owner: Sequence[int], steps: int) -> None:
         """Prefill each prompt once; owner says which prompt each row continues, for up to `steps` tokens."""
         self._model = model
-        longest = rounded(max(map(len, prompts)))
-        hidden, caches = model.prefill(mx.array(padded(prompts, longest)))
+        longest = round_up(max(map(len, prompts)))
+        hidden, caches = model.prefill(mx.array(pad_rows(prompts, longest)))
         lengths, rows = mx.array([len(p) for p in prompts]), mx.array(list(owner))
         last = hidden[mx.arange(len(prompts)), lengths - 1]  # (P, hidden)
         self.logits = model.logits(last)[rows]
@@ -343,7 +343,7 @@ _PEFT = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
 Arrays = dict[str, NDArray[np.float32]]
 
 
-def outside(name: str) -> str:
+def to_peft_name(name: str) -> str:
     """mlx_lm's name of a trained tensor -> PEFT's for a LoRA tensor, Hugging Face's otherwise."""
     for suffix, peft in _PEFT.items():
         if name.endswith(suffix):
@@ -358,22 +358,22 @@ def _is_lora(name: str) -> bool:
 def to_arrays(tensors: Mapping[str, Any]) -> Arrays:
     """By outside names; LoRA tensors transposed, because mlx_lm keeps (in, r) and (r, out)."""
     return {
-        outside(name): np.ascontiguousarray(np.array(tensor).T if _is_lora(name) else np.array(tensor))
+        to_peft_name(name): np.ascontiguousarray(np.array(tensor).T if _is_lora(name) else np.array(tensor))
         for name, tensor in tensors.items()
     }
 
 
 def from_arrays(like: Mapping[str, Any], arrays: Mapping[str, object]) -> Tensors:
     """The inverse of to_arrays for tensors named and shaped like those. Raises ValueError on a mismatch."""
-    odd = sorted(arrays.keys() ^ {outside(name) for name in like})
+    odd = sorted(arrays.keys() ^ {to_peft_name(name) for name in like})
     if odd:
         raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in arrays else 'missing'}")
     fresh: Tensors = {}
     for name, tensor in like.items():
-        array = np.asarray(arrays[outside(name)], dtype=np.float32)
+        array = np.asarray(arrays[to_peft_name(name)], dtype=np.float32)
         array = array.T if _is_lora(name) else array
         if array.shape != tuple(tensor.shape):
-            raise ValueError(f"{outside(name)} has another shape, {array.shape}")
+            raise ValueError(f"{to_peft_name(name)} has another shape, {array.shape}")
         fresh[name] = mx.array(np.ascontiguousarray(array))
     mx.eval(fresh)
     return fresh

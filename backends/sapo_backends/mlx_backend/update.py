@@ -15,9 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from sapo_backends.base import PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.update import LogprobFn, Tally, has_gradient, plan_micro_batches, run_update
+from sapo_backends.common.update import LogprobFn, UpdateTally, has_gradient, plan_micro_batches, run_update
 from sapo_backends.errors import CancelToken
-from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Packed, Tensors, pack
+from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, PaddedBatch, Tensors, pad_micro_batch
 from sapo_backends.reference import token_weight
 
 
@@ -63,7 +63,7 @@ def sample_arrays(
     )
 
 
-def objective(logprobs: Any, valid: Any, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Any, Any]:
+def policy_objective(logprobs: Any, valid: Any, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Any, Any]:
     """logprobs, valid (C, n) -> this micro-batch's share of the loss, where the clip holds the gradient back (C, n),
     ratios (C, n; 1 on padding)."""
     old = mx.where(given.has_old, given.old, mx.stop_gradient(logprobs))
@@ -112,7 +112,7 @@ class AdamW:
         return norm
 
 
-def _count(tally: Tally, packed: Packed, samples: Sequence[TrainSample], results: Sequence[Any]) -> None:
+def _count(tally: UpdateTally, packed: PaddedBatch, samples: Sequence[TrainSample], results: Sequence[Any]) -> None:
     """results: loss, clipped, ratio, logprobs, entropy of one micro-batch."""
     loss, clipped, ratio, logprobs, entropy = results
     valid = np.array(packed.valid)
@@ -126,13 +126,13 @@ def _count(tally: Tally, packed: Packed, samples: Sequence[TrainSample], results
     )
 
 
-def _grad(model: MlxModel, packed: Packed, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Tensors]:
+def _grad(model: MlxModel, packed: PaddedBatch, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Tensors]:
     """((loss, clipped, ratio, logprobs, entropy), d loss / d trained) of one micro-batch."""
 
     def loss(tensors: Tensors) -> tuple[Any, ...]:
         model.use(tensors)
         scores = model.token_logprobs(packed, policy.temperature)
-        value, clipped, ratio = objective(scores.logprobs, packed.valid, given, policy)
+        value, clipped, ratio = policy_objective(scores.logprobs, packed.valid, given, policy)
         return value, clipped, ratio, scores.logprobs, scores.entropy
 
     try:
@@ -143,12 +143,12 @@ def _grad(model: MlxModel, packed: Packed, given: SampleArrays, policy: PolicyUp
     return results, grads
 
 
-def gradient(
+def minibatch_gradient(
     model: MlxModel,
     part: Sequence[TrainSample],
     policy: PolicyUpdate,
     budget: int,
-    tally: Tally,
+    tally: UpdateTally,
     on_progress: Callable[[float], None] | None = None,
 ) -> Tensors:
     """d loss / d trained tensors of one minibatch, summed over its micro-batches in float32."""
@@ -159,7 +159,7 @@ def gradient(
     total: Tensors = {}
     for done, members in enumerate(batches):
         samples = [active[i] for i in members]
-        packed = pack(pairs, members, masks)
+        packed = pad_micro_batch(pairs, members, masks)
         given = sample_arrays(samples, part, policy, packed.targets.shape[1])
         results, grads = _grad(model, packed, given, policy)
         total = {name: grad + total[name] if total else grad for name, grad in grads.items()}
@@ -170,7 +170,7 @@ def gradient(
     return total
 
 
-def update(
+def run_policy_update(
     model: MlxModel,
     optimizer: AdamW,
     batch: Sequence[TrainSample],
@@ -183,8 +183,8 @@ def update(
 ) -> UpdateStats:
     """See Engine.update. budget: padded tokens in a micro-batch."""
 
-    def grad(part: Sequence[TrainSample], tally: Tally, report: Callable[[float], None] | None) -> Tensors:
-        return gradient(model, part, policy, budget, tally, report)
+    def grad(part: Sequence[TrainSample], tally: UpdateTally, report: Callable[[float], None] | None) -> Tensors:
+        return minibatch_gradient(model, part, policy, budget, tally, report)
 
     def step(grads: Tensors) -> float:
         norm = optimizer.step(model.trained, grads, policy)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sapo_backends.base import Backend, Engine, LoadRequest, Progress
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.packages import TORCH, install, is_here
+from sapo_backends.packages import TORCH, install_command, is_here
 
 
 class TorchBackend(Backend):
@@ -22,7 +22,7 @@ class TorchBackend(Backend):
     def check(cls) -> None:
         """See Backend.check."""
         if not is_here("torch"):
-            raise BackendUnavailable("The torch engine needs PyTorch.", install(*TORCH))
+            raise BackendUnavailable("The torch engine needs PyTorch.", install_command(*TORCH))
 
     @classmethod
     def devices_here(cls) -> tuple[str, ...]:
@@ -34,9 +34,9 @@ class TorchBackend(Backend):
     @classmethod
     def plainly(cls) -> AbstractContextManager[None]:
         """See Backend.plainly."""
-        from sapo_backends.torch_backend.runtime import FAST, without
+        from sapo_backends.torch_backend.runtime import FAST, without_paths
 
-        return without(*FAST)
+        return without_paths(*FAST)
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         """See Backend.load."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common.round_memory import FULL_SCORES
-from sapo_backends.torch_backend.fused_ops import rotate, softcapped
-from sapo_backends.torch_backend.packing import Slab
+from sapo_backends.torch_backend.fused_ops import apply_rope, apply_softcap
+from sapo_backends.torch_backend.packing import SequenceSlab
 from sapo_backends.torch_backend.runtime import on_cpu
 
 # softmax(q k^T) v of one slab, over its own tokens and those of the prompts it continues, and its gradients.
@@ -90,7 +90,7 @@ def full_attention_backward(
 def _scores(q: Tensor, k: Tensor, out: Tensor, cap: float) -> None:
     """q k^T of each of the first axis, capped, into out."""
     torch.bmm(q, k.transpose(1, 2), out=out)
-    softcapped(out, cap)
+    apply_softcap(out, cap)
 
 
 def _own(weights: Tensor, q_own: Tensor, p: int) -> Tensor:
@@ -197,7 +197,7 @@ class ScriptSlab(NamedTuple):
     beyond: Tensor | None
 
     @classmethod
-    def of(cls, slab: Slab, heads: int, cos: Tensor, sin: Tensor, window: int) -> "ScriptSlab":
+    def of(cls, slab: SequenceSlab, heads: int, cos: Tensor, sin: Tensor, window: int) -> "ScriptSlab":
         """cos, sin (N, 1, d): as fused_ops.RopeTable gives them. window: tokens that are seen, 0 for all."""
         in_full = materialises_scores(cos.device, slab.rows * heads * slab.width * slab.seen)
         kind = torch.promote_types(cos.dtype, torch.float32) if in_full else cos.dtype
@@ -209,7 +209,7 @@ class ScriptSlab(NamedTuple):
         return cls(*shape, sees, in_full, slab.places, slab.owner, cos, sin, bias, beyond)
 
 
-class Style(NamedTuple):
+class ScoreScaling(NamedTuple):
     """scale: of scores. cap: c tanh(x / c) of them, 0 for none."""
 
     scale: float
@@ -255,7 +255,7 @@ def _by_head(x: Tensor, like: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=like.dtype, device=x.device).copy_(x)
 
 
-def attend(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: Style) -> tuple[Tensor, list[Tensor]]:
+def attend_slabs(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: ScoreScaling) -> tuple[Tensor, list[Tensor]]:
     """The result, and for each slab its queries, its keys and values, and the softmax if that was made in full."""
     kv_heads, size = (rows.shape[1] - heads) // 2, rows.shape[2]
     result = rows.new_empty([rows.shape[0], heads, size])
@@ -265,8 +265,8 @@ def attend(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: Style) -> t
         own = _padded(rows[slab.first : slab.end], slab)
         q = _by_head(_queries(own[:, :, :heads], kv_heads), slab.cos)
         kv = _by_head(_keys_values(own[:, :, heads:], kv_heads), slab.cos)
-        rotate(q, slab.cos, slab.sin)
-        rotate(kv[0], slab.cos[:, 0], slab.sin[:, 0])
+        apply_rope(q, slab.cos, slab.sin)
+        apply_rope(kv[0], slab.cos[:, 0], slab.sin[:, 0])
         q.mul_(style.scale)
         shared: Tensor | None = None
         if slab.sees >= 0:
@@ -284,7 +284,7 @@ def attend(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: Style) -> t
     return result.flatten(1), saved
 
 
-def attend_backward(grads: Tensor, saved: list[Tensor], slabs: list[ScriptSlab], style: Style) -> Tensor:
+def attend_backward(grads: Tensor, saved: list[Tensor], slabs: list[ScriptSlab], style: ScoreScaling) -> Tensor:
     """The gradient by rows from that by the result, (N, heads * d), and what `attend` saved."""
     kv_heads, group, size = saved[0].shape[0], saved[0].shape[2], saved[0].shape[4]
     heads = kv_heads * group
@@ -313,8 +313,8 @@ def attend_backward(grads: Tensor, saved: list[Tensor], slabs: list[ScriptSlab],
                 grad_shared[slab.sees] = grad_seen
         if number in grad_shared:
             grad_kv = grad_kv + grad_shared[number]
-        rotate(grad_q.mul_(style.scale), slab.cos, -slab.sin)
-        rotate(grad_kv[0], slab.cos[:, 0], -slab.sin[:, 0])
+        apply_rope(grad_q.mul_(style.scale), slab.cos, -slab.sin)
+        apply_rope(grad_kv[0], slab.cos[:, 0], -slab.sin[:, 0])
         out = result[slab.first : slab.end]
         view = _out_view(out, slab)
         _queries(view[:, :, :heads], kv_heads).copy_(grad_q)
@@ -330,7 +330,7 @@ class _Slabs:
 
     spec: DecoderSpec
     longest: int
-    slabs: Sequence[Slab]
+    slabs: Sequence[SequenceSlab]
     _known: dict[tuple[int, int], list[ScriptSlab]] = field(default_factory=dict)
 
     def of(self, layer: int, heads: int, cos: Tensor, sin: Tensor) -> list[ScriptSlab]:
@@ -341,9 +341,9 @@ class _Slabs:
         return self._known[kind]
 
     @property
-    def style(self) -> Style:
+    def style(self) -> ScoreScaling:
         """Of every layer."""
-        return Style(self.spec.scale, self.spec.softcap)
+        return ScoreScaling(self.spec.scale, self.spec.softcap)
 
 
 class PromptAttention:
@@ -351,7 +351,7 @@ class PromptAttention:
     padded on the right. After the last layer only a prompt's last token is of use, and only of it is there a result (0
     for the others)."""
 
-    def __init__(self, spec: DecoderSpec, slabs: Sequence[Slab], places: Tensor, lengths: Tensor) -> None:
+    def __init__(self, spec: DecoderSpec, slabs: Sequence[SequenceSlab], places: Tensor, lengths: Tensor) -> None:
         """places (prompts, p): which flat token is whose; lengths (prompts,)."""
         self.places, self.lengths, self.keys_values = places, lengths, list[Tensor]()
         self._spec, self._slabs = spec, _Slabs(spec, places.shape[1], slabs)
@@ -361,8 +361,8 @@ class PromptAttention:
         last, both = layer == self._spec.layers - 1, (heads + rows.shape[1]) // 2
         if not last:
             # A few calls a batch: not worth the time of compiling them as TorchScript.
-            result, _ = attend(rows, heads, self._slabs.of(layer, heads, cos, sin), self._slabs.style)
-        rotate(rows[:, heads:both], cos, sin)
+            result, _ = attend_slabs(rows, heads, self._slabs.of(layer, heads, cos, sin), self._slabs.style)
+        apply_rope(rows[:, heads:both], cos, sin)
         keys_values = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
         by_head = keys_values.view(*self.places.shape, 2, both - heads, -1).permute(2, 0, 3, 1, 4)
         self.keys_values.append(by_head.contiguous())
@@ -372,7 +372,7 @@ class PromptAttention:
         """queries (N, heads, d), not rotated -> (N, heads * d)."""
         ends = self.places.gather(1, self.lengths[:, None] - 1)[:, 0]
         q, (keys, values) = queries[ends], self.keys_values[-1]
-        rotate(q, cos[ends], sin[ends])
+        apply_rope(q, cos[ends], sin[ends])
         q = q.view(len(q), keys.shape[1], -1, q.shape[2])  # (prompts, kv_heads, g, d)
         slot, window = (
             torch.arange(self.places.shape[1], device=q.device),
@@ -387,7 +387,7 @@ class PromptAttention:
                 q, keys, values, attn_mask=seen[:, None, None], scale=scale
             )
         else:
-            scores = softcapped((q @ keys.transpose(2, 3)).float() * scale, cap)
+            scores = apply_softcap((q @ keys.transpose(2, 3)).float() * scale, cap)
             weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
             attended = weights.to(values.dtype) @ values
         result = queries.new_zeros(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -398,7 +398,7 @@ class GroupAttention:
     """Prompts, and completions that each continue one of them: a prompt is computed once for all its completions. Made
     for one pass through a model."""
 
-    def __init__(self, spec: DecoderSpec, longest: int, slabs: Sequence[Slab]) -> None:
+    def __init__(self, spec: DecoderSpec, longest: int, slabs: Sequence[SequenceSlab]) -> None:
         """longest: beyond every position."""
         self._slabs = _Slabs(spec, longest, slabs)
 
@@ -413,8 +413,8 @@ class _GroupAttention(torch.autograd.Function):
     """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, heads: int, slabs: list[ScriptSlab], style: Style) -> Tensor:
-        result, saved = on_cpu(attend, rows)(rows, heads, slabs, style)
+    def forward(ctx: Any, rows: Tensor, heads: int, slabs: list[ScriptSlab], style: ScoreScaling) -> Tensor:
+        result, saved = on_cpu(attend_slabs, rows)(rows, heads, slabs, style)
         ctx.save_for_backward(*saved)
         ctx.slabs, ctx.style = slabs, style
         return result

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.checkpoints.spec import DecoderSpec, fused_projections
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession
-from sapo_backends.torch_backend.decoder import Layout, LoraWeights, Weights, hidden_states
+from sapo_backends.torch_backend.decoder import DecoderWeights, LoraWeights, TensorLayout, hidden_states
 from sapo_backends.torch_backend.fused_ops import RopeTable, SequenceAttention
 from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
-from sapo_backends.torch_backend.packing import Packed, filled, slab_per_prompt
-from sapo_backends.torch_backend.paths import choose
+from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab_per_prompt
+from sapo_backends.torch_backend.paths import choose_paths
 from sapo_backends.torch_backend.projections import FourBit
 
 
-class Session(Protocol):
+class DecodeSession(Protocol):
     """Decoding of several rows. logits: (rows, V) of the next token."""
 
     logits: Tensor
@@ -37,7 +37,7 @@ class Session(Protocol):
         """Drop all rows but these."""
 
 
-class Model(Protocol):
+class CausalModel(Protocol):
     """What the engine needs of a model: DecoderModel, or transformers' behind the same interface.
 
     base: all weights in one tensor as `layout` says. flat: what is trained (float32), or None; in full fine-tuning it
@@ -45,9 +45,9 @@ class Model(Protocol):
     """
 
     compute: torch.dtype
-    layout: Layout
+    layout: TensorLayout
     base: Tensor
-    adapter_layout: Layout | None
+    adapter_layout: TensorLayout | None
     flat: Tensor | None
     rank: int
     alpha: float
@@ -75,13 +75,13 @@ class Model(Protocol):
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The same for decoding, without gradients; several sessions may share it."""
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> Session:
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> DecodeSession:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
         """update.plan_micro_batches, which counts the padding where token_logprobs pads."""
 
-    def token_logprobs(self, packed: Packed, weights: Any, temperature: float) -> TokenLogprobs:
+    def token_logprobs(self, packed: PackedBatch, weights: Any, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token of a packed micro-batch."""
 
     def merged(self) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class Model(Protocol):
         """Let go of all weights."""
 
 
-def trained_tensors(model: Model) -> dict[str, Tensor] | None:
+def trained_tensors(model: CausalModel) -> dict[str, Tensor] | None:
     """What is trained in the compute type, by name; None when nothing is. Without a gradient path to model.flat."""
     if model.flat is None:
         return None
@@ -104,7 +104,7 @@ class DecoderModel:
     def __init__(
         self,
         spec: DecoderSpec,
-        layout: Layout,
+        layout: TensorLayout,
         base: Tensor,
         compute: torch.dtype,
         four_bit: Mapping[str, FourBit] | None = None,
@@ -114,9 +114,9 @@ class DecoderModel:
         self.four_bit = dict(four_bit or {})
         self._in_base = layout.without(self.four_bit)
         self.rope = RopeTable(spec, base.device, compute)
-        self.paths = choose(spec, base.device, compute, layout.size, bool(self.four_bit))
+        self.paths = choose_paths(spec, base.device, compute, layout.size, bool(self.four_bit))
         self.kernels = self.paths.kernels
-        self.adapter_layout: Layout | None = None
+        self.adapter_layout: TensorLayout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
 
@@ -141,13 +141,13 @@ class DecoderModel:
         """See Model.config."""
         return None
 
-    def weights(self, trained: Mapping[str, Tensor] | None) -> Weights:
+    def weights(self, trained: Mapping[str, Tensor] | None) -> DecoderWeights:
         """See Model.weights."""
         if self.adapter_layout is None and trained is not None:
-            return Weights(self.spec, trained, None, self.kernels)
+            return DecoderWeights(self.spec, trained, None, self.kernels)
         base = {**self._in_base.views(self.base.to(self.compute)), **self.four_bit}
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
-        return Weights(self.spec, base, adapter, self.kernels)
+        return DecoderWeights(self.spec, base, adapter, self.kernels)
 
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> DecodeWeights | NativeDecodeWeights:
         """See Model.decode_weights."""
@@ -158,7 +158,7 @@ class DecoderModel:
 
     def session(
         self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: DecodeWeights | NativeDecodeWeights
-    ) -> Session:
+    ) -> DecodeSession:
         """See Model.session."""
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
@@ -168,16 +168,18 @@ class DecoderModel:
         """See Model.micro_batches."""
         return plan_micro_batches(pairs, budget, workers, flat=slab_per_prompt(self.device))
 
-    def token_logprobs(self, packed: Packed, weights: Weights, temperature: float) -> TokenLogprobs:
+    def token_logprobs(self, packed: PackedBatch, weights: DecoderWeights, temperature: float) -> TokenLogprobs:
         """See Model.token_logprobs."""
-        slabs, wanted = packed.flat.slabs, filled(packed.predicts)
+        slabs, wanted = packed.flat.slabs, pad_to_bucket(packed.predicts)
         attend = (
             GroupAttention(self.spec, packed.flat.longest, slabs)
             if self.kernels is None
             else SequenceAttention(self.kernels, slabs)
         )
         chosen = hidden_states(self.spec, weights, self.rope, packed.flat, attend, wanted)
-        scores = chosen_logprobs(chosen, weights.head, filled(packed.targets), temperature, self.spec.logit_softcap)
+        scores = chosen_logprobs(
+            chosen, weights.head, pad_to_bucket(packed.targets), temperature, self.spec.logit_softcap
+        )
         count = len(packed.targets)
         return TokenLogprobs(scores.logprobs[:count], scores.entropy[:count])
 
@@ -192,7 +194,7 @@ class DecoderModel:
             return result
         adapter = self.adapter_layout.views(self.flat)
         for layer in range(self.spec.layers):
-            for name, _, parts, _ in linears(self.spec, layer):
+            for name, _, parts, _ in fused_projections(self.spec, layer):
                 lows = torch.split(adapter[f"{name}.A"], self.rank)
                 for i, (module, _) in enumerate(parts):
                     weight = result[f"{module}.weight"]

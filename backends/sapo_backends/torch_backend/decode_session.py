@@ -14,15 +14,22 @@ from torch import Tensor
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.torch_backend.attention import PromptAttention
-from sapo_backends.torch_backend.decode_step import Frame, Layer, Projection, Shape, Style, next_logits
-from sapo_backends.torch_backend.decoder import Weights, hidden_states
-from sapo_backends.torch_backend.fused_ops import RopeTable, softcapped
-from sapo_backends.torch_backend.kv_cache import CAPTURE, SLOT_STEP, CapturedStep, KVCache, StepInputs, grid
-from sapo_backends.torch_backend.native import CHUNK, PAD, PANEL, KernelLayer, Kernels, KernelShape, at
-from sapo_backends.torch_backend.packing import filled, pack_prompts
+from sapo_backends.torch_backend.decode_step import (
+    AdaptedProjection,
+    LayerWeights,
+    ModelConstants,
+    OuterWeights,
+    StepShape,
+    next_logits,
+)
+from sapo_backends.torch_backend.decoder import DecoderWeights, hidden_states
+from sapo_backends.torch_backend.fused_ops import RopeTable, apply_softcap
+from sapo_backends.torch_backend.kv_cache import CAPTURE, SLOT_STEP, CapturedStep, KVCache, StepInputs, plan_cache_grid
+from sapo_backends.torch_backend.native import CHUNK, PAD, PANEL, KernelLayer, KernelShape, NativeKernels, data_pointer
+from sapo_backends.torch_backend.packing import pack_prompts, pad_to_bucket
 from sapo_backends.torch_backend.paths import WeightLayout
 from sapo_backends.torch_backend.projections import FourBit
-from sapo_backends.torch_backend.runtime import on_cpu, pack
+from sapo_backends.torch_backend.runtime import on_cpu, pack_for_onednn
 
 # Decoding several rows with our own decoder: its weights laid out for products with few rows, prefill, then one token a row
 # and step.
@@ -32,17 +39,17 @@ from sapo_backends.torch_backend.runtime import on_cpu, pack
 class DecodeWeights:
     """prefill: the weights as training has them. layers, head: laid out for products with few rows."""
 
-    prefill: Weights
-    layers: list[Layer]
-    head: Projection
+    prefill: DecoderWeights
+    layers: list[LayerWeights]
+    head: AdaptedProjection
 
     @classmethod
-    def of(cls, spec: DecoderSpec, weights: Weights, layout: WeightLayout) -> DecodeWeights:
+    def of(cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout) -> DecodeWeights:
         """Lay the weights out. A batch reads them once for each token it samples, so that pays from a dozen on; an
         adapter stays as it is and is added to what the laid-out layer gives."""
         lay_out = _LAYOUTS[layout]
         layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
-        return cls(weights, layers, Projection(lay_out(weights.head), None, [], [], 0.0, []))
+        return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []))
 
 
 LayOut = Callable[[Tensor], Tensor]
@@ -52,31 +59,32 @@ def _as_stored(weight: Tensor) -> Tensor:
     return weight
 
 
-_LAYOUTS: dict[WeightLayout, LayOut] = {"packed": pack, "as stored": _as_stored}
+_LAYOUTS: dict[WeightLayout, LayOut] = {"packed": pack_for_onednn, "as stored": _as_stored}
 
 
-def _projection(weights: Weights, name: str, lay_out: LayOut) -> Projection:
+def _projection(weights: DecoderWeights, name: str, lay_out: LayOut) -> AdaptedProjection:
     stored, bias, adapter = weights.tensors[f"{name}.weight"], weights.tensors.get(f"{name}.bias"), weights.adapter
     weight, scales = (stored.codes, [stored.scales]) if isinstance(stored, FourBit) else (lay_out(stored), [])
     if adapter is None:
-        return Projection(weight, bias, [], [], 0.0, scales)
+        return AdaptedProjection(weight, bias, [], [], 0.0, scales)
     lora_b = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
-    return Projection(weight, bias, [adapter.tensors[f"{name}.A"]], [torch.block_diag(*lora_b)], adapter.scale, scales)  # type: ignore[no-untyped-call]
+    joined = torch.block_diag(*lora_b)  # type: ignore[no-untyped-call]
+    return AdaptedProjection(weight, bias, [adapter.tensors[f"{name}.A"]], [joined], adapter.scale, scales)
 
 
-def _layer(spec: DecoderSpec, weights: Weights, layer: int, lay_out: LayOut) -> Layer:
+def _layer(spec: DecoderSpec, weights: DecoderWeights, layer: int, lay_out: LayOut) -> LayerWeights:
     norms = [weights.norm_weight(f"{layer}.{name}_norm") for name in "qk"] if spec.qk_norm else []
     # oneDNN's own gate knows no adapter
-    fused = lay_out is pack and weights.adapter is None and spec.activation == "silu"
+    fused = lay_out is pack_for_onednn and weights.adapter is None and spec.activation == "silu"
     mlp = [_projection(weights, f"{layer}.gate_up", _as_stored if fused else lay_out)]
     if fused:
         halves = zip(mlp[0].weight.chunk(2), [None, None] if mlp[0].bias is None else mlp[0].bias.chunk(2), strict=True)
-        mlp = [Projection(pack(weight), bias, [], [], 0.0, []) for weight, bias in halves]
+        mlp = [AdaptedProjection(pack_for_onednn(weight), bias, [], [], 0.0, []) for weight, bias in halves]
     norm1, after1, norm2, after2 = (
         weights.norm_weight(f"{layer}.{name}") if f"{layer}.{name}" in weights.tensors else None
         for name in ("norm1", "after1", "norm2", "after2")
     )
-    return Layer(
+    return LayerWeights(
         norm1=norm1,
         qkv=_projection(weights, f"{layer}.qkv", lay_out),
         head_norms=norms,
@@ -110,9 +118,9 @@ class DecoderSession:
         longest = flat.longest
         self._lengths, self._angles = lengths, rope.tables(longest + steps)
         prefill = PromptAttention(spec, flat.slabs, places, lengths)
-        last = hidden_states(spec, weights.prefill, rope, flat, prefill, filled(places[:, -1]))
-        self.logits = softcapped(F.linear(last, weights.prefill.head), spec.logit_softcap)[owner]
-        self._style = Style(
+        last = hidden_states(spec, weights.prefill, rope, flat, prefill, pad_to_bucket(places[:, -1]))
+        self.logits = apply_softcap(F.linear(last, weights.prefill.head), spec.logit_softcap)[owner]
+        self._style = ModelConstants(
             norm_eps=spec.norm_eps,
             scale=spec.scale,
             softcap=spec.softcap,
@@ -124,7 +132,7 @@ class DecoderSession:
             logit_softcap=spec.logit_softcap,
         )
         self._owner = owner
-        places, place_of = grid(owner, lengths, 0)
+        places, place_of = plan_cache_grid(owner, lengths, 0)
         self._seat(places, place_of)
         self._steps, room = steps, min(steps, SLOT_STEP)
         self._cache = KVCache(prefill.keys_values, lengths, owner[places[:, 0]], places.shape[1], room)
@@ -154,8 +162,8 @@ class DecoderSession:
         """Compute every place, then pick the rows; both in numbers that products are compiled for."""
         spec, cache, weights = self._spec, self._cache, self._weights
         embed, norm = weights.prefill.tensors["embed"], weights.prefill.norm_weight("norm")
-        frame = Frame(embed, norm, weights.head, self._angles)
-        shape = Shape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, self._style)
+        frame = OuterWeights(embed, norm, weights.head, self._angles)
+        shape = StepShape(spec.heads, spec.kv_heads, cache.entries, cache.width, cache.used, self._style)
         step, slot, hidden = on_cpu(next_logits, tokens), None, None
         if captured is not None:  # Python's part of a step is not captured, and TorchScript's profiling must not be
             step, slot, hidden = next_logits, captured.slot, captured.hidden
@@ -165,12 +173,12 @@ class DecoderSession:
     def _seat(self, places: Tensor, place_of: Tensor) -> None:
         """places, place_of: as cache.grid gives them."""
         self._captured = None
-        self._place_of, self._fed, self._picked = place_of, filled(places.flatten()), filled(place_of)
+        self._place_of, self._fed, self._picked = place_of, pad_to_bucket(places.flatten()), pad_to_bucket(place_of)
 
     def keep(self, rows: Tensor) -> None:
         """See Session.keep."""
         self.logits, self._owner = self.logits[rows], self._owner[rows]
-        places, place_of = grid(self._owner, self._lengths, self._cache.used)
+        places, place_of = plan_cache_grid(self._owner, self._lengths, self._cache.used)
         old_places = self._place_of[rows[places]]  # (E, W)
         self._cache = self._cache.keep(old_places)
         self._positions = self._positions[old_places.flatten()]
@@ -198,7 +206,7 @@ class PackedLinear:
     panels: Tensor
 
     @classmethod
-    def of(cls, weights: Weights, name: str) -> PackedLinear:
+    def of(cls, weights: DecoderWeights, name: str) -> PackedLinear:
         """The fused projection `name`, an adapter merged into it."""
         weight, adapter = weights.tensors[f"{name}.weight"], weights.adapter
         if adapter is not None:
@@ -238,14 +246,14 @@ class NativeDecodeWeights:
     """embed and head (V, hidden), the head's columns contiguous. An adapter is added to what it adapts: for a small
     model that costs less than the steps it saves."""
 
-    kernels: Kernels
+    kernels: NativeKernels
     embed: Tensor
     layers: list[NativeLayer]
     norm: Tensor
     head: Tensor
 
     @classmethod
-    def of(cls, kernels: Kernels, spec: DecoderSpec, weights: Weights) -> NativeDecodeWeights:
+    def of(cls, kernels: NativeKernels, spec: DecoderSpec, weights: DecoderWeights) -> NativeDecodeWeights:
         """Lay the weights of a model out, once a batch."""
         tensors = weights.tensors
         layers = [
@@ -304,7 +312,7 @@ class NativeSession:
         of = self._weights.layers[number]
         mixing = of.norm1, of.qkv.panels, of.qkv.bias, of.q_norm, of.k_norm, of.out.panels, of.out.bias
         mlp = of.norm2, of.gate_up.panels, of.gate_up.bias, of.down.panels, of.down.bias
-        return KernelLayer(*map(at, (*mixing, *mlp, *self._keys_values[number], *self._completions[number])))
+        return KernelLayer(*map(data_pointer, (*mixing, *mlp, *self._keys_values[number], *self._completions[number])))
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Every prompt's keys and values; logits (prompts, V) after each."""
@@ -318,10 +326,13 @@ class NativeSession:
             kernels.library.sapo_prefill_attention(
                 ctypes.byref(self._shape),
                 len(prompts),
-                *map(at, (starts, self._lengths, self._begins, qkv, layer.q_norm, layer.k_norm, self._cos, self._sin)),
-                *map(at, self._keys_values[number]),
+                *map(
+                    data_pointer,
+                    (starts, self._lengths, self._begins, qkv, layer.q_norm, layer.k_norm, self._cos, self._sin),
+                ),
+                *map(data_pointer, self._keys_values[number]),
                 ends,
-                *map(at, (attended, self._scratch)),
+                *map(data_pointer, (attended, self._scratch)),
             )
             if ends:
                 x, attended = x[last], attended[last]
@@ -336,9 +347,9 @@ class NativeSession:
             ctypes.byref(self._shape),
             *(spec.layers, self._layers, spec.hidden, spec.intermediate),
             len(x),
-            *map(at, (x, self._rows, self._owner)),
+            *map(data_pointer, (x, self._rows, self._owner)),
             self._used,
-            *map(at, (self._lengths, self._begins, self._cos, self._sin, self._workspace, self._scratch)),
+            *map(data_pointer, (self._lengths, self._begins, self._cos, self._sin, self._workspace, self._scratch)),
         )
         self._used += 1
         self.logits = self._logits(x)

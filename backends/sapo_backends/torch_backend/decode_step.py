@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.fused_ops import gated, rms_norm_forward, rotate, softcapped
-from sapo_backends.torch_backend.projections import dequantised
+from sapo_backends.torch_backend.fused_ops import apply_rope, apply_softcap, rms_norm_forward, silu_and_mul
+from sapo_backends.torch_backend.projections import dequantise_nf4
 
 # What one decode step works with, as TorchScript knows it: weights, caches, shapes and constants.
 
 
-class Projection(NamedTuple):
+class AdaptedProjection(NamedTuple):
     """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * B A x.
 
     scales: none, or one: weight then holds the codes of model.four_bit, (out, in / 2).
@@ -27,19 +27,19 @@ class Projection(NamedTuple):
     scales: list[Tensor]
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and
     keys, of each head or of all together. norm1, norm2: before attention and MLP; after1, after2: behind them. rope: number
     of its tables; windowed: whether it sees the window alone."""
 
     norm1: Tensor | None
-    qkv: Projection
+    qkv: AdaptedProjection
     head_norms: list[Tensor]
-    out: Projection
+    out: AdaptedProjection
     after1: Tensor | None
     norm2: Tensor | None
-    mlp: list[Projection]
-    down: Projection
+    mlp: list[AdaptedProjection]
+    down: AdaptedProjection
     after2: Tensor | None
     rope: int
     windowed: bool
@@ -59,7 +59,7 @@ class LayerKVCache(NamedTuple):
     completion_v: Tensor
 
 
-class Style(NamedTuple):
+class ModelConstants(NamedTuple):
     """Constants of a model; see spec.DecoderSpec. window: 0 where no text is longer."""
 
     norm_eps: float
@@ -73,7 +73,7 @@ class Style(NamedTuple):
     logit_softcap: float
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """entries * width places; slot is where the new token's keys go."""
 
     heads: int
@@ -81,7 +81,7 @@ class Shape(NamedTuple):
     entries: int
     width: int
     slot: int
-    style: Style
+    style: ModelConstants
 
 
 class AttentionMask(NamedTuple):
@@ -91,12 +91,12 @@ class AttentionMask(NamedTuple):
     own: Tensor | None
 
 
-class Frame(NamedTuple):
+class OuterWeights(NamedTuple):
     """What lies around the layers: embedding (V, hidden), last norm, unembedding, and fused_ops.RopeTable's tables."""
 
     embed: Tensor
     norm: Tensor
-    head: Projection
+    head: AdaptedProjection
     tables: list[tuple[Tensor, Tensor]]
 
 
@@ -116,22 +116,22 @@ def _head_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm_forward(rows.flatten(1), weight, eps)[0].view(rows.shape)
 
 
-def _adapted(y: Tensor, x: Tensor, of: Projection) -> Tensor:
+def _adapted(y: Tensor, x: Tensor, of: AdaptedProjection) -> Tensor:
     """y with what the adapter adds."""
     return y if len(of.lora_a) == 0 else y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
 
 
 @torch.jit.ignore  # type: ignore[untyped-decorator]
 def _dequantised(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
-    return dequantised(codes, scales, like)
+    return dequantise_nf4(codes, scales, like)
 
 
-def _weight(x: Tensor, of: Projection) -> Tensor:
+def _weight(x: Tensor, of: AdaptedProjection) -> Tensor:
     """What x is multiplied with."""
     return of.weight if len(of.scales) == 0 else _dequantised(of.weight, of.scales[0], x)
 
 
-def linear(x: Tensor, of: Projection) -> Tensor:
+def apply_projection(x: Tensor, of: AdaptedProjection) -> Tensor:
     """x (N, in) -> (N, out) through a projection and its adapter."""
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.weight, of.bias, "none", [], "")
@@ -140,10 +140,12 @@ def linear(x: Tensor, of: Projection) -> Tensor:
     return _adapted(y, x, of)
 
 
-def _add_linear(x: Tensor, of: Projection, residual: Tensor, after: Tensor | None, style: Style) -> Tensor:
+def _add_linear(
+    x: Tensor, of: AdaptedProjection, residual: Tensor, after: Tensor | None, style: ModelConstants
+) -> Tensor:
     """residual + the projection of x, normalised by `after`, times what the model multiplies it with."""
     if after is not None or style.residual_scale != 1.0:
-        return residual + _norm(linear(x, of), after, style.norm_eps).mul_(style.residual_scale)
+        return residual + _norm(apply_projection(x, of), after, style.norm_eps).mul_(style.residual_scale)
     if of.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, of.weight, of.bias, "add")
     elif of.bias is None:
@@ -153,11 +155,11 @@ def _add_linear(x: Tensor, of: Projection, residual: Tensor, after: Tensor | Non
     return _adapted(y, x, of)
 
 
-def _gated_mlp(x: Tensor, mlp: list[Projection], gelu: bool) -> Tensor:
+def _gated_mlp(x: Tensor, mlp: list[AdaptedProjection], gelu: bool) -> Tensor:
     """silu(gate) * up, or with gelu."""
     if len(mlp) == 1:
-        gate, up = linear(x, mlp[0]).chunk(2, dim=-1)
-        return F.gelu(gate, approximate="tanh").mul_(up) if gelu else gated(gate, up)
+        gate, up = apply_projection(x, mlp[0]).chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up) if gelu else silu_and_mul(gate, up)
     gate_of, up_of = mlp[0], mlp[1]
     silu_gate: Tensor = torch.ops.mkldnn._linear_pointwise(x, gate_of.weight, gate_of.bias, "swish", [], "")
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, silu_gate, up_of.weight, up_of.bias, "mul")
@@ -173,7 +175,7 @@ def _attention(
     bias: Tensor | None,
     end: int,
     hidden: Tensor | None,
-    style: Style,
+    style: ModelConstants,
 ) -> Tensor:
     """q (E', kv_heads, W, g, d) of the entries of one bucket -> softmax(q k^T) v of that shape.
 
@@ -185,11 +187,11 @@ def _attention(
     none = q.new_empty([1, 1, 1])
     to_prompt, to_own = q.view(entries * kv_heads, width * group, size), q.view(-1, group, size)
     on_prompt = torch.baddbmm(none, to_prompt, prompt_k, beta=0, alpha=scale)  # (E' * kv_heads, W * g, p)
-    softcapped(on_prompt, style.softcap)
+    apply_softcap(on_prompt, style.softcap)
     if bias is not None:
         on_prompt.add_(bias)
     on_own = torch.baddbmm(none, to_own, completion_k.narrow(2, 0, end), beta=0, alpha=scale)
-    softcapped(on_own, style.softcap)
+    apply_softcap(on_own, style.softcap)
     if hidden is not None:
         on_own.add_(hidden)
     both = torch.cat((on_prompt, on_own.view(entries * kv_heads, width * group, end)), dim=-1).softmax(dim=-1)
@@ -204,7 +206,7 @@ def _within_window(
     positions: Tensor,
     caches: LayerKVCache,
     ends: list[int],
-    shape: Shape,
+    shape: StepShape,
     slot: Tensor | None,
 ) -> AttentionMask:
     """What layers with a window do not see either. positions (E * W,): of the new tokens."""
@@ -236,11 +238,11 @@ def decode_step(
     x: Tensor,
     angles: list[tuple[Tensor, Tensor]],
     positions: Tensor,
-    layers: list[Layer],
+    layers: list[LayerWeights],
     caches: list[LayerKVCache],
     ends: list[int],
     biases: list[Tensor | None],
-    shape: Shape,
+    shape: StepShape,
     slot: Tensor | None = None,
     hidden: Tensor | None = None,
 ) -> Tensor:
@@ -265,13 +267,13 @@ def decode_step(
         within = _within_window(everything, positions, caches[0], ends, shape, slot)
     for layer, keys in zip(layers, caches):  # noqa: B905 - TorchScript's zip takes no strict
         sight = within if layer.windowed else everything
-        rows = linear(_norm(x, layer.norm1, style.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
+        rows = apply_projection(_norm(x, layer.norm1, style.norm_eps), layer.qkv).view(-1, both + kv_heads, size)
         if len(layer.head_norms) == 2:
             rows[:, :heads] = _head_norm(rows[:, :heads], layer.head_norms[0], style.norm_eps)
             rows[:, heads:both] = _head_norm(rows[:, heads:both], layer.head_norms[1], style.norm_eps)
         rows = rows[:places]
         cos, sin = angles[layer.rope]
-        rotate(rows.narrow(1, 0, both), cos, sin)
+        apply_rope(rows.narrow(1, 0, both), cos, sin)
         new = rows.narrow(1, heads, 2 * kv_heads).view(entries, width, 2, kv_heads, size).permute(2, 0, 3, 1, 4)
         if slot is None:
             keys.completion_k.select(4, shape.slot).copy_(new[0])
@@ -309,12 +311,12 @@ def next_logits(
     positions: Tensor,
     fed: Tensor,
     picked: Tensor,
-    frame: Frame,
-    layers: list[Layer],
+    frame: OuterWeights,
+    layers: list[LayerWeights],
     caches: list[LayerKVCache],
     ends: list[int],
     biases: list[Tensor | None],
-    shape: Shape,
+    shape: StepShape,
     slot: Tensor | None = None,
     hidden: Tensor | None = None,
 ) -> Tensor:
@@ -332,4 +334,4 @@ def next_logits(
     x = _norm(x[picked], frame.norm, style.norm_eps)
     if style.logit_scale != 1.0:
         x = x * style.logit_scale
-    return softcapped(linear(x, frame.head), style.logit_softcap)
+    return apply_softcap(apply_projection(x, frame.head), style.logit_softcap)

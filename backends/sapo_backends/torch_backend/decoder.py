@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.checkpoints.spec import DecoderSpec, linears
+from sapo_backends.checkpoints.spec import DecoderSpec, fused_projections
 from sapo_backends.common import hardware
 from sapo_backends.torch_backend.fused_ops import RopeTable, geglu, rms_norm, swiglu, wide_rms_norm
-from sapo_backends.torch_backend.native import Kernels
-from sapo_backends.torch_backend.packing import Flat
-from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense
+from sapo_backends.torch_backend.native import NativeKernels
+from sapo_backends.torch_backend.packing import FlatTokens
+from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense_weight
 
 # All parameters in one flat tensor, so that casts, gradients, clipping and Adam each touch memory once.
 #
@@ -29,7 +29,7 @@ PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FusedPart:
     """One tensor of the Hugging Face file: its name there and its rows of the fused tensor."""
 
     name: str
@@ -37,12 +37,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FusedTensor:
     """A fused tensor: our name, its shape, and the file's tensors stacked along axis 0."""
 
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[FusedPart, ...]
 
     @property
     def size(self) -> int:
@@ -55,17 +55,17 @@ class Entry:
         return {part.name: piece for part, piece in zip(self.parts, pieces, strict=True)}
 
 
-class Layout:
+class TensorLayout:
     """Where each fused tensor lies in the flat one."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[FusedTensor]) -> None:
         self.entries = tuple(entries)
         self.size = sum(entry.size for entry in entries)
         self._sizes = [entry.size for entry in entries]
 
-    def without(self, names: Collection[str]) -> Layout:
+    def without(self, names: Collection[str]) -> TensorLayout:
         """The same without these fused tensors."""
-        return Layout([entry for entry in self.entries if entry.name not in names])
+        return TensorLayout([entry for entry in self.entries if entry.name not in names])
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Fused name -> view of flat (size,); differentiable."""
@@ -92,7 +92,7 @@ class Layout:
 
 
 @torch.no_grad()
-def move(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def move_tensors(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Copy each tensor into the view of its name, then yield both. Afterwards the tensors hold nothing: the memory of what is
     copied is given back a piece at a time, so that little is there twice."""
     ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors.values())
@@ -108,21 +108,23 @@ def move(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator
         yield name, view
 
 
-def _stack(name: str, columns: int, parts: Sequence[tuple[str, int]], *, bias: bool = False) -> Entry:
+def _stack(name: str, columns: int, parts: Sequence[tuple[str, int]], *, bias: bool = False) -> FusedTensor:
     """A fused weight (rows, columns), or with bias=True a fused vector (rows,)."""
     kind = "bias" if bias else "weight"
     rows = sum(count for _, count in parts)
     shape = (rows,) if bias else (rows, columns)
-    return Entry(f"{name}.{kind}", shape, tuple(Part(f"{part}.{kind}", count) for part, count in parts))
+    return FusedTensor(f"{name}.{kind}", shape, tuple(FusedPart(f"{part}.{kind}", count) for part, count in parts))
 
 
-def _vector(name: str, source: str, size: int) -> Entry:
-    return Entry(name, (size,), (Part(source, size),))
+def _vector(name: str, source: str, size: int) -> FusedTensor:
+    return FusedTensor(name, (size,), (FusedPart(source, size),))
 
 
-def decoder_layout(spec: DecoderSpec) -> Layout:
+def decoder_layout(spec: DecoderSpec) -> TensorLayout:
     """The layout of a whole decoder."""
-    entries = [Entry("embed", (spec.vocabulary, spec.hidden), (Part("model.embed_tokens.weight", spec.vocabulary),))]
+    entries = [
+        FusedTensor("embed", (spec.vocabulary, spec.hidden), (FusedPart("model.embed_tokens.weight", spec.vocabulary),))
+    ]
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
         for norm, source in spec.layer_norms.items():
@@ -131,25 +133,27 @@ def decoder_layout(spec: DecoderSpec) -> Layout:
             widths = (spec.query_width, spec.kv_width) if spec.qk_norm == "all" else (spec.head_dim,) * 2
             for part, width in zip("qk", widths, strict=True):
                 entries.append(_vector(f"{layer}.{part}_norm", f"{prefix}.self_attn.{part}_norm.weight", width))
-        for name, columns, parts, biased in linears(spec, layer):
+        for name, columns, parts, biased in fused_projections(spec, layer):
             entries.append(_stack(name, columns, parts))
             if biased:
                 entries.append(_stack(name, columns, parts, bias=True))
     entries.append(_vector("norm", "model.norm.weight", spec.hidden))
     if not spec.tied:
-        entries.append(Entry("head", (spec.vocabulary, spec.hidden), (Part("lm_head.weight", spec.vocabulary),)))
-    return Layout(entries)
+        entries.append(
+            FusedTensor("head", (spec.vocabulary, spec.hidden), (FusedPart("lm_head.weight", spec.vocabulary),))
+        )
+    return TensorLayout(entries)
 
 
 # Which tensors of a model are stored in 4 bits, and where the parts of a file lie in them.
 
 
-def reserve(layout: Layout, compute: torch.dtype, device: torch.device) -> dict[str, FourBit]:
+def reserve_four_bit(layout: TensorLayout, compute: torch.dtype, device: torch.device) -> dict[str, FourBit]:
     """Room for every fused weight that is stored in 4 bits."""
-    return {e.name: FourBit.empty(e.shape[0], e.shape[1], compute, device) for e in layout.entries if fits(e)}
+    return {e.name: FourBit.empty(e.shape[0], e.shape[1], compute, device) for e in layout.entries if fits_four_bit(e)}
 
 
-def fits(entry: Entry) -> bool:
+def fits_four_bit(entry: FusedTensor) -> bool:
     """Whether a fused tensor is stored in 4 bits: a projection whose parts are whole blocks. Embeddings, norms and biases are
     not."""
     if len(entry.shape) != 2 or not entry.name.endswith(".weight"):
@@ -157,7 +161,9 @@ def fits(entry: Entry) -> bool:
     return entry.shape[1] % 2 == 0 and all(part.rows * entry.shape[1] % BLOCK == 0 for part in entry.parts)
 
 
-def rooms(weights: Mapping[str, FourBit], entries: Sequence[Entry]) -> dict[str, tuple[FourBit, int, tuple[int, int]]]:
+def four_bit_places(
+    weights: Mapping[str, FourBit], entries: Sequence[FusedTensor]
+) -> dict[str, tuple[FourBit, int, tuple[int, int]]]:
     """The file's tensor name -> where it lies: its fused weight, the number of its first weight there, its shape."""
     found = {}
     for entry in entries:
@@ -175,20 +181,20 @@ def rooms(weights: Mapping[str, FourBit], entries: Sequence[Entry]) -> dict[str,
 PREFIX = "base_model.model."
 
 
-def lora_layout(spec: DecoderSpec, rank: int) -> Layout:
+def lora_layout(spec: DecoderSpec, rank: int) -> TensorLayout:
     """A of projections with the same input lie together: (parts * rank, in); each B is its own (out, rank)."""
     entries = []
     for layer in range(spec.layers):
-        for name, columns, parts, _ in linears(spec, layer):
-            down = tuple(Part(f"{PREFIX}{module}.lora_A.weight", rank) for module, _ in parts)
-            entries.append(Entry(f"{name}.A", (rank * len(parts), columns), down))
+        for name, columns, parts, _ in fused_projections(spec, layer):
+            down = tuple(FusedPart(f"{PREFIX}{module}.lora_A.weight", rank) for module, _ in parts)
+            entries.append(FusedTensor(f"{name}.A", (rank * len(parts), columns), down))
             for i, (module, rows) in enumerate(parts):
-                up = (Part(f"{PREFIX}{module}.lora_B.weight", rows),)
-                entries.append(Entry(f"{name}.B{i}", (rows, rank), up))
-    return Layout(entries)
+                up = (FusedPart(f"{PREFIX}{module}.lora_B.weight", rows),)
+                entries.append(FusedTensor(f"{name}.B{i}", (rows, rank), up))
+    return TensorLayout(entries)
 
 
-def initialise(layout: Layout, flat: Tensor, seed: int) -> None:
+def initialise_lora(layout: TensorLayout, flat: Tensor, seed: int) -> None:
     """A uniform as PEFT's Kaiming initialisation gives, B zero: the adapter changes nothing at first."""
     generator = torch.Generator().manual_seed(seed)
     flat.zero_()
@@ -232,7 +238,7 @@ class LoraWeights:
 # passed in. The same code therefore serves training, prefill and decoding.
 
 
-class Attend(Protocol):
+class AttentionFunction(Protocol):
     """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).
 
     cos, sin: as fused_ops.RopeTable gives them. The rows may be overwritten when they need no gradient.
@@ -243,14 +249,14 @@ class Attend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DecoderWeights:
     """Fused tensors by name in the compute type, projections maybe as FourBit; the adapter if there is one, and the kernels
     that compute with them, if any."""
 
     spec: DecoderSpec
     tensors: Mapping[str, Any]
     adapter: LoraWeights | None = None
-    kernels: Kernels | None = None
+    kernels: NativeKernels | None = None
 
     def norm_weight(self, name: str) -> Tensor:
         """What a norm multiplies with: some families store what is added to 1."""
@@ -268,14 +274,18 @@ class Weights:
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x (N, in) -> (N, out) through a fused projection and its adapter."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
-        return F.linear(x, dense(weight), bias) if self.adapter is None else self.adapter.linear(name, x, weight, bias)
+        return (
+            F.linear(x, dense_weight(weight), bias)
+            if self.adapter is None
+            else self.adapter.linear(name, x, weight, bias)
+        )
 
     def add_linear(self, name: str, x: Tensor, residual: Tensor, after: str) -> Tensor:
         """residual + linear(x), normalised by `after` where the family does so, in one pass where nothing else is to be
         added."""
         factor, is_normed = self.spec.residual_scale, after in self.tensors
         if self.adapter is None and f"{name}.bias" not in self.tensors and factor == 1.0 and not is_normed:
-            return torch.addmm(residual, x, dense(self.tensors[f"{name}.weight"]).t())
+            return torch.addmm(residual, x, dense_weight(self.tensors[f"{name}.weight"]).t())
         y = self.norm(after, self.linear(name, x))
         return residual + (y if factor == 1.0 else y * factor)
 
@@ -297,7 +307,12 @@ class Weights:
 
 
 def hidden_states(
-    spec: DecoderSpec, weights: Weights, rope: RopeTable, flat: Flat, attend: Attend, wanted: Tensor
+    spec: DecoderSpec,
+    weights: DecoderWeights,
+    rope: RopeTable,
+    flat: FlatTokens,
+    attend: AttentionFunction,
+    wanted: Tensor,
 ) -> Tensor:
     """Final normalised hidden states (M, hidden) of wanted (M,) of the N flat tokens, times the logits' scale.
 
@@ -319,7 +334,7 @@ def hidden_states(
     return x if spec.logit_scale == 1.0 else x * spec.logit_scale
 
 
-def _heads(spec: DecoderSpec, weights: Weights, layer: int, qkv: Tensor) -> Tensor:
+def _heads(spec: DecoderSpec, weights: DecoderWeights, layer: int, qkv: Tensor) -> Tensor:
     """Fused (N, q + 2 kv) -> (N, heads + 2 kv_heads, d), queries and keys normalised where the model does so."""
     rows = qkv.view(qkv.shape[0], -1, spec.head_dim)
     if not spec.qk_norm:

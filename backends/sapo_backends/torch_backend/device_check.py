@@ -24,10 +24,10 @@ from sapo_backends.errors import BackendUnavailable
 from sapo_backends.torch_backend import paths
 from sapo_backends.torch_backend.causal_lm import DecoderModel
 from sapo_backends.torch_backend.decoder import decoder_layout
-from sapo_backends.torch_backend.generation import Monitor, Request, generate
-from sapo_backends.torch_backend.native import kernels
-from sapo_backends.torch_backend.packing import pack
-from sapo_backends.torch_backend.runtime import PATHS, Workers, fall_back, is_left_out, leave_out, without
+from sapo_backends.torch_backend.generation import GenerationMonitor, GenerationRequest, generate_completions
+from sapo_backends.torch_backend.native import load_kernels
+from sapo_backends.torch_backend.packing import pack_micro_batch
+from sapo_backends.torch_backend.runtime import PATHS, ShardWorkers, fall_back, is_left_out, leave_out, without_paths
 
 FORMAT = 2
 """Counted up when more is checked, so that every device is met anew."""
@@ -53,7 +53,7 @@ _CONFIG = {
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class DeviceCheckResult:
     """failed: what the device computes wrongly, in words; "" when nothing. without: paths that had to be left out."""
 
     failed: str
@@ -72,7 +72,7 @@ def _model(device: torch.device, compute: torch.dtype) -> DecoderModel:
 def _scored(model: DecoderModel, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the pairs' completions, and the gradient of their sum with changing signs, in float64."""
     leaf = model.base.to(model.compute).requires_grad_()
-    packed = pack(pairs, list(range(len(pairs))), model.device)
+    packed = pack_micro_batch(pairs, list(range(len(pairs))), model.device)
     found = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
     signs = 1.0 - 2.0 * (torch.arange(len(found), device=found.device) % 2)
     (gradient,) = torch.autograd.grad((found * signs.to(found.dtype)).sum(), leaf)
@@ -81,9 +81,15 @@ def _scored(model: DecoderModel, pairs: list[tuple[tuple[int, ...], tuple[int, .
 
 def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
     """What differs from float64: sampling, scoring, the gradient of an update."""
-    model, exact, workers = _model(device, compute), _model(torch.device("cpu"), torch.float64), Workers(1, 0, device)
-    request = Request(PROMPTS, GROUP, Sampling(max_new_tokens=TOKENS), ())
-    groups = generate(model, model.decode_weights(None), request, 0, workers, Monitor(1, None, None))
+    model, exact, workers = (
+        _model(device, compute),
+        _model(torch.device("cpu"), torch.float64),
+        ShardWorkers(1, 0, device),
+    )
+    request = GenerationRequest(PROMPTS, GROUP, Sampling(max_new_tokens=TOKENS), ())
+    groups = generate_completions(
+        model, model.decode_weights(None), request, 0, workers, GenerationMonitor(1, None, None)
+    )
     workers.close()
     pairs = [(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
     expected, gradient = _scored(exact, pairs)
@@ -101,7 +107,7 @@ def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
 def _failure(device: torch.device, compute: torch.dtype, left_out: Sequence[str] = ()) -> str:
     threads = torch.get_num_threads()
     try:
-        with without(*left_out):
+        with without_paths(*left_out):
             return next(_wrong(device, compute), "")
     except (RuntimeError, NotImplementedError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
@@ -109,30 +115,30 @@ def _failure(device: torch.device, compute: torch.dtype, left_out: Sequence[str]
         torch.set_num_threads(threads)
 
 
-def meet(device: torch.device, compute: torch.dtype) -> Meeting:
+def check_device(device: torch.device, compute: torch.dtype) -> DeviceCheckResult:
     """Check the device; where it fails, find the path without which it does not, and leave that out from now on."""
     failed = _failure(device, compute)
     if not failed:
-        return Meeting("")
+        return DeviceCheckResult("")
     for name in OPTIONAL.get(device.type, ()):
         if not is_left_out(name) and not _failure(device, compute, (name,)):
             leave_out(name)
             fall_back(name, f"{device} computes {failed} differently with it")
-            return Meeting("", (name,))
-    return Meeting(failed)
+            return DeviceCheckResult("", (name,))
+    return DeviceCheckResult(failed)
 
 
 def _record(device: torch.device, compute: torch.dtype) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     if device.type == "cpu":  # the folder may be shared between machines
-        compiled = kernels()
+        compiled = load_kernels()
         left_out = sorted(filter(is_left_out, PATHS))
-        name = f"{hardware.processor()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
+        name = f"{hardware.processor_name()} {left_out} {Path(compiled.library._name).name if compiled else ''}"
     known = f"{FORMAT} {torch.__version__} {name} {device.index} {compute}"
     return cache_folder() / f"met-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 
-def ensure(device: torch.device, compute: torch.dtype) -> None:
+def ensure_device_checked(device: torch.device, compute: torch.dtype) -> None:
     """Check a device the first time, and do without what failed then. Raises BackendUnavailable where nothing helps."""
     record = _record(device, compute)
     try:
@@ -143,7 +149,7 @@ def ensure(device: torch.device, compute: torch.dtype) -> None:
         return
     except (OSError, ValueError, TypeError):
         pass  # not met yet
-    found = meet(device, compute)
+    found = check_device(device, compute)
     if found.failed:
         others = (device.type != "cpu", "--device cpu"), (compute != torch.float32, "--precision float32")
         fix = ", or ".join(flag for may_help, flag in others if may_help)
@@ -157,5 +163,5 @@ def on_processor() -> dict[str, str]:
     """Check the processor in both types if that was not done yet; name -> why a fast path cannot be used here. Raises
     BackendUnavailable."""
     for compute in LOGPROB_ERROR:
-        ensure(torch.device("cpu"), compute)
-    return paths.check()
+        ensure_device_checked(torch.device("cpu"), compute)
+    return paths.check_fast_paths()

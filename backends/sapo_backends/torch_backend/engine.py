@@ -41,25 +41,25 @@ from sapo_backends.checkpoints.write_folder import (
 )
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.update import Tally
+from sapo_backends.common.update import UpdateTally
 from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt, OutOfMemory
 from sapo_backends.torch_backend import generation
-from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
-from sapo_backends.torch_backend.decoder import Layout
-from sapo_backends.torch_backend.packing import pack
-from sapo_backends.torch_backend.runtime import Workers, free_memory
-from sapo_backends.torch_backend.update import FlatAdamW, Trainer
+from sapo_backends.torch_backend.causal_lm import CausalModel, trained_tensors
+from sapo_backends.torch_backend.decoder import TensorLayout
+from sapo_backends.torch_backend.packing import pack_micro_batch
+from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
+from sapo_backends.torch_backend.update import FlatAdamW, PolicyTrainer
 
 # What an engine writes to disk: the trained tensor, Adam's moments and a JSON with what they belong to.
 
 
-def _by_name(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
+def _by_name(layout: TensorLayout, flat: Tensor) -> dict[str, Tensor]:
     return {name: view.contiguous().cpu() for name, view in layout.named_parts(flat)}
 
 
-def save(
+def save_checkpoint(
     folder: Path,
-    layout: Layout,
+    layout: TensorLayout,
     flat: Tensor,
     optimizer: FlatAdamW,
     identity: dict[str, Any],
@@ -73,7 +73,9 @@ def save(
     write_state(folder, identity, steps=optimizer.steps)
 
 
-def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]) -> None:
+def restore_checkpoint(
+    folder: Path, layout: TensorLayout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]
+) -> None:
     """Read what `save`, or another engine with the same names, wrote into the given tensors; they change only if
     everything fits. Raises CheckpointCorrupt.
 
@@ -94,7 +96,7 @@ def restore(folder: Path, layout: Layout, flat: Tensor, optimizer: FlatAdamW, id
     optimizer.steps = steps
 
 
-def _moments(folder: Path, layout: Layout) -> list[Tensor] | None:
+def _moments(folder: Path, layout: TensorLayout) -> list[Tensor] | None:
     """The two moments as flat as the parameters. Raises RuntimeError, OSError, SafetensorError."""
     read = read_moments(folder, load_file)
     if read is None:
@@ -114,9 +116,9 @@ def _moments(folder: Path, layout: Layout) -> list[Tensor] | None:
 # The trained model as a Hugging Face folder.
 
 
-def export(model: Model, source: Path, folder: Path) -> None:
+def export_model(model: CausalModel, source: Path, folder: Path) -> None:
     """Write model.safetensors (an adapter merged into the weights), config.json and the tokenizer. Raises OutOfMemory."""
-    round_memory.require(
+    round_memory.require_memory(
         model.layout.size * model.base.element_size(),
         "Close other programs, or export the adapter alone (--format adapter).",
     )
@@ -149,20 +151,26 @@ class TorchEngine(Engine):
     """model.flat is the one trained tensor; without it the engine only generates."""
 
     def __init__(
-        self, model: Model, tokenizer: HfTokenizer, info: EngineInfo, folder: Path, workers: Workers, budget: int
+        self,
+        model: CausalModel,
+        tokenizer: HfTokenizer,
+        info: EngineInfo,
+        folder: Path,
+        workers: ShardWorkers,
+        budget: int,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._model, self._folder, self._workers = model, folder, workers
         self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
-        self._trainer: Trainer | None = None
+        self._trainer: PolicyTrainer | None = None
         self._returned = time.monotonic()
         self.optimizer_files = OPTIMIZER_FILES
         if model.flat is not None:
-            self._trainer = Trainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
+            self._trainer = PolicyTrainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> TensorLayout:
         return self._model.adapter_layout or self._model.layout
 
     def generate(
@@ -176,12 +184,12 @@ class TorchEngine(Engine):
     ) -> list[list[Completion]]:
         """See Engine.generate."""
         self.check_lengths(prompts, sampling)
-        request = generation.Request(prompts, group_size, sampling, self.tokenizer.eos_ids)
-        monitor = generation.Monitor(self._workers.count, cancel, on_tokens)
+        request = generation.GenerationRequest(prompts, group_size, sampling, self.tokenizer.eos_ids)
+        monitor = generation.GenerationMonitor(self._workers.count, cancel, on_tokens)
         try:
             with _memory(self._model.device, "Lower group_size or max_new_tokens."), torch.inference_mode():
                 weights = self._model.decode_weights(trained_tensors(self._model))
-                return generation.generate(self._model, weights, request, seed, self._workers, monitor)
+                return generation.generate_completions(self._model, weights, request, seed, self._workers, monitor)
         finally:
             weights = None
             self._give_back()
@@ -195,7 +203,7 @@ class TorchEngine(Engine):
 
         @torch.inference_mode()
         def score(members: list[int]) -> None:
-            packed = pack(pairs, members, self._model.device)
+            packed = pack_micro_batch(pairs, members, self._model.device)
             chosen = self._model.token_logprobs(packed, weights, temperature).logprobs
             pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
             for index, piece in zip(members, pieces, strict=True):
@@ -210,7 +218,7 @@ class TorchEngine(Engine):
         if self._trainer is not None and self._workers.count == 1:
             self._trainer.share = share
 
-    def _trained(self) -> Trainer:
+    def _trained(self) -> PolicyTrainer:
         if self._trainer is None:
             raise BackendUnavailable("This model was loaded to generate only.", "choose the method full or lora")
         return self._trainer
@@ -236,7 +244,7 @@ class TorchEngine(Engine):
         now = time.monotonic()
         if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= hardware.RETURN_EVERY_S:
             self._returned = now
-            hardware.trim()
+            hardware.release_free_memory()
 
     def return_memory(self) -> None:
         """See Engine.return_memory."""
@@ -245,7 +253,7 @@ class TorchEngine(Engine):
 
     def gradient(self, batch: Sequence[TrainSample], policy: PolicyUpdate) -> dict[str, NDArray[np.float32]]:
         """d loss / d parameters of one minibatch by Hugging Face (or PEFT) name; for the contract tests."""
-        grad = self._trained().gradient(batch, policy, Tally())
+        grad = self._trained().gradient(batch, policy, UpdateTally())
         return {name: view.cpu().numpy() for name, view in self._layout.named_parts(grad)}
 
     def adapter(self) -> Mapping[str, object]:
@@ -270,16 +278,18 @@ class TorchEngine(Engine):
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """See Engine.save."""
         trainer = self._trained()
-        save(folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer)
+        save_checkpoint(
+            folder, self._layout, trainer.flat, trainer.optimizer, self._identity(), with_optimizer=optimizer
+        )
 
     def restore(self, folder: Path) -> None:
         """See Engine.restore."""
         trainer = self._trained()
-        restore(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
+        restore_checkpoint(folder, self._layout, trainer.flat, trainer.optimizer, self._identity())
 
     def export(self, folder: Path) -> None:
         """See Engine.export."""
-        export(self._model, self._folder, folder)
+        export_model(self._model, self._folder, folder)
 
     def close(self) -> None:
         """See Engine.close."""

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec, RopeSpec
-from sapo_backends.torch_backend.native import Kernels, KernelShape, at
-from sapo_backends.torch_backend.packing import Slab
+from sapo_backends.torch_backend.native import KernelShape, NativeKernels, data_pointer
+from sapo_backends.torch_backend.packing import SequenceSlab
 from sapo_backends.torch_backend.runtime import on_cpu
 
 # RMSNorm, SwiGLU and attention of an update by the compiled kernels, with their gradients.
@@ -22,7 +22,7 @@ class NativeRmsNorm(torch.autograd.Function):
     """See fused_ops.rms_norm: x (..., width), weight (width,)."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, kernels: NativeKernels, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See torch.autograd.Function."""
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
@@ -35,7 +35,7 @@ class NativeRmsNorm(torch.autograd.Function):
         (x, weight), grad_out = ctx.saved_tensors, gradients[0].contiguous()
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
         count, width = x.numel() // x.shape[-1], x.shape[-1]
-        pointers = map(at, (grad_out, grad_x, grad_weight))
+        pointers = map(data_pointer, (grad_out, grad_x, grad_weight))
         ctx.kernels.library.sapo_rms_norm_backward(count, width, x.data_ptr(), weight.data_ptr(), ctx.eps, *pointers)
         return None, grad_x, grad_weight, None
 
@@ -44,7 +44,7 @@ class NativeSwiGlu(torch.autograd.Function):
     """See fused_ops.swiglu: gate_up (N, 2 width)."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: NativeKernels, gate_up: Tensor) -> Tensor:
         """See torch.autograd.Function."""
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
@@ -57,14 +57,14 @@ class NativeSwiGlu(torch.autograd.Function):
         (gate_up,), grad_out = ctx.saved_tensors, gradients[0].contiguous()
         grad_x = torch.empty_like(gate_up)
         count, width = grad_out.shape
-        ctx.kernels.library.sapo_swiglu_backward(count, width, *map(at, (gate_up, grad_out, grad_x)))
+        ctx.kernels.library.sapo_swiglu_backward(count, width, *map(data_pointer, (gate_up, grad_out, grad_x)))
         return None, grad_x
 
 
 class SequenceAttention:
     """Prompts, and completions that each continue one of them; see decoder.Attend and attention.GroupAttention."""
 
-    def __init__(self, kernels: Kernels, slabs: Sequence[Slab]) -> None:
+    def __init__(self, kernels: NativeKernels, slabs: Sequence[SequenceSlab]) -> None:
         """slabs: each prompt one of its own, as packing lays them out for a processor, its completions behind it."""
         self.kernels = kernels
         starts, lengths, sees, prompt = list[int](), list[int](), list[int](), 0
@@ -89,9 +89,9 @@ class SequenceAttention:
         shape = KernelShape(heads, kv_heads, rows.shape[2], 0, 0.0)
         workspace = torch.empty(self.kernels.library.sapo_attention_workspace(ctypes.byref(shape), self.longest))
         starts, lengths, sees = self.sequences
-        counts = len(starts), *map(at, (starts, lengths, sees)), self.longest
+        counts = len(starts), *map(data_pointer, (starts, lengths, sees)), self.longest
         function = getattr(self.kernels.library, f"sapo_{name}")
-        function(ctypes.byref(shape), *counts, *map(at, (*tensors, workspace)))
+        function(ctypes.byref(shape), *counts, *map(data_pointer, (*tensors, workspace)))
 
 
 class _Attention(torch.autograd.Function):
@@ -225,7 +225,7 @@ class _WideRmsNorm(torch.autograd.Function):
         return found[-1], found[0] if trained else None, None, None
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of one shape."""
     return F.silu(gate).mul_(up)
 
@@ -269,7 +269,7 @@ class _SwiGlu(torch.autograd.Function):
         return on_cpu(_swiglu_backward, gate_up)(gate_up, silu_gate, gradients[0])
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first r of d coordinates of x (N, heads, d) in the planes (i, i + r / 2), in place.
 
     cos, sin (N, 1, r) of the angles, the first half of sin negated; -sin rotates back.
@@ -289,7 +289,7 @@ def inverse_norm(x: Tensor, eps: float) -> Tensor:
     return torch.addcmul(norm.new_full([], eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_().to(x.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: NativeKernels | None = None) -> Tensor:
     """RMSNorm (arXiv 1910.07467) of x (..., width) by weight (width,) over the last axis."""
     if kernels is not None:
         native: Tensor = NativeRmsNorm.apply(kernels, x, weight, eps)  # type: ignore[no-untyped-call]
@@ -307,7 +307,7 @@ def wide_rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tenso
     return result
 
 
-def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
+def swiglu(gate_up: Tensor, kernels: NativeKernels | None = None) -> Tensor:
     """SwiGLU (arXiv 2002.05202): silu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
     if kernels is not None:
         native: Tensor = NativeSwiGlu.apply(kernels, gate_up)  # type: ignore[no-untyped-call]
@@ -316,7 +316,7 @@ def swiglu(gate_up: Tensor, kernels: Kernels | None = None) -> Tensor:
         result: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
         return result
     gate, up = gate_up.chunk(2, dim=-1)
-    return gated(gate, up)
+    return silu_and_mul(gate, up)
 
 
 def geglu(gate_up: Tensor) -> Tensor:
@@ -325,6 +325,6 @@ def geglu(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
-def softcapped(x: Tensor, cap: float) -> Tensor:
+def apply_softcap(x: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap), in place; x itself for cap 0."""
     return x if cap == 0.0 else x.div_(cap).tanh_().mul_(cap)

@@ -19,9 +19,9 @@ from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.round_memory import KV_BUDGET, kv_budget_of
 from sapo_backends.common.sampling import GeneratedRows, row_uniforms, rows_at_once
 from sapo_backends.errors import Cancelled, CancelToken
-from sapo_backends.torch_backend.causal_lm import Model
+from sapo_backends.torch_backend.causal_lm import CausalModel
 from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
-from sapo_backends.torch_backend.runtime import Workers, shares
+from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 BLOCK = 256
 """Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
@@ -30,7 +30,7 @@ SAMPLED_ELEMENTS = 1 << 21
 at every step and paid for again with page faults."""
 
 
-def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
+def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
     """One float64 uniform a row and step (rows, steps), all at once: what a row gets does not depend on which
     other rows are still alive or on how rows are shared out among threads."""
     if not isinstance(seed, int):
@@ -39,7 +39,7 @@ def uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
     return torch.rand(rows, steps, generator=generator, dtype=torch.float64)
 
 
-def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
     if sampling.temperature > 0.0 and sampling.top_p >= 1.0:
@@ -47,7 +47,7 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor,
         if compiled is not None:
             return compiled.sample(logits, sampling.temperature, uniform)
     if logits.device.type == "mps":  # which has no float64; its memory is the processor's
-        found, scores = sample(logits.cpu(), sampling, uniform)
+        found, scores = sample_tokens(logits.cpu(), sampling, uniform)
         return found.to(logits.device), scores
     rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
@@ -67,7 +67,7 @@ def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[T
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     probabilities = logits.softmax(dim=-1)
-    allowed = probabilities if sampling.top_p >= 1.0 else nucleus(probabilities, sampling.top_p)
+    allowed = probabilities if sampling.top_p >= 1.0 else filter_top_p(probabilities, sampling.top_p)
     tokens = inverse_cdf(allowed, uniform)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
@@ -112,7 +112,7 @@ def _just_below(x: Tensor) -> Tensor:
     return torch.nextafter(x, torch.zeros_like(x))
 
 
-def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+def filter_top_p(probabilities: Tensor, top_p: float) -> Tensor:
     """Zero all but the smallest set of most probable tokens whose mass reaches top_p."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= top_p, 0.0)
@@ -130,7 +130,7 @@ def drops_rows(living: int, rows: int, device: torch.device) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """What to generate. eos_ids: tokens that end a completion."""
 
     prompts: Sequence[TokenIds]
@@ -139,7 +139,7 @@ class Request:
     eos_ids: tuple[int, ...]
 
 
-class Monitor:
+class GenerationMonitor:
     """Passes on cancellation and the sum of all shards' progress."""
 
     def __init__(self, shards: int, cancel: CancelToken | None, on_tokens: Callable[[int, int], None] | None) -> None:
@@ -155,16 +155,21 @@ class Monitor:
             self._on_tokens(sum(p[0] for p in self._progress), sum(p[1] for p in self._progress))
 
 
-def generate(
-    model: Model, weights: Any, request: Request, seed: int | Sequence[RowSeed], workers: Workers, monitor: Monitor
+def generate_completions(
+    model: CausalModel,
+    weights: Any,
+    request: GenerationRequest,
+    seed: int | Sequence[RowSeed],
+    workers: ShardWorkers,
+    monitor: GenerationMonitor,
 ) -> list[list[Completion]]:
     """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers.
 
     Raises Cancelled with what every worker had until then.
     """
     size, steps = request.group_size, request.sampling.max_new_tokens
-    uniform = uniforms(len(request.prompts) * size, steps, seed)
-    parts = shares(len(request.prompts), workers.count)
+    uniform = draw_uniforms(len(request.prompts) * size, steps, seed)
+    parts = split_range(len(request.prompts), workers.count)
 
     rows = [GeneratedRows(len(part) * size, request.eos_ids) for part in parts]
 
@@ -185,7 +190,13 @@ def generate(
 
 
 def _shard(
-    model: Model, weights: Any, request: Request, uniform: Tensor, rows: GeneratedRows, number: int, monitor: Monitor
+    model: CausalModel,
+    weights: Any,
+    request: GenerationRequest,
+    uniform: Tensor,
+    rows: GeneratedRows,
+    number: int,
+    monitor: GenerationMonitor,
 ) -> None:
     """Decode the rows of some prompts into `rows`; uniform (rows, steps). As many at once as there is room for."""
     steps = uniform.shape[1]
@@ -207,9 +218,9 @@ def _budget(device: torch.device) -> int:
 
 @torch.inference_mode()
 def _wave(
-    model: Model,
+    model: CausalModel,
     weights: Any,
-    request: Request,
+    request: GenerationRequest,
     uniform: Tensor,
     members: range,
     rows: GeneratedRows,
@@ -224,7 +235,7 @@ def _wave(
     owner = (alive // request.group_size - first).to(model.device)
     session = model.session(prompts, owner, steps, weights)
     for step in range(steps):
-        tokens, logprobs = sample(session.logits, request.sampling, uniform[alive, step])
+        tokens, logprobs = sample_tokens(session.logits, request.sampling, uniform[alive, step])
         active = alive.tolist()
         rows.append(active, tokens.tolist(), logprobs.tolist())
         monitored()

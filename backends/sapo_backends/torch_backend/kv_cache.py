@@ -141,7 +141,7 @@ BUCKET_COST = 1500
 """What a further length bucket costs a step on a CPU, in units of one token of one place: its operations."""
 
 
-def grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Tensor, Tensor]:
+def plan_cache_grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Tensor, Tensor]:
     """Places for rows of prompts owner (rows,), ascending: entries of equally many places, each entry of one prompt.
 
     lengths (prompts,): tokens of each prompt; entries with shorter ones come first. Gives (entries, width) row of each

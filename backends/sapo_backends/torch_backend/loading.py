@@ -11,20 +11,20 @@ from typing import Literal
 import torch
 
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
-from sapo_backends.checkpoints.locate import resolve, weight_files
-from sapo_backends.checkpoints.safetensors_numpy import elements, raw_pieces
+from sapo_backends.checkpoints.locate import resolve_model, weight_files
+from sapo_backends.checkpoints.safetensors_numpy import count_weights, raw_pieces
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec, language_config
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import language_part, pick_method, usual_widths
 from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
 from sapo_backends.torch_backend import decoder, device_check, projections
-from sapo_backends.torch_backend.causal_lm import DecoderModel, Model
-from sapo_backends.torch_backend.decoder import Layout, decoder_layout, initialise, lora_layout
+from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel
+from sapo_backends.torch_backend.decoder import TensorLayout, decoder_layout, initialise_lora, lora_layout
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend.native import is_there, kernels
+from sapo_backends.torch_backend.native import is_there, load_kernels
 from sapo_backends.torch_backend.paths import why_transformers
-from sapo_backends.torch_backend.runtime import Workers, free_memory
+from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 
 ADAPTER_SHARE = 50
 """An adapter has at most about so small a part of the weights, before the module that it hooks to is there to count it."""
@@ -34,7 +34,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ComputeTarget:
     """Where and in which type to compute."""
 
     device: torch.device
@@ -77,7 +77,7 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     float32, generation 0.63 to 0.73 and 0.77 to 0.78 (tests/benchmarks/bench_lengths.py, one core with AMX).
     """
     if name == "auto":
-        fast = device.type == "cpu" and hardware.detect().fast_bfloat16
+        fast = device.type == "cpu" and hardware.detect_hardware().fast_bfloat16
         if device.type == "cuda":
             fast = torch.cuda.get_device_capability(device)[0] >= BFLOAT16_CAPABILITY
         return torch.bfloat16 if fast else torch.float32
@@ -86,7 +86,7 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[name]
 
 
-def pick_place(request: LoadRequest) -> Place:
+def pick_place(request: LoadRequest) -> ComputeTarget:
     """Device and type. "4bit" computes in the type that auto would choose, "4bit-float32" in that one.
 
     Raises BackendError, BackendUnavailable.
@@ -94,11 +94,11 @@ def pick_place(request: LoadRequest) -> Place:
     device = pick_device(request.device)
     compute = request.precision.partition("-")[2]
     if not hardware.is_four_bit(request.precision):
-        return Place(device, pick_precision(request.precision, device))
+        return ComputeTarget(device, pick_precision(request.precision, device))
     if request.method == "full":
         raise BackendError("Weights in 4 bits cannot be trained themselves. Use --method lora.")
-    projections.require(device)
-    return Place(device, pick_precision(compute or "auto", device), four_bit=True)
+    projections.require_bitsandbytes(device)
+    return ComputeTarget(device, pick_precision(compute or "auto", device), four_bit=True)
 
 
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -106,14 +106,14 @@ _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 def _read(
     folder: Path,
-    layout: Layout,
+    layout: TensorLayout,
     flat: torch.Tensor,
     progress: Progress | None,
     quantised: Mapping[str, projections.FourBit] = MappingProxyType({}),
 ) -> None:
     """Fill flat, and what is stored in 4 bits, from the folder's safetensors, a piece at a time: nothing is held twice."""
     wanted = dict(layout.without(quantised).named_parts(flat))
-    rooms = decoder.rooms(quantised, layout.entries)
+    rooms = decoder.four_bit_places(quantised, layout.entries)
     known = frozenset({*wanted, *rooms})
     missing, files = set(known), weight_files(folder)
     try:
@@ -138,19 +138,19 @@ def _read(
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
 
 
-def _require(spec: DecoderSpec, parameters: int, trainable: int, place: Place) -> None:
+def _require(spec: DecoderSpec, parameters: int, trainable: int, place: ComputeTarget) -> None:
     size = round_memory.ModelSize(
         *(parameters, trainable, spec.layers, spec.hidden, spec.intermediate, spec.kv_width, spec.vocabulary),
         tied=spec.tied,
     )
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize, four_bit=place.four_bit)
     suggestion = "Choose a smaller model, or the method lora with --precision 4bit."
-    round_memory.require(needed, suggestion, free_memory(place.device))
+    round_memory.require_memory(needed, suggestion, free_memory(place.device))
 
 
 def _load_decoder(
-    folder: Path, config: dict[str, object], request: LoadRequest, place: Place, progress: Progress | None
-) -> Model:
+    folder: Path, config: dict[str, object], request: LoadRequest, place: ComputeTarget, progress: Progress | None
+) -> CausalModel:
     """A model that our own decoder computes, its adapter laid out."""
     spec = decoder_spec(config)
     layout = decoder_layout(spec)
@@ -158,9 +158,9 @@ def _load_decoder(
     adapter = lora_layout(spec, request.lora_rank) if method == "lora" else None
     trainable = {"full": layout.size, "none": 0}.get(method, adapter.size if adapter else 0)
     _require(spec, layout.size, trainable, place)
-    device_check.ensure(place.device, place.compute)
+    device_check.ensure_device_checked(place.device, place.compute)
     stored = torch.float32 if method == "full" else place.compute
-    quantised = decoder.reserve(layout, place.compute, place.device) if place.four_bit else {}
+    quantised = decoder.reserve_four_bit(layout, place.compute, place.device) if place.four_bit else {}
     base = torch.empty(layout.without(quantised).size, dtype=stored, device=place.device)
     _read(folder, layout, base, progress, quantised)
     model = DecoderModel(spec, layout, base, place.compute, quantised)
@@ -168,14 +168,14 @@ def _load_decoder(
     return model
 
 
-def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Model:
+def _load_transformers(folder: Path, request: LoadRequest, place: ComputeTarget) -> CausalModel:
     """Any other architecture, its adapter laid out."""
-    parameters = elements(folder, packed=1)
+    parameters = count_weights(folder, packed=1)
     method = pick_method(request, parameters)
     trainable = {"full": parameters, "none": 0}.get(method, parameters // ADAPTER_SHARE)
     size = round_memory.ModelSize(parameters, trainable, 0, 0, 0, 0, 0)
     needed = round_memory.bytes_to_load(size, compute_bytes=place.compute.itemsize)
-    round_memory.require(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
+    round_memory.require_memory(needed, "Choose a smaller model, or the method lora.", free_memory(place.device))
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
@@ -187,12 +187,12 @@ def _load_transformers(folder: Path, request: LoadRequest, place: Place) -> Mode
     return model
 
 
-def _make_trainable(model: Model, request: LoadRequest) -> Literal["full", "lora", "none"]:
+def _make_trainable(model: CausalModel, request: LoadRequest) -> Literal["full", "lora", "none"]:
     """Set what is trained; gives the method."""
     if model.adapter_layout is not None:
         model.rank, model.alpha = request.lora_rank, request.lora_alpha
         model.flat = torch.empty(model.adapter_layout.size, device=model.device)
-        initialise(model.adapter_layout, model.flat, request.seed)
+        initialise_lora(model.adapter_layout, model.flat, request.seed)
         return "lora"
     if request.method == "none":
         return "none"
@@ -202,7 +202,7 @@ def _make_trainable(model: Model, request: LoadRequest) -> Literal["full", "lora
 
 def load_engine(request: LoadRequest, progress: Progress | None = None) -> TorchEngine:
     """Raises ModelNotFound, BackendUnavailable, OutOfMemory."""
-    folder = resolve(request.model, progress)
+    folder = resolve_model(request.model, progress)
     config = read_json(folder / "config.json")
     place = pick_place(request)
     device = place.device
@@ -217,7 +217,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     if device.type == "cpu":
         if progress is not None and not is_there():
             progress(0.05, "compiling for this processor, once")
-        kernels()
+        load_kernels()
     if reason and place.four_bit:
         raise BackendUnavailable(f"Only the own decoder has weights in 4 bits ({reason}).", "use --precision auto")
     model = (
@@ -240,12 +240,12 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     )
     # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
     size = model.layout.size if ours else round_memory.SHARDED_BELOW
-    workers = Workers(request.threads or hardware.default_threads(), size, device)
+    workers = ShardWorkers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
         progress(1.0, "ready")
     budget = round_memory.micro_batch(model.layout.size)
     if not ours:
         shape = round_memory.ModelSize(model.layout.size, info.trainable, **usual_widths(language), tied=True)
-        fast = device.type == "cpu" and kernels() is not None
+        fast = device.type == "cpu" and load_kernels() is not None
         budget = round_memory.fallback_micro_batch(shape, place.compute.itemsize, kernels=fast)
     return TorchEngine(model, HfTokenizer(folder, request.thinking), info, folder, workers, budget)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sapo_backends.common import round_memory
 from sapo_backends.torch_backend import paths
-from sapo_backends.torch_backend.fused_ops import softcapped
+from sapo_backends.torch_backend.fused_ops import apply_softcap
 
 BLOCK_ELEMENTS = 1 << 18
 """Logits that are exponentiated and summed at once, 1 MiB in float32: they stay in a core's cache over all passes."""
@@ -100,7 +100,7 @@ class _Chunks:
     def _blocks(self, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """A block's place in the chunk and its logits in float32 at least, which the next block overwrites."""
         for place in self.split(self._outputs(hidden)):
-            logits = softcapped(self._logits[: len(place)].copy_(place), self._softcap)
+            logits = apply_softcap(self._logits[: len(place)].copy_(place), self._softcap)
             yield place, logits if self._temperature == 1.0 else logits.div_(self._temperature)
 
     def _derivative(self, logits: Tensor) -> Tensor | None:

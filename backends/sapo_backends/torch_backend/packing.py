@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.common.round_memory import bucket
+from sapo_backends.common.round_memory import bucket_size
 from sapo_backends.common.update import Mask, Pair
 
 SLAB_PADDING = 128
@@ -18,12 +18,12 @@ SLAB_PADDING = 128
 computed in vain, and the products are still large."""
 
 
-def filled(x: Tensor) -> Tensor:
+def pad_to_bucket(x: Tensor) -> Tensor:
     """x (n,) with zeros behind it up to bucket(n)."""
-    return torch.nn.functional.pad(x, (0, bucket(len(x)) - len(x)))
+    return torch.nn.functional.pad(x, (0, bucket_size(len(x)) - len(x)))
 
 
-class Slab:
+class SequenceSlab:
     """Sequences that attention takes at once, right-padded to one width.
 
     first, end: its flat tokens, those of one sequence behind those of another. sees: the number of the slab whose
@@ -32,13 +32,17 @@ class Slab:
     """
 
     def __init__(
-        self, first: int, lengths: list[int], device: torch.device, sees: tuple[int, Slab, Sequence[int]] | None = None
+        self,
+        first: int,
+        lengths: list[int],
+        device: torch.device,
+        sees: tuple[int, SequenceSlab, Sequence[int]] | None = None,
     ) -> None:
         """lengths: tokens of each sequence. sees: number, slab and which of its sequences."""
         self.first, self.end, self.rows, self.width = first, first + sum(lengths), len(lengths), max(lengths)
         self.lengths = torch.tensor(lengths, device=device)
         self.sees: int | None = None
-        self._prompts: Slab | None = None
+        self._prompts: SequenceSlab | None = None
         owner: Sequence[int] = ()
         if sees is not None:
             self.sees, self._prompts, owner = sees
@@ -92,7 +96,7 @@ class Slab:
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatTokens:
     """The tokens of some sequences behind one another: ids, positions (N,), N one of the sizes of `bucket`.
 
     What lies behind the last slab only fills up to N. longest: beyond every position.
@@ -101,11 +105,11 @@ class Flat:
     ids: Tensor
     positions: Tensor
     longest: int
-    slabs: list[Slab]
+    slabs: list[SequenceSlab]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedBatch:
     """One micro-batch: flat prompts and completions (without each last token).
 
     pairs: its sequences, in the order of their targets; masks: of each, as in TrainSample. predicts, targets (T,): for every
@@ -114,7 +118,7 @@ class Packed:
     """
 
     pairs: list[Pair]
-    flat: Flat
+    flat: FlatTokens
     predicts: Tensor
     targets: Tensor
     sequence: Tensor
@@ -127,7 +131,7 @@ class _Layout:
     def __init__(self, device: torch.device) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
-        self.slabs: list[Slab] = []
+        self.slabs: list[SequenceSlab] = []
         self._device = device
 
     def add(
@@ -141,13 +145,13 @@ class _Layout:
             self.positions += range(position, position + len(text))
         lengths = [len(text) for text, _ in texts]
         known = None if sees is None else (sees, self.slabs[sees], owner)
-        self.slabs.append(Slab(first, lengths, self._device, known))
+        self.slabs.append(SequenceSlab(first, lengths, self._device, known))
         return begins
 
-    def flat(self) -> Flat:
+    def flat(self) -> FlatTokens:
         longest = max(self.positions) + 1
-        ids, positions = (filled(torch.tensor(x, device=self._device)) for x in (self.ids, self.positions))
-        return Flat(ids, positions, longest, self.slabs)
+        ids, positions = (pad_to_bucket(torch.tensor(x, device=self._device)) for x in (self.ids, self.positions))
+        return FlatTokens(ids, positions, longest, self.slabs)
 
 
 def slab_per_prompt(device: torch.device) -> bool:
@@ -171,7 +175,7 @@ def shared_prefix(prompts: Sequence[TokenIds]) -> int:
     return length if length >= SHARED_PREFIX and len(prompts) > 1 else 0
 
 
-def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Flat, Tensor]:
+def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[FlatTokens, Tensor]:
     """Prompts alone, and places (prompts, p): where the tokens of each lie, the last one repeated up to the longest prompt.
 
     What they all begin with is there once, a slab that the others continue.
@@ -200,7 +204,9 @@ def _prompt_slabs(prompts: Sequence[TokenIds], device: torch.device, continued: 
     return _slabs(range(len(prompts)), [len(prompt) for prompt in prompts])
 
 
-def pack(pairs: Sequence[Pair], members: list[int], device: torch.device, masks: Sequence[Mask] = ()) -> Packed:
+def pack_micro_batch(
+    pairs: Sequence[Pair], members: list[int], device: torch.device, masks: Sequence[Mask] = ()
+) -> PackedBatch:
     """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, none of them: ()."""
     chosen = [pairs[i] for i in members]
     rows_of: dict[tuple[int, ...], list[int]] = {}
@@ -228,7 +234,7 @@ def pack(pairs: Sequence[Pair], members: list[int], device: torch.device, masks:
         places = [mask or (True,) * len(pair[1]) for mask, pair in zip(kept, chosen, strict=True)]
         counts = [counted for place in places for counted in place]
         predicts, targets, sequence = (list(compress(values, counts)) for values in (predicts, targets, sequence))
-    return Packed(
+    return PackedBatch(
         pairs=chosen,
         flat=layout.flat(),
         predicts=torch.tensor(predicts, device=device),

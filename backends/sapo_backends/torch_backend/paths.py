@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from sapo_backends.checkpoints.spec import DecoderSpec, why_not
-from sapo_backends.torch_backend.native import PAD, Kernels, kernels, suits
-from sapo_backends.torch_backend.runtime import fallbacks, is_left_out, packs_bfloat16, works
+from sapo_backends.torch_backend.native import PAD, NativeKernels, load_kernels, suits_kernels
+from sapo_backends.torch_backend.runtime import is_left_out, list_fallbacks, packs_bfloat16, torchscript_works
 
 WeightLayout = Literal["packed", "as stored"]
 SMALL_VOCABULARY = 2048
@@ -22,11 +22,11 @@ SMALL_VOCABULARY = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class ComputePaths:
     """kernels: the compiled C kernels, if they compute this model. layout: that of the weights in decoding without
     them."""
 
-    kernels: Kernels | None
+    kernels: NativeKernels | None
     layout: WeightLayout
     device: str
     four_bit: bool = False
@@ -38,34 +38,36 @@ class Paths:
         weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
         if self.device == "cuda":
             return f"own decoder, CUDA graphs{weights}"
-        return f"own decoder, {'TorchScript' if self.device == 'cpu' and works() else 'plain torch'}{weights}"
+        return (
+            f"own decoder, {'TorchScript' if self.device == 'cpu' and torchscript_works() else 'plain torch'}{weights}"
+        )
 
 
-def choose(
+def choose_paths(
     spec: DecoderSpec, device: torch.device, compute: torch.dtype, parameters: int, four_bit: bool = False
-) -> Paths:
+) -> ComputePaths:
     """The paths of a model that the own decoder computes, with so many parameters, in the type `compute`."""
     if four_bit:
-        return Paths(None, "as stored", device.type, four_bit=True)
-    if suits(spec, device, compute, parameters):
-        compiled = kernels()
+        return ComputePaths(None, "as stored", device.type, four_bit=True)
+    if suits_kernels(spec, device, compute, parameters):
+        compiled = load_kernels()
         if compiled is not None:
-            return Paths(compiled, "as stored", device.type)
+            return ComputePaths(compiled, "as stored", device.type)
     packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
-    return Paths(None, "packed" if packed else "as stored", device.type)
+    return ComputePaths(None, "packed" if packed else "as stored", device.type)
 
 
-def sampler_kernels(logits: torch.Tensor) -> Kernels | None:
+def sampler_kernels(logits: torch.Tensor) -> NativeKernels | None:
     """The compiled kernels, if they sample from logits (rows, V): float32 on a processor, small vocabulary."""
     vocabulary = logits.shape[1]
     small = vocabulary <= SMALL_VOCABULARY and vocabulary % PAD == 0
-    return kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+    return load_kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
 
 
-def vocabulary_kernels(head: torch.Tensor, softcap: float) -> Kernels | None:
+def vocabulary_kernels(head: torch.Tensor, softcap: float) -> NativeKernels | None:
     """The compiled kernels, if they go through the logits of this unembedding."""
     known = head.dtype in (torch.float32, torch.bfloat16) and softcap == 0.0
-    return kernels() if known and head.device.type == "cpu" else None
+    return load_kernels() if known and head.device.type == "cpu" else None
 
 
 def why_transformers(config: Mapping[str, Any]) -> str:
@@ -73,9 +75,9 @@ def why_transformers(config: Mapping[str, Any]) -> str:
     return "left out by SAPO_WITHOUT" if is_left_out("own") else why_not(config)
 
 
-def check() -> dict[str, str]:
+def check_fast_paths() -> dict[str, str]:
     """Try everything that depends on a compiler or on private functions of torch; name -> why it cannot be used."""
-    kernels()
+    load_kernels()
     packs_bfloat16()
-    works()
-    return fallbacks()
+    torchscript_works()
+    return list_fallbacks()

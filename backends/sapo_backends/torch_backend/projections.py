@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.packages import install
-from sapo_backends.torch_backend.fused_ops import gated, gated_backward
+from sapo_backends.packages import install_command
+from sapo_backends.torch_backend.fused_ops import gated_backward, silu_and_mul
 
 # Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), a scale for each 64 weights, 4.5 bits a weight.
 #
@@ -34,17 +34,19 @@ UPGRADE = "pip install -U bitsandbytes"
 
 
 @cache
-def require(device: torch.device) -> None:
+def require_bitsandbytes(device: torch.device) -> None:
     """Raise BackendUnavailable unless bitsandbytes is here and does what is needed on the device."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it complains of kernels that are not used here
     try:
         import bitsandbytes  # noqa: F401 - registers its operations with torch
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        raise BackendUnavailable(f"4-bit weights need bitsandbytes ({error}).", install("bitsandbytes")) from error
+        raise BackendUnavailable(
+            f"4-bit weights need bitsandbytes ({error}).", install_command("bitsandbytes")
+        ) from error
     values = torch.tensor(LEVELS, device=device).repeat(4)
     try:  # without a library for its GPU bitsandbytes raises only now
-        codes, scales = quantised(values)
-        found = dequantised(codes.view(1, -1), scales, torch.empty(0, device=device))
+        codes, scales = quantise_nf4(values)
+        found = dequantise_nf4(codes.view(1, -1), scales, torch.empty(0, device=device))
     except (AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendUnavailable(f"bitsandbytes does not work on {device} ({reason}).", UPGRADE) from error
@@ -52,7 +54,7 @@ def require(device: torch.device) -> None:
         raise BackendUnavailable("This version of bitsandbytes computes something else.", UPGRADE)
 
 
-def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_nf4(values: Tensor) -> tuple[Tensor, Tensor]:
     """values (n,), n a multiple of BLOCK -> codes (n / 2,), the first of two in the upper bits, and scales (n / BLOCK,)."""
     blocks = values.float().view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1)
@@ -62,7 +64,7 @@ def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
     return (places[:, 0] << 4) | places[:, 1], scales
 
 
-def dequantised(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
+def dequantise_nf4(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
     """codes (out, in / 2) -> the weight (out, in) in the type of `like`."""
     count = codes.numel() * 2
     operation = torch.ops.bitsandbytes.dequantize_4bit
@@ -87,12 +89,12 @@ class FourBit:
 
     def dense(self) -> Tensor:
         """(out, in) in the compute type."""
-        return dequantised(self.codes, self.scales, self.like)
+        return dequantise_nf4(self.codes, self.scales, self.like)
 
     def write(self, at: int, values: Tensor) -> None:
         """Quantise values (n,) into the place of the weights from number `at` on; both are multiples of BLOCK."""
         end = at + len(values)
-        codes, scales = quantised(values.to(self.codes.device))
+        codes, scales = quantise_nf4(values.to(self.codes.device))
         self.codes.view(-1)[at // 2 : end // 2] = codes
         self.scales[at // BLOCK : end // BLOCK] = scales
 
@@ -100,7 +102,7 @@ class FourBit:
 Weight = Tensor | FourBit
 
 
-def dense(weight: Weight) -> Tensor:
+def dense_weight(weight: Weight) -> Tensor:
     """The weight to multiply with. Of 4-bit weights it is made anew, so keep it no longer than the product takes."""
     return weight.dense() if isinstance(weight, FourBit) else weight
 
@@ -142,7 +144,7 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, scale: float, *adapter: Tensor) -> Tensor:
         down, *lora_bs = adapter
-        y = F.linear(x, dense(weight), bias)
+        y = F.linear(x, dense_weight(weight), bias)
         low = F.linear(x, down).mul_(scale)  # (N, parts * rank)
         for low_of, up, part in zip(low.chunk(len(lora_bs), dim=1), lora_bs, _parts(y, lora_bs), strict=True):
             part.add_(F.linear(low_of, up))
@@ -160,7 +162,7 @@ class _AdaptedLinear(torch.autograd.Function):
         grad_low = torch.cat([grad_out @ up for grad_out, up in zip(grads, lora_bs, strict=True)], dim=1).mul_(
             ctx.scale
         )
-        grad_x = (gradients[0] @ dense(ctx.weight)).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
+        grad_x = (gradients[0] @ dense_weight(ctx.weight)).addmm_(grad_low, down) if ctx.needs_input_grad[0] else None
         return grad_x, None, None, None, grad_low.t() @ x, *grad_ups
 
 
@@ -183,9 +185,9 @@ class _AdaptedMlp(torch.autograd.Function):
         gate = F.linear(x, w_gate, c_gate).addmm_(low_gate, b_gate.t())
         up = F.linear(x, w_up, c_up).addmm_(low_up, b_up.t())
         del w_gate, w_up
-        activated = gated(gate, up)
+        activated = silu_and_mul(gate, up)
         low_down = F.linear(activated, a_down).mul_(scale)
-        y = torch.addmm(residual, activated, dense(down[0]).t()).addmm_(low_down, b_down.t())
+        y = torch.addmm(residual, activated, dense_weight(down[0]).t()).addmm_(low_down, b_down.t())
         if down[1] is not None:
             y.add_(down[1])
         ctx.save_for_backward(x, gate, up, low_gate, low_up, low_down, *adapter)
@@ -201,7 +203,7 @@ class _AdaptedMlp(torch.autograd.Function):
         activated = silu_gate * up
         grad_low_down = (grad_out @ b_down).mul_(ctx.scale)
         grad_adapter = [grad_low_down.t() @ activated, grad_out.t() @ low_down]
-        grad_activated = (grad_out @ dense(w_down)).addmm_(grad_low_down, a_down)
+        grad_activated = (grad_out @ dense_weight(w_down)).addmm_(grad_low_down, a_down)
         grad_gate, grad_up = activated, silu_gate
         gated_backward(gate, up, silu_gate, grad_activated, grad_gate, grad_up)
         grad_low = torch.cat((grad_gate @ b_gate, grad_up @ b_up), dim=1).mul_(ctx.scale)
@@ -216,4 +218,4 @@ class _AdaptedMlp(torch.autograd.Function):
 def _halves(of: Frozen) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """The weights and biases of two projections that lie in one."""
     weight, bias = of
-    return dense(weight).chunk(2), (None, None) if bias is None else bias.chunk(2)
+    return dense_weight(weight).chunk(2), (None, None) if bias is None else bias.chunk(2)

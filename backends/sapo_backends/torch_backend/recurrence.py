@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo_backends.torch_backend.native import PAD, Kernels, at, kernels
+from sapo_backends.torch_backend.native import PAD, NativeKernels, data_pointer, load_kernels
 from sapo_backends.torch_backend.runtime import fall_back, leave_out
 
 
@@ -25,9 +25,9 @@ class _States(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "tokens", "groups", "heads", "keys", "values"))
 
 
-def kernels_that_work() -> Kernels | None:
+def kernels_that_work() -> NativeKernels | None:
     """The compiled kernels, if there are any and they give what the rule does; else that is noted as a fallback."""
-    found = kernels()
+    found = load_kernels()
     if found is not None and not _works(found):
         leave_out("native")
         fall_back("native", "layers with a state come out different")
@@ -36,20 +36,20 @@ def kernels_that_work() -> Kernels | None:
 
 
 @cache
-def _works(found: Kernels) -> bool:
+def _works(found: NativeKernels) -> bool:
     """In a thread of its own, which no inference mode and no hooks of gradient checkpointing reach."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_give_the_rule, found).result()
 
 
-def _give_the_rule(found: Kernels) -> bool:
+def _give_the_rule(found: NativeKernels) -> bool:
     """With the gradients, on few numbers: a compiler is not trusted blindly."""
     some = torch.Generator().manual_seed(0)
     q, k, v, state = (torch.randn(1, size, 2, PAD, generator=some) for size in (3, 3, 3, PAD))
     (decay, beta), state = torch.rand(2, 1, 3, 2, generator=some), state.transpose(1, 2)
     for rule in (beta, None):
         results = list[list[Tensor]]()
-        for compute in (by_the_rule, partial(Recurrence.apply, found)):
+        for compute in (by_the_rule, partial(NativeRecurrence.apply, found)):
             leaves: list[Any] = [
                 None if x is None else x.clone().requires_grad_() for x in (q, k, v, decay, rule, state)
             ]
@@ -76,13 +76,13 @@ def by_the_rule(
     return torch.stack(out, dim=1), state
 
 
-def suits(q: Tensor, v: Tensor) -> bool:
+def suits_recurrence(q: Tensor, v: Tensor) -> bool:
     """Whether these are for the kernels."""
     return q.device.type == "cpu" and q.shape[-1] % PAD == 0 and v.shape[-1] % PAD == 0
 
 
-def advance(
-    kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+def advance_state(
+    kernels: NativeKernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
 ) -> Tensor:
     """What is read, like v; state, contiguous, becomes the one behind the last token. Without gradients."""
     out = torch.empty(v.shape)
@@ -90,24 +90,31 @@ def advance(
     return out
 
 
-def step(kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+def step_state(kernels: NativeKernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor) -> Tensor:
     """The same of one token, no delta rule and a state (rows, heads, values, keys); the others have no dimension of tokens."""
     out = torch.empty(v.shape)
     _on_threads(kernels, "state_step", q[:, None], v[:, None], (q, k, v, decay, state, out))
     return out
 
 
-class Recurrence(torch.autograd.Function):
+class NativeRecurrence(torch.autograd.Function):
     """What is read and the state behind the last token. Nothing but what is given is kept for the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+        ctx: Any,
+        kernels: NativeKernels,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        state: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See torch.autograd.Function."""
         ctx.save_for_backward(q, k, v, decay, beta, state)
         ctx.kernels, after = kernels, state.clone(memory_format=torch.contiguous_format)
-        return advance(kernels, q, k, v, decay, beta, after), after
+        return advance_state(kernels, q, k, v, decay, beta, after), after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,7 +126,7 @@ class Recurrence(torch.autograd.Function):
         return None, *found
 
 
-def _on_threads(kernels: Kernels, name: str, q: Tensor, v: Tensor, tensors: Sequence[Tensor | None]) -> None:
+def _on_threads(kernels: NativeKernels, name: str, q: Tensor, v: Tensor, tensors: Sequence[Tensor | None]) -> None:
     """kernels.library.sapo_{name} on as many threads as torch has, each with some of the rows and a workspace."""
     given = [None if x is None else x.contiguous() for x in tensors]
     function, part = getattr(kernels.library, f"sapo_{name}"), -(-len(q) // torch.get_num_threads())
@@ -130,7 +137,7 @@ def _on_threads(kernels: Kernels, name: str, q: Tensor, v: Tensor, tensors: Sequ
         room = torch.empty(
             kernels.library.sapo_states_workspace(ctypes.byref(shape)) if name == "states_backward" else 0
         )
-        function(ctypes.byref(shape), *map(at, some), *([room.data_ptr()] if len(room) else []))
+        function(ctypes.byref(shape), *map(data_pointer, some), *([room.data_ptr()] if len(room) else []))
 
     starts = range(0, len(q), part)
     if len(starts) == 1:

@@ -61,7 +61,7 @@ def leave_out(name: str) -> None:
 
 
 @contextmanager
-def without(*names: str) -> Iterator[None]:
+def without_paths(*names: str) -> Iterator[None]:
     """Those paths are left out meanwhile, in every thread."""
     added = set(names) - LEFT_OUT - _FAILED
     _FAILED.update(added)
@@ -78,7 +78,7 @@ def fall_back(name: str, reason: str) -> None:
         LOG.warning("Slower than it could be: %s cannot be used here (%s).", PATHS[name], reason)
 
 
-def fallbacks() -> dict[str, str]:
+def list_fallbacks() -> dict[str, str]:
     """Name -> reason of what fell back in this process so far."""
     return dict(_FOUND)
 
@@ -87,7 +87,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Workers:
+class ShardWorkers:
     """count threads, each with its own shard; count 1 computes in the caller's thread with all the threads inside."""
 
     def __init__(self, threads: int, parameters: int, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class Workers:
             self._pool.shutdown()
 
 
-def shares(total: int, count: int) -> list[range]:
+def split_range(total: int, count: int) -> list[range]:
     """range(total) cut into at most count consecutive parts of nearly equal size, none empty."""
     edges = [total * i // count for i in range(count + 1)]
     return [range(a, b) for a, b in pairwise(edges) if b > a]
@@ -141,7 +141,7 @@ _SCRIPTING = threading.Lock()
 _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def scripted(function: Function) -> Function:
+def script_function(function: Function) -> Function:
     """The function as TorchScript, or as it stands."""
     if is_left_out("torchscript"):
         return function
@@ -155,16 +155,16 @@ def scripted(function: Function) -> Function:
 def on_cpu(function: Function, x: Tensor) -> Function:
     """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each
     shape."""
-    return scripted(function) if x.device.type == "cpu" else function
+    return script_function(function) if x.device.type == "cpu" else function
 
 
 def _plus_one(x: Tensor) -> Tensor:
     return x + 1
 
 
-def works() -> bool:
+def torchscript_works() -> bool:
     """Whether TorchScript compiles functions here."""
-    return scripted(_plus_one) is not _plus_one
+    return script_function(_plus_one) is not _plus_one
 
 
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,14 +207,14 @@ def packing_works() -> bool:
 def _computes() -> bool:
     """Whether a packed SwiGLU gives what plain float32 products give."""
     x, weight = (torch.randn(n, 32).bfloat16() for n in (5, 48))
-    packed = pack(weight)
+    packed = pack_for_onednn(weight)
     gate = torch.ops.mkldnn._linear_pointwise(x, packed, None, "swish", [], "")
     found = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
     y = F.linear(x.float(), weight.float())
     return bool(((F.silu(y) * y - found).abs() <= 0.05 * (1 + y.square())).all())
 
 
-def pack(weight: Tensor) -> Tensor:
+def pack_for_onednn(weight: Tensor) -> Tensor:
     """weight (out, in) in oneDNN's own layout, for torch.ops.mkldnn._linear_pointwise only."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return result

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sapo_backends.errors import BackendError
 from sapo_backends.torch_backend import recurrence
-from sapo_backends.torch_backend.fused_ops import softcapped
+from sapo_backends.torch_backend.fused_ops import apply_softcap
 
 # transformers' caches: what their layers keep, and a layer's part of one.
 
@@ -38,7 +38,7 @@ def only_keys_and_values(config: Any) -> bool:
     )
 
 
-def gathered(layer: Any, owner: Tensor | None) -> Any:
+def gather_layer(layer: Any, owner: Tensor | None) -> Any:
     """A layer's part of a cache as one to write to, the other stays as it is: of the same rows, or of rows (N,) that continue
     them, whose states nobody asks for afterwards."""
     own = copy.copy(layer)
@@ -51,7 +51,7 @@ def gathered(layer: Any, owner: Tensor | None) -> Any:
     return own
 
 
-def replaced(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
+def replace_layers(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
     """A cache with other layers at some places."""
     other = copy.copy(cache)
     other.layers = list(cache.layers)
@@ -66,7 +66,7 @@ def replaced(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
 # autograd keeps each step: 0.2 to 0.5 MB a token in each layer (docs/benchmarks/memory.md).
 
 
-class Recomputed:
+class CheckpointedForward:
     """Stands in for a layer's forward. Gradient checkpointing (arXiv 1604.06174) with the weights of the forward pass, which
     the module no longer has when it is computed again, and with the cache as it was before the layer."""
 
@@ -87,9 +87,9 @@ class Recomputed:
 
         def compute(weights: Mapping[str, Tensor], before: Sequence[Any], *inputs: Any, **named: Any) -> Any:
             if name is not None:
-                own = [gathered(layer, owner) for layer in before]
+                own = [gather_layer(layer, owner) for layer in before]
                 kept[:] = kept or own  # of the first time
-                named[name] = replaced(cache, self._places, own)
+                named[name] = replace_layers(cache, self._places, own)
             return self._compute(weights, *inputs, **named)
 
         weights = dict(self._layer.named_parameters())
@@ -132,7 +132,7 @@ class RecomputedLayers:
         self.owner: Tensor | None = None
         for layer in list(module.modules()):
             if isinstance(layer, GradientCheckpointingLayer):
-                layer.forward = Recomputed(self, layer)
+                layer.forward = CheckpointedForward(self, layer)
 
     @contextmanager
     def continuing(self, owner: Tensor) -> Iterator[None]:
@@ -196,7 +196,7 @@ def _delta_rule(
     """query, key (rows, tokens, groups, keys), value (rows, tokens, heads, values), g, the logarithm of the decay, and beta
     (rows, tokens, heads), initial_state (rows, heads, keys, values)."""
     found = recurrence.kernels_that_work()
-    if found is None or cu_seqlens is not None or not recurrence.suits(query, value):
+    if found is None or cu_seqlens is not None or not recurrence.suits_recurrence(query, value):
         return None
     q, k, v = query.float(), key.float(), value.float()
     if use_qk_l2norm_in_kernel:
@@ -205,9 +205,9 @@ def _delta_rule(
     given = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
     state = v.new_zeros(rows, heads, q.shape[-1], values) if initial_state is None else initial_state.float()
     if state.is_contiguous() and not torch.is_grad_enabled():
-        out = recurrence.advance(found, *given, state)  # in place: the cache takes over what is given back
+        out = recurrence.advance_state(found, *given, state)  # in place: the cache takes over what is given back
     else:
-        out, state = recurrence.Recurrence.apply(found, *given, state)  # type: ignore[no-untyped-call]
+        out, state = recurrence.NativeRecurrence.apply(found, *given, state)  # type: ignore[no-untyped-call]
     return out.to(query.dtype), state if output_final_state else None
 
 
@@ -235,7 +235,7 @@ def _chunk_scan(
     """hidden_states (rows, tokens, heads, values), dt (rows, tokens, heads), A, D (heads,), B, C (rows, tokens, groups, keys),
     initial_states (rows, heads, values, keys)."""
     found = recurrence.kernels_that_work()
-    if found is None or z is not None or seq_idx is not None or not recurrence.suits(B, hidden_states):
+    if found is None or z is not None or seq_idx is not None or not recurrence.suits_recurrence(B, hidden_states):
         return None
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(min=dt_limit[0], max=dt_limit[1]).float()
@@ -243,7 +243,7 @@ def _chunk_scan(
     rows, _, heads, values = x.shape
     start = x.new_zeros(rows, heads, B.shape[-1], values) if initial_states is None else initial_states.float().mT
     given = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
-    out, state = recurrence.Recurrence.apply(found, *given, start)  # type: ignore[no-untyped-call]
+    out, state = recurrence.NativeRecurrence.apply(found, *given, start)  # type: ignore[no-untyped-call]
     out = out if D is None else out + D[..., None] * x
     return (out, state.mT.contiguous()) if return_final_states else out
 
@@ -267,12 +267,12 @@ def _state_update(
     found = recurrence.kernels_that_work()
     alike = dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0)
     ready = state.dtype == torch.float32 and state.is_contiguous() and not torch.is_grad_enabled()
-    if found is None or z is not None or not (alike and ready and recurrence.suits(B, hidden_states)):
+    if found is None or z is not None or not (alike and ready and recurrence.suits_recurrence(B, hidden_states)):
         return None
     dt = dt[..., 0] if dt_bias is None else dt[..., 0] + dt_bias[..., 0].to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).float()
     x = hidden_states.float()
-    out = recurrence.step(found, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state)
+    out = recurrence.step_state(found, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state)
     return (out if D is None else out + x * D).to(hidden_states.dtype)
 
 
@@ -375,7 +375,7 @@ class UnembeddingTap:
 
         for scale in scales:
             for cap in caps:
-                if self.bias is None and same(softcapped(F.linear(hidden * float(scale), table).float(), cap)):
+                if self.bias is None and same(apply_softcap(F.linear(hidden * float(scale), table).float(), cap)):
                     return HeadRule(float(scale), cap)
         if same(self.logits(hidden, bound.parameters)):
             return None

@@ -20,10 +20,10 @@ from sapo_backends.checkpoints.spec import LANGUAGE_PARTS
 from sapo_backends.common.round_memory import usual_widths
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
-from sapo_backends.packages import install
-from sapo_backends.torch_backend.decoder import PREFIX, Entry, Layout, LoraWeights, Part, move
+from sapo_backends.packages import install_command
+from sapo_backends.torch_backend.decoder import PREFIX, FusedPart, FusedTensor, LoraWeights, TensorLayout, move_tensors
 from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
-from sapo_backends.torch_backend.packing import Packed, pack
+from sapo_backends.torch_backend.packing import PackedBatch, pack_micro_batch
 from sapo_backends.torch_backend.transformers_layers import (
     RecomputedLayers,
     UnembeddingTap,
@@ -39,7 +39,9 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
-        raise BackendUnavailable("This architecture needs transformers.", install("transformers", "peft")) from error
+        raise BackendUnavailable(
+            "This architecture needs transformers.", install_command("transformers", "peft")
+        ) from error
     try:
         module: nn.Module
         module, told = AutoModelForCausalLM.from_pretrained(
@@ -101,7 +103,7 @@ class CompletionStates:
             self._shares = self._is_the_same()
         return self._shares
 
-    def __call__(self, packed: Packed, weights: Any) -> Tensor:
+    def __call__(self, packed: PackedBatch, weights: Any) -> Tensor:
         """(rows, longest completion, hidden) of a batch."""
         longest = max(len(completion) for _, completion in packed.pairs)
         prompts = len({prompt for prompt, _ in packed.pairs})
@@ -109,7 +111,7 @@ class CompletionStates:
             return self._shared(packed, weights, longest)
         return self._repeated(packed, weights, longest)
 
-    def _shared(self, packed: Packed, weights: Any, longest: int) -> Tensor:
+    def _shared(self, packed: PackedBatch, weights: Any, longest: int) -> Tensor:
         model = self._model
         prompts = list(dict.fromkeys(prompt for prompt, _ in packed.pairs))
         real, ids = padded_left(prompts, model.device)
@@ -130,7 +132,7 @@ class CompletionStates:
                 continued, _ = model.hidden_states(weights, offset, **inputs)
         return torch.cat((states[owner, -1:], continued), dim=1)
 
-    def _repeated(self, packed: Packed, weights: Any, longest: int) -> Tensor:
+    def _repeated(self, packed: PackedBatch, weights: Any, longest: int) -> Tensor:
         """The same, each row with its own copy of its prompt."""
         model = self._model
         texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
@@ -149,7 +151,7 @@ class CompletionStates:
         through all layers behind them."""
         model = self._model
         pairs = [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))]
-        packed, bound = pack(pairs, list(range(len(pairs))), model.device), model.weights(None)
+        packed, bound = pack_micro_batch(pairs, list(range(len(pairs))), model.device), model.weights(None)
         name = next(name for name, tensor in bound.parameters.items() if tensor.ndim == 1)
         found = list[Tensor]()
         for compute in (self._shared, self._repeated):
@@ -174,7 +176,7 @@ class CompletionStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundWeights:
     """What one forward pass computes with: parameters by name, and the adapter if there is one."""
 
     parameters: Mapping[str, Tensor]
@@ -187,14 +189,14 @@ class TransformersModel:
     def __init__(self, module: nn.Module, device: torch.device, compute: torch.dtype) -> None:
         self.module, self.compute = module.eval(), compute
         named = dict(module.named_parameters())
-        self.layout = Layout([Entry(n, tuple(p.shape), (Part(n, len(p)),)) for n, p in named.items()])
+        self.layout = TensorLayout([FusedTensor(n, tuple(p.shape), (FusedPart(n, len(p)),)) for n, p in named.items()])
         self.base = torch.empty(self.layout.size, dtype=next(iter(named.values())).dtype, device=device)
-        for name, view in move(named, self.layout.views(self.base)):
+        for name, view in move_tensors(named, self.layout.views(self.base)):
             named[name].requires_grad_(False)
             named[name].data = view
         module.to(device)  # what is left: buffers. The weights were never there twice
         use_kernels(module)
-        self.adapter_layout: Layout | None = None
+        self.adapter_layout: TensorLayout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
         self._adapter: LoraWeights | None = None
@@ -238,7 +240,7 @@ class TransformersModel:
         head = getattr(self.module, "get_output_embeddings", lambda: None)()
         return {n: m for n, m in self.module.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
-    def lora_layout(self, rank: int) -> Layout:
+    def lora_layout(self, rank: int) -> TensorLayout:
         """Hook an adapter to every linear layer; gives the layout of its tensors."""
         layers = self.linear_layers()
         if not layers:
@@ -246,12 +248,12 @@ class TransformersModel:
         entries = []
         for name, layer in layers.items():
             entries.append(
-                Entry(f"{name}.A", (rank, layer.in_features), (Part(f"{PREFIX}{name}.lora_A.weight", rank),))
+                FusedTensor(f"{name}.A", (rank, layer.in_features), (FusedPart(f"{PREFIX}{name}.lora_A.weight", rank),))
             )
-            up = (Part(f"{PREFIX}{name}.lora_B.weight", layer.out_features),)
-            entries.append(Entry(f"{name}.B0", (layer.out_features, rank), up))
+            up = (FusedPart(f"{PREFIX}{name}.lora_B.weight", layer.out_features),)
+            entries.append(FusedTensor(f"{name}.B0", (layer.out_features, rank), up))
             layer.register_forward_hook(self._hook(name))
-        return Layout(entries)
+        return TensorLayout(entries)
 
     def _hook(self, name: str) -> Any:
         def add(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -272,25 +274,25 @@ class TransformersModel:
 
         return again()
 
-    def weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+    def weights(self, trained: Mapping[str, Tensor] | None) -> BoundWeights:
         """See Model.weights."""
         if self.adapter_layout is None and trained is not None:
-            return Bound(trained, None)
+            return BoundWeights(trained, None)
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
-        return Bound(self.layout.views(self.base.to(self.compute)), adapter)
+        return BoundWeights(self.layout.views(self.base.to(self.compute)), adapter)
 
-    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Bound:
+    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> BoundWeights:
         """See Model.decode_weights."""
         return self.weights(trained)
 
-    def hidden_states(self, bound: Bound, positions: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+    def hidden_states(self, bound: BoundWeights, positions: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
         """What goes into the unembedding (rows, T, hidden), for input_ids (rows, T) at positions (rows, T), and the
         cache."""
         with self.head.capturing():
             output = self.forward(bound, positions, **inputs)
         return self.head.taken(), getattr(output, "past_key_values", None)
 
-    def forward(self, bound: Bound, positions: Tensor, **inputs: Any) -> Any:
+    def forward(self, bound: BoundWeights, positions: Tensor, **inputs: Any) -> Any:
         """transformers' output for input_ids (rows, T) at positions (rows, T)."""
         if self._takes_positions:
             inputs["position_ids"] = positions
@@ -304,7 +306,9 @@ class TransformersModel:
         finally:
             self._adapter = None
 
-    def session(self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: Bound) -> TransformersSession:
+    def session(
+        self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: BoundWeights
+    ) -> TransformersSession:
         """See Model.session."""
         return TransformersSession(self, prompts, owner, weights)
 
@@ -314,7 +318,7 @@ class TransformersModel:
             pairs = [((), (*prompt, *completion) if completion else ()) for prompt, completion in pairs]
         return plan_micro_batches(pairs, budget, workers)
 
-    def token_logprobs(self, packed: Packed, weights: Bound, temperature: float) -> TokenLogprobs:
+    def token_logprobs(self, packed: PackedBatch, weights: BoundWeights, temperature: float) -> TokenLogprobs:
         """See Model.token_logprobs."""
         masks = packed.masks or [None] * len(packed.pairs)
         every = [mask or (True,) * len(pair[1]) for mask, pair in zip(masks, packed.pairs, strict=True)]
@@ -351,7 +355,9 @@ class TransformersModel:
 class TransformersSession:
     """Decoding with transformers' own cache: each prompt prefilled once, then its cache repeated for its group."""
 
-    def __init__(self, model: TransformersModel, prompts: Sequence[TokenIds], owner: Tensor, weights: Bound) -> None:
+    def __init__(
+        self, model: TransformersModel, prompts: Sequence[TokenIds], owner: Tensor, weights: BoundWeights
+    ) -> None:
         self._model, self._weights = model, weights
         real, ids = padded_left(prompts, model.device)
         positions = (real.cumsum(dim=1) - 1).clamp_(min=0)

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from sapo_backends.base import PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.update import LogprobFn, Tally, has_gradient, run_update
+from sapo_backends.common.update import LogprobFn, UpdateTally, has_gradient, run_update
 from sapo_backends.errors import CancelToken
 from sapo_backends.reference import token_weight
-from sapo_backends.torch_backend.causal_lm import Model, trained_tensors
-from sapo_backends.torch_backend.decoder import Layout
-from sapo_backends.torch_backend.packing import pack
-from sapo_backends.torch_backend.runtime import Workers, shares
+from sapo_backends.torch_backend.causal_lm import CausalModel, trained_tensors
+from sapo_backends.torch_backend.decoder import TensorLayout
+from sapo_backends.torch_backend.packing import pack_micro_batch
+from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class PolicyObjective:
     """loss: this micro-batch's share of the minibatch's loss. clipped (T,): where the clip holds the gradient back."""
 
     loss: Tensor
@@ -42,13 +42,13 @@ def _sequence_mean(values: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
     return torch.zeros_like(lengths).index_add(0, sequence, values) / lengths
 
 
-def objective(
+def policy_objective(
     logprobs: Tensor,
     sequence: Tensor,
     samples: Sequence[TrainSample],
     whole: Sequence[TrainSample],
     policy: PolicyUpdate,
-) -> Objective:
+) -> PolicyObjective:
     """logprobs (T,) of the samples' tokens that carry loss, one after another, sequence (T,) their rows.
 
     whole: the full minibatch.
@@ -72,7 +72,7 @@ def objective(
     unclipped, clipped_objective = ratio * advantage, limited * advantage
     truncated = log_ratio.exp().clamp(max=policy.tis_cap)
     loss = -(weight * truncated * torch.minimum(unclipped, clipped_objective)).sum()
-    return Objective(loss, (unclipped > clipped_objective).detach(), ratio.detach())
+    return PolicyObjective(loss, (unclipped > clipped_objective).detach(), ratio.detach())
 
 
 def _log_importance_weight(samples: Sequence[TrainSample], old: Tensor, sequence: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _log_importance_weight(samples: Sequence[TrainSample], old: Tensor, sequence
 class FlatAdamW:
     """first, second: moment estimates of the gradient, as long as the parameters. steps: taken so far."""
 
-    def __init__(self, parameters: Tensor, workers: Workers) -> None:
+    def __init__(self, parameters: Tensor, workers: ShardWorkers) -> None:
         self.first = torch.zeros_like(parameters)
         self.second = torch.zeros_like(parameters)
         self.steps = 0
@@ -125,24 +125,24 @@ class FlatAdamW:
                 maximize=False,
             )
 
-        self._workers.map(some, shares(len(parameters), self._workers.count))
+        self._workers.map(some, split_range(len(parameters), self._workers.count))
         self.steps += 1
         return norm
 
 
 @dataclass(slots=True)
-class Trainer:
+class PolicyTrainer:
     """A model with the tensor that is trained. budget: tokens in a micro-batch. share: of it that is used now."""
 
-    model: Model
+    model: CausalModel
     flat: Tensor
     optimizer: FlatAdamW
-    workers: Workers
+    workers: ShardWorkers
     budget: int
     share: float = 1.0
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TensorLayout:
         """Of the trained tensor."""
         return self.model.adapter_layout or self.model.layout
 
@@ -150,7 +150,7 @@ class Trainer:
         self,
         part: Sequence[TrainSample],
         policy: PolicyUpdate,
-        tally: Tally,
+        tally: UpdateTally,
         on_progress: Callable[[float], None] | None = None,
     ) -> Tensor:
         """d loss / d flat of one minibatch in float32, summed over its micro-batches in an order that does not depend
@@ -161,9 +161,9 @@ class Trainer:
         tensors = trained_tensors(self.model) or {}
         finished: list[int] = []
 
-        def work(mine: Sequence[list[int]]) -> tuple[Tensor, Tally]:
+        def work(mine: Sequence[list[int]]) -> tuple[Tensor, UpdateTally]:
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
-            total, counts = torch.empty_like(self.flat), Tally()
+            total, counts = torch.empty_like(self.flat), UpdateTally()
             targets = list(self.layout.views(total).values())
             for number, members in enumerate(mine):
                 grads = self._micro_batch([active[i] for i in members], part, policy, leaves, counts)
@@ -191,13 +191,15 @@ class Trainer:
         whole: Sequence[TrainSample],
         policy: PolicyUpdate,
         leaves: Mapping[str, Tensor],
-        tally: Tally,
+        tally: UpdateTally,
     ) -> Sequence[Tensor | None]:
         """The gradient by each leaf of some of the minibatch's samples."""
         pairs = [(sample.prompt, sample.completion) for sample in samples]
-        packed = pack(pairs, list(range(len(samples))), self.model.device, [sample.loss_mask for sample in samples])
+        packed = pack_micro_batch(
+            pairs, list(range(len(samples))), self.model.device, [sample.loss_mask for sample in samples]
+        )
         scores = self.model.token_logprobs(packed, self.model.weights(leaves), policy.temperature)
-        result = objective(scores.logprobs, packed.sequence, samples, whole, policy)
+        result = policy_objective(scores.logprobs, packed.sequence, samples, whole, policy)
         grads = torch.autograd.grad(result.loss, list(leaves.values()), allow_unused=True)
         sums = torch.zeros(len(samples), device=packed.sequence.device)
         tally.add(
@@ -221,7 +223,7 @@ class Trainer:
     ) -> UpdateStats:
         """See Engine.update."""
 
-        def gradient(part: Sequence[TrainSample], tally: Tally, report: Callable[[float], None] | None) -> Tensor:
+        def gradient(part: Sequence[TrainSample], tally: UpdateTally, report: Callable[[float], None] | None) -> Tensor:
             return self.gradient(part, policy, tally, report)
 
         def step(grad: Tensor) -> float:

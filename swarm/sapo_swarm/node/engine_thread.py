@@ -106,7 +106,7 @@ class EngineThread:
             await self.call(self._give_back)
 
     def _give_back(self) -> None:
-        hardware.trim()  # first: cycles of Python's may hold the device's memory
+        hardware.release_free_memory()  # first: cycles of Python's may hold the device's memory
         if self._engine is not None:
             self._engine.return_memory()
 

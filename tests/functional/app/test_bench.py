@@ -12,10 +12,12 @@ from tests.support.node_process import CALM, sapo
 from sapo_backends import registry
 from sapo_backends.base import LoadRequest
 from sapo_backends.measure import probe
-from sapo_backends.measure.choice import WIDTHS, Candidate
+from sapo_backends.measure.choice import WIDTHS, EngineCandidate
 from sapo_desktop.services import first_run
 
-needs_torch = pytest.mark.skipif("torch" not in registry.installed(), reason="the torch engine is not installed")
+needs_torch = pytest.mark.skipif(
+    "torch" not in registry.installed_backends(), reason="the torch engine is not installed"
+)
 
 
 def test_the_table_fits_a_terminal_and_ends_with_the_choice(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_a_node_whose_rounds_do_not_fit_is_refused_before_there_is_a_run(tmp_pat
 
 def test_a_candidate_that_cannot_be_measured_says_why() -> None:
     """The bench goes on with the others."""
-    one = probe.in_child(Candidate("no-such-engine"), LoadRequest(), seconds=0.1)
+    one = probe.in_child(EngineCandidate("no-such-engine"), LoadRequest(), seconds=0.1)
     assert "no-such-engine" in one.failure
     assert one.update == 0.0
 

@@ -61,7 +61,7 @@ async def served(backend: str = "fake", model: str = "fake") -> AsyncIterator[Cl
     """An endpoint with a fresh engine that only generates."""
     host = EngineThread()
     request = LoadRequest(model=model, method="none", device="cpu", threads=1, precision="float32")
-    await host.load(lambda: registry.backend(backend)().load(request))
+    await host.load(lambda: registry.get_backend(backend)().load(request))
     try:
         async with Endpoint(Answering(host), "my-model", TOKEN) as endpoint:
             headers = {"Authorization": f"Bearer {TOKEN}"}

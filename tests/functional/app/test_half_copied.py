@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import sapo_assets
-from sapo_backends.checkpoints.safetensors_numpy import tensors
+from sapo_backends.checkpoints.safetensors_numpy import iter_tensors
 from sapo_desktop import cli
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,7 +21,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 def in_shards(folder: Path) -> None:
     """The same weights in two files and an index, as large models are stored."""
-    weights = dict(tensors(folder))
+    weights = dict(iter_tensors(folder))
     (folder / WHOLE).unlink()
     names = {name: SHARDS[number % 2] for number, name in enumerate(weights)}
     for shard in SHARDS:

@@ -55,9 +55,9 @@ def test_a_base_in_a_cache_that_others_read_is_open_to_them(tmp_path: Path, monk
     for mode, kept in ((0o755, 0o644), (0o700, 0o600)):
         tmp_path.chmod(mode)
         name = f"me/{mode:o}"
-        hub_cache.blob(name, "ab").parent.mkdir(parents=True)
-        hub_cache.blob(name, "ab").touch()
-        file = hub_cache.publish(name, "commit", "config.json", "ab")
-        hub_cache.refer(name, "commit")
+        hub_cache.blob_path(name, "ab").parent.mkdir(parents=True)
+        hub_cache.blob_path(name, "ab").touch()
+        file = hub_cache.add_to_snapshot(name, "commit", "config.json", "ab")
+        hub_cache.update_main_ref(name, "commit")
         assert stat.S_IMODE(file.stat().st_mode) == kept
-        assert {stat.S_IMODE(p.stat().st_mode) for p in (hub_cache.of(name), file.parent)} == {mode}
+        assert {stat.S_IMODE(p.stat().st_mode) for p in (hub_cache.repository_folder(name), file.parent)} == {mode}

@@ -179,9 +179,9 @@ def test_the_command_line_answers_such_a_path_with_one_line(
 
 def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "~nosuch1/cache")
-    assert hub_cache.snapshot("owner/name") is None
+    assert hub_cache.find_snapshot("owner/name") is None
     with pytest.raises(ModelNotFound):
-        locate.local("owner/name")
+        locate.resolve_local_model("owner/name")
 
 
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ async def test_a_pause_gives_free_memory_of_the_system_and_of_the_device_back(
     """Once a minute at most: pauses may follow each other closely."""
     trims: list[str] = []
     returned: list[str] = []
-    monkeypatch.setattr(hardware, "trim", lambda: trims.append(threading.current_thread().name))
+    monkeypatch.setattr(hardware, "release_free_memory", lambda: trims.append(threading.current_thread().name))
     interrupter = Interrupter(3, most=2)
     engine = CountingEngine(interrupter.step)
     monkeypatch.setattr(engine, "return_memory", lambda: returned.append(threading.current_thread().name))

@@ -96,7 +96,7 @@ def test_a_worker_that_cannot_start_ends_the_node_with_a_sentence(tmp_path: Path
 def test_a_model_whose_chat_template_refuses_every_question_ends_the_node_with_a_sentence(tmp_path: Path) -> None:
     """Another round would be refused too: nobody has to be there to stop it. What it says is printed, not obeyed."""
     pytest.importorskip("torch", reason="the torch engine is not installed")
-    model = shutil.copytree(locate.resolve("starter-1m"), tmp_path / "refuses")
+    model = shutil.copytree(locate.resolve_model("starter-1m"), tmp_path / "refuses")
     (model / "chat_template.jinja").write_text(f"{{{{ raise_exception('only pictures {EVIL}') }}}}", "utf-8")
     done = sapo(tmp_path / "home", "node", *QUICK, "--model", str(model), "--trainer", "torch", "--eval-every", "0")
     assert done.returncode == 1, done.stdout

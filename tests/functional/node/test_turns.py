@@ -17,7 +17,7 @@ from tests.support.own_tasks import library_in
 from tests.support.watched_node import CountingEngine, follow, make
 
 from sapo_backends.base import Completion, LoadRequest, Sampling
-from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
@@ -146,7 +146,7 @@ def test_foreign_text_ends_with_the_token_that_ends_a_turn_of_the_model(
 ) -> None:
     """Of several end-of-sequence tokens the policy samples that of its chat template, whichever is listed first."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(bundled("starter-1m") / name, tmp_path)
+        shutil.copy(bundled_model_folder("starter-1m") / name, tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
     tokenizer = HfTokenizer(tmp_path)
     whole, cut = (encoded(tokenizer, Rollout("4", finish, 1.0, turns=turns))[0] for finish in ("stop", "length"))

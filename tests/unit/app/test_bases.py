@@ -18,8 +18,8 @@ from sapo_backends.common import hardware
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.errors import DownloadFailed, ModelNotFound
 from sapo_backends.measure import machine_limits
-from sapo_backends.measure.choice import Workload
-from sapo_backends.measure.machine_limits import Limits
+from sapo_backends.measure.choice import RoundWorkload
+from sapo_backends.measure.machine_limits import MachineLimits
 from sapo_desktop import settings
 from sapo_desktop.commands.models import bases
 from sapo_desktop.commands.nodes import node
@@ -32,7 +32,7 @@ from sapo_desktop.services.nodes.report import Reporter
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import identity
 
-LIMITS = Limits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
+LIMITS = MachineLimits({"float32": 1e11, "bfloat16": 4e11}, 2e10)
 HALF_BILLION = ModelSize(494_000_000, 8_800_000, 24, 896, 4864, 128, 151_936)
 SMOLLM2 = ModelSize(134_500_000, 4_900_000, 30, 576, 1536, 192, 49_152)
 GEMMA = ModelSize(268_100_000, 3_800_000, 18, 640, 2048, 256, 262_144)
@@ -104,7 +104,7 @@ def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home:
 
 def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: Home, tmp_path: Path) -> None:
     """In the front matter of their README, or in a file of its own."""
-    folder = Path(shutil.copytree(locate.bundled("starter-1m"), tmp_path / "base"))
+    folder = Path(shutil.copytree(locate.bundled_model_folder("starter-1m"), tmp_path / "base"))
 
     def told(model: str = str(folder)) -> tuple[str, str]:
         one = card.card(home, RunConfig(model=model, trainer="torch", device="cpu"))
@@ -116,9 +116,9 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
     (folder / "README.md").write_text("---\nlicense: CC-BY-4.0\n---\n# A model\n")
     assert told() == ("cc-by-4.0", "cc-by-4.0")
     assert told("starter-1m") == ("apache-2.0", "apache-2.0")
-    snapshots = hub_cache.of("owner/name") / "snapshots"
+    snapshots = hub_cache.repository_folder("owner/name") / "snapshots"
     shutil.copytree(folder, snapshots / "c0")
-    hub_cache.refer("owner/name", "c0")
+    hub_cache.update_main_ref("owner/name", "c0")
     assert told("owner/name") == ("cc-by-4.0", "cc-by-4.0")
     (folder / "README.md").write_text(
         "\ufeff---\ntags:\n- x\nlicense: other\nlicense_name: Qwen-Research\n---\n", "utf-8"
@@ -168,7 +168,7 @@ def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
 
 def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
-    round_, longer = Workload(64, 96), Workload(64, 512)
+    round_, longer = RoundWorkload(64, 96), RoundWorkload(64, 512)
     first = machine_limits.round_seconds(small, round_, LIMITS, "bfloat16")
     assert first is not None
     for size, work, kind in ((large, round_, "bfloat16"), (small, longer, "bfloat16"), (small, round_, "float32")):
@@ -184,7 +184,7 @@ def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.Monk
         found.append(machine_limits.round_seconds(states, round_, LIMITS, "bfloat16", fallback=True) or 0.0)
     assert found[0] > slower + 64 * 96 * 4 * 4 * 4_700_000 / LIMITS.read, "states go through memory"
     assert found[1] > found[0] + 64 * 96 * 6 * 4 * 4_700_000 / LIMITS.read, "more often without compiled kernels"
-    assert machine_limits.round_seconds(small, round_, Limits(), "bfloat16") is None
+    assert machine_limits.round_seconds(small, round_, MachineLimits(), "bfloat16") is None
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,9 @@ def test_an_estimate_is_near_the_rounds_that_were_measured(
 ) -> None:
     """8 x 8 completions at that rate in bfloat16: two of docs/benchmarks/engines.md, and the bundled starter on one thread."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
-    found = machine_limits.round_seconds(size, Workload(64, new_tokens), Limits({"bfloat16": rate}, 4e10), "bfloat16")
+    found = machine_limits.round_seconds(
+        size, RoundWorkload(64, new_tokens), MachineLimits({"bfloat16": rate}, 4e10), "bfloat16"
+    )
     assert found == pytest.approx(seconds, rel=0.2)
 
 
@@ -227,10 +229,10 @@ def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
     """Steps of 16.3 examples and 8 x 8 answers of docs/benchmarks/real-tasks.jsonl, within 30 %. counts: tokens of a question,
     and of what all begin with; answers: on average, and of the longest."""
     monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx512_bf16")
-    rates = machine_limits.Rates(size, Limits({"bfloat16": rate}, 5e10), "bfloat16")
+    rates = machine_limits.RateEstimator(size, MachineLimits({"bfloat16": rate}, 5e10), "bfloat16")
     (prompt, shared), (answer, longest) = counts, answers
     assert rates.update(shared + 16.3 * (prompt - shared), 16.3 * answer) == pytest.approx(step, rel=0.3)
-    work = Workload(64, answer, True, 8, prompt, shared, longest)
+    work = RoundWorkload(64, answer, True, 8, prompt, shared, longest)
     assert rates.generate(work) == pytest.approx(generated, rel=0.3)
 
 

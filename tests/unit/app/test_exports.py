@@ -13,7 +13,7 @@ from tests.benchmarks.shapes import SHAPES, write_model
 from tests.support.records import opened
 
 from sapo_backends.checkpoints.gguf_write import gguf_tokenizer, write_gguf
-from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
@@ -129,8 +129,8 @@ def test_the_licence_is_what_the_base_states_for_itself(tmp_path: Path) -> None:
 def template_folder(folder: Path, template: str) -> Path:
     """The starter's tokenizer with another chat template."""
     for name in ("tokenizer.json", "config.json", "generation_config.json"):
-        (folder / name).write_bytes((bundled("starter-1m") / name).read_bytes())
-    settings = json.loads((bundled("starter-1m") / "tokenizer_config.json").read_text(encoding="utf-8"))
+        (folder / name).write_bytes((bundled_model_folder("starter-1m") / name).read_bytes())
+    settings = json.loads((bundled_model_folder("starter-1m") / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
     return folder
 
@@ -184,7 +184,7 @@ def test_a_system_prompt_that_a_modelfile_cannot_hold_is_named_and_where_there_i
 
 def test_a_template_without_a_system_prompt_gets_none() -> None:
     """The starter's leaves it out: it was trained on nothing else."""
-    text = modelfile(bundled("starter"), "m.gguf", 1024, "Think.")
+    text = modelfile(bundled_model_folder("starter"), "m.gguf", 1024, "Think.")
     assert "System" not in text
     assert "SYSTEM" not in text
     assert "{{ .Prompt }}" in text

@@ -10,17 +10,17 @@ import pytest
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.measure.choice import Candidate, Measured, MeasuredRates, Workload
-from sapo_backends.measure.machine_limits import Limits, Rates
+from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, MeasuredRates, RoundWorkload
+from sapo_backends.measure.machine_limits import MachineLimits, RateEstimator
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import question_tokens
 from sapo_desktop.services.bases.forecast import Forecast, forecast
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 
-RATES = Rates(
+RATES = RateEstimator(
     ModelSize(135_000_000, 5_000_000, 30, 576, 1536, 192, 49152),
-    Limits({"float32": 1e11, "bfloat16": 4e11}, 4e10),
+    MachineLimits({"float32": 1e11, "bfloat16": 4e11}, 4e10),
     "bfloat16",
 )
 ROWS = 64
@@ -72,7 +72,7 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     counts = question_tokens.count(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None
     assert counts.by_tokenizer
-    tokenizer, task = HfTokenizer(locate.bundled("starter")), library.find("short")
+    tokenizer, task = HfTokenizer(locate.bundled_model_folder("starter")), library.find("short")
     chats = [tokenizer.encode_chat(messages(task.question(row))) for row in task.train]
     assert min(map(len, chats)) <= counts.prompt <= max(map(len, chats))
     assert counts.answer == len(tokenizer.encode_text("<answer>electrician</answer>")) + 1
@@ -90,7 +90,7 @@ def test_evaluations_are_counted_at_both_temperatures_and_as_often_as_they_come(
     assert fewer.evaluation < often.evaluation
     assert fewer.counts is not None
     once = RATES.generate(
-        Workload(12, fewer.answer, True, 1, fewer.counts.prompt, fewer.counts.shared, fewer.counts.longest)
+        RoundWorkload(12, fewer.answer, True, 1, fewer.counts.prompt, fewer.counts.shared, fewer.counts.longest)
     )
     assert fewer.evaluation == pytest.approx(2 * once)
 
@@ -105,7 +105,7 @@ def test_what_questions_begin_with_alike_is_computed_once(home: Home) -> None:
     assert together.examples < apart.examples
     assert together.round < apart.round
     prompts = counts.shared + 8 * (counts.prompt - counts.shared)
-    assert Workload(64, 9, True, 8, counts.prompt, counts.shared).prompt_tokens == pytest.approx(prompts)
+    assert RoundWorkload(64, 9, True, 8, counts.prompt, counts.shared).prompt_tokens == pytest.approx(prompts)
 
 
 def test_the_examples_are_told_of_only_where_they_come(home: Home) -> None:
@@ -139,9 +139,11 @@ def test_questions_of_reasoning_gym_are_made_once(home: Home) -> None:
 
 
 def test_measured_rates_go_before_the_limits(home: Home) -> None:
-    measured = Measured(Candidate("torch"), generation={8: 100.0, 64: 400.0}, first=0.5, update=200.0, hand_over=0.1)
+    measured = EngineMeasurement(
+        EngineCandidate("torch"), generation={8: 100.0, 64: 400.0}, first=0.5, update=200.0, hand_over=0.1
+    )
     rates = MeasuredRates(measured)
-    assert rates.generate(Workload(64, 10)) == pytest.approx(0.5 + 640 / 400)
+    assert rates.generate(RoundWorkload(64, 10)) == pytest.approx(0.5 + 640 / 400)
     assert rates.update(100, 300) == pytest.approx(2.1)
     counts = TokenCounts(32, 80, 60, 9, 9, True, 96, True, 196, 28, 56)
     assert forecast(OWN, rates, ROWS, counts, measured=7.0).round == 7.0

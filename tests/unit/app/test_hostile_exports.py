@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.checkpoints.locate import bundled
+from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.models.exports.card import Record, card
 from sapo_desktop.services.models.exports.modelfile import modelfile
@@ -48,7 +48,7 @@ def folder_with(folder: Path, token: str) -> Path:
     """The starter's tokenizer, whose end-of-sequence token is spelled so, and whose template writes it."""
     folder.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "config.json", "tokenizer_config.json", "generation_config.json"):
-        (folder / name).write_bytes((bundled("starter-1m") / name).read_bytes())
+        (folder / name).write_bytes((bundled_model_folder("starter-1m") / name).read_bytes())
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
     for added in tokenizer["added_tokens"]:

@@ -137,7 +137,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Ollama's folder lies on a disk that does not answer until the event is set."""
     answers, look_in = threading.Event(), places.LOOKS[places.OLLAMA]
 
-    def waiting(seen: places.Search) -> None:
+    def waiting(seen: places.LocalModelSearch) -> None:
         answers.wait(60)
         look_in(seen)
 

@@ -124,7 +124,7 @@ def test_a_precision_says_what_is_computed_in(precision: str, kind: str) -> None
 
 def test_the_bundled_models_are_sized_without_loading_them() -> None:
     """Every parameter is counted, from the headers of the weight files."""
-    size, method = model_size(locate.resolve("starter-1m"), LoadRequest())
+    size, method = model_size(locate.resolve_model("starter-1m"), LoadRequest())
     assert (size.parameters, size.trainable, method) == (1_055_360, 1_055_360, "full")
     assert (size.layers, size.hidden, size.key_value, size.vocabulary) == (5, 128, 64, 1024)
     assert size.multiplied == size.parameters  # tied: the embedding is the output layer too
@@ -135,7 +135,7 @@ def test_an_adapter_is_counted_as_torch_lays_it_out() -> None:
     from sapo_backends.checkpoints.spec import decoder_spec
     from sapo_backends.torch_backend.decoder import lora_layout
 
-    folder = locate.resolve("starter-1m")
+    folder = locate.resolve_model("starter-1m")
     size, method = model_size(folder, LoadRequest(method="lora", lora_rank=4))
     spec = decoder_spec(json.loads((folder / "config.json").read_text()))
     assert method == "lora"
@@ -174,7 +174,9 @@ def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_ar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """24 layers of half a billion weights, an adapter trained, answers of 1,024 tokens, on a processor fast in bfloat16."""
-    monkeypatch.setattr(hardware, "detect", lambda: hardware.Hardware(2, 4 << 30, 4 << 30, "avx512_bf16", "Linux"))
+    monkeypatch.setattr(
+        hardware, "detect_hardware", lambda: hardware.Hardware(2, 4 << 30, 4 << 30, "avx512_bf16", "Linux")
+    )
     config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
 
     def suggested(available: float, fallback: bool = False, **changes: object) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from sapo_backends.common import hardware
 from sapo_backends.measure import precision, probe
-from sapo_backends.measure.choice import Candidate, Measured
-from sapo_backends.measure.machine_limits import Limits
+from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement
+from sapo_backends.measure.machine_limits import MachineLimits
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -21,12 +21,12 @@ from sapo_swarm.config import RunConfig
 pytest.importorskip("torch", reason="the torch engine is not installed")
 
 CONFIG = RunConfig(model="starter-1m")
-SLOW, FAST = Candidate("torch", "float32", 1), Candidate("torch", "bfloat16", 1)
+SLOW, FAST = EngineCandidate("torch", "float32", 1), EngineCandidate("torch", "bfloat16", 1)
 
 
-def figures(*fastest_last: Candidate) -> list[Measured]:
+def figures(*fastest_last: EngineCandidate) -> list[EngineMeasurement]:
     return [
-        Measured(c, "cpu", c.precision, {1: 10.0, 64: 1000.0 * 2**i}, update=1000.0 * 2**i)
+        EngineMeasurement(c, "cpu", c.precision, {1: 10.0, 64: 1000.0 * 2**i}, update=1000.0 * 2**i)
         for i, c in enumerate(fastest_last)
     ]
 
@@ -109,7 +109,7 @@ def test_damaged_entries_count_as_none(home: Home) -> None:
 
 def test_another_machines_figures_count_as_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     speed.remember(home, CONFIG, figures(SLOW))
-    monkeypatch.setattr(hardware, "processor", lambda: "Another processor")
+    monkeypatch.setattr(hardware, "processor_name", lambda: "Another processor")
     assert speed.recall(home, CONFIG) == []
 
 
@@ -176,7 +176,7 @@ def test_a_processor_without_instructions_for_bfloat16_measures_nothing_and_comp
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "matrix_unit", lambda: "avx2")
-    monkeypatch.setattr(precision, "measure", lambda *_: pytest.fail("It takes half a minute there."))
+    monkeypatch.setattr(precision, "measure_precisions", lambda *_: pytest.fail("It takes half a minute there."))
     config = msgspec.structs.replace(CONFIG, trainer="torch", device="cpu", threads=1)
     engine = engines.run_builder(config, run_folder(home, "first"), home)(lambda fraction, phrase: None)
     engine.close()
@@ -194,7 +194,7 @@ def test_the_first_load_of_a_model_measures_its_precision_and_the_run_keeps_it(
     engine = engines.run_builder(config, folder, home)(lambda fraction, phrase: said.append(phrase))
     seconds = speed.precision_seconds(home, config)
     assert seconds.keys() == {"float32", "bfloat16"}
-    assert engine.info.precision == precision.faster(seconds)
+    assert engine.info.precision == precision.faster_precision(seconds)
     assert engines.stored_config(config, folder).precision == engine.info.precision
     assert any("precision, once" in phrase for phrase in said)
     engine.close()
@@ -234,7 +234,7 @@ def test_a_bench_and_a_first_load_keep_each_others_figures(home: Home) -> None:
     ],
 )
 def test_the_faster_precision_wins_and_a_tie_rounds_less(seconds: dict[str, float], chosen: str) -> None:
-    assert precision.faster(seconds) == chosen
+    assert precision.faster_precision(seconds) == chosen
 
 
 def test_a_damaged_precision_counts_as_unmeasured(home: Home) -> None:
@@ -246,9 +246,13 @@ def test_a_damaged_precision_counts_as_unmeasured(home: Home) -> None:
 
 def test_limits_that_are_measured_again_keep_the_better_figures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first was on a busy machine, the second found the memory busy."""
-    runs = iter([Limits({"float32": 1e10}, 2e10), Limits({"float32": 9e10}, 1e10), Limits()])
+    runs = iter([MachineLimits({"float32": 1e10}, 2e10), MachineLimits({"float32": 9e10}, 1e10), MachineLimits()])
     monkeypatch.setattr(probe, "limits_in_child", lambda *_: next(runs))
-    assert speed.machine_limits(home, CONFIG) == speed.machine_limits(home, CONFIG) == Limits({"float32": 1e10}, 2e10)
-    better = Limits({"float32": 9e10}, 2e10)
+    assert (
+        speed.machine_limits(home, CONFIG)
+        == speed.machine_limits(home, CONFIG)
+        == MachineLimits({"float32": 1e10}, 2e10)
+    )
+    better = MachineLimits({"float32": 9e10}, 2e10)
     assert speed.machine_limits(home, CONFIG, again=True) == speed.machine_limits(home, CONFIG) == better
     assert speed.machine_limits(home, CONFIG, again=True) == better  # a child that failed

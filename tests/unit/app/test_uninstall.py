@@ -127,17 +127,17 @@ def test_secrets_that_cannot_be_removed_are_named(
 
 def test_bases_that_the_app_downloaded_are_listed_and_stay(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     for name, ours in (("me/mine", True), ("you/yours", False)):
-        blobs = hub_cache.of(name) / "blobs"
+        blobs = hub_cache.repository_folder(name) / "blobs"
         blobs.mkdir(parents=True)
         (blobs / f"part{hub_cache.PARTIAL}").write_bytes(bytes(2_000_000))
         if ours:
-            (hub_cache.of(name) / hub_cache.LOCK).touch()
+            (hub_cache.repository_folder(name) / hub_cache.LOCK).touch()
     assert uninstalled() == 0
     said = capsys.readouterr().out
     assert "2.0 MB  me/mine" in said
-    assert str(hub_cache.of("me/mine")) in said
+    assert str(hub_cache.repository_folder("me/mine")) in said
     assert "you/yours" not in said
-    assert hub_cache.of("me/mine").exists()
+    assert hub_cache.repository_folder("me/mine").exists()
 
 
 def test_folders_that_lie_in_one_another_are_counted_once_and_gone(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from tests.support.families import TINY
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sapo_backends.torch_backend import (  # noqa: E402
     runtime,
     transformers_layers,
     transformers_lm,
 )
-from sapo_backends.torch_backend.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.transformers_layers import gathered  # noqa: E402
+from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
+from sapo_backends.torch_backend.transformers_layers import gather_layer  # noqa: E402
 from sapo_backends.torch_backend.transformers_lm import (  # noqa: E402
     CompletionStates,
     TransformersModel,
@@ -61,7 +61,7 @@ def test_layers_with_a_state_keep_what_goes_in_and_give_the_same_gradient(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            packed = pack(pairs, [0, 1, 2], CPU)
+            packed = pack_micro_batch(pairs, [0, 1, 2], CPU)
             logprobs = model.token_logprobs(packed, model.weights(layout.views(leaf)), 1.0).logprobs
         found.append((sum(kept.values()) - leaf.nbytes, torch.autograd.grad(logprobs.sum(), leaf)[0]))
     (few, gradient), (many, expected) = found
@@ -88,7 +88,7 @@ def test_rows_continue_one_prompt_where_layers_have_a_state(family: str, monkeyp
         if not shared:
             monkeypatch.setattr(CompletionStates, "shares", False)
         model, computed = TransformersModel(copy.deepcopy(module), CPU, torch.float32), list[int]()
-        leaf, packed = model.base.clone().requires_grad_(), pack(SHARED, list(range(5)), CPU)
+        leaf, packed = model.base.clone().requires_grad_(), pack_micro_batch(SHARED, list(range(5)), CPU)
         model.micro_batches(SHARED, 1024, 1)  # tries whether prompts can be shared
         model.head.rule(model)
         model.module.register_forward_pre_hook(
@@ -107,10 +107,10 @@ def test_rows_continue_one_prompt_where_layers_have_a_state(family: str, monkeyp
 def test_compiled_kernels_give_what_transformers_own_operations_give(family: str) -> None:
     """Log-probabilities, the gradient, and the logits of one token after another in generation."""
     model, found = TransformersModel(_module(family), CPU, torch.float32), list[tuple[torch.Tensor, ...]]()
-    packed, prompts = pack(SHARED, list(range(5)), CPU), [SHARED[0][0], SHARED[3][0]]
+    packed, prompts = pack_micro_batch(SHARED, list(range(5)), CPU), [SHARED[0][0], SHARED[3][0]]
     for names in ((), ("native",)):
         leaf = model.base.clone().requires_grad_()
-        with runtime.without(*names):
+        with runtime.without_paths(*names):
             logprobs = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
             gradient = torch.autograd.grad(logprobs.sum(), leaf)[0]
             with torch.inference_mode():
@@ -131,9 +131,9 @@ def test_without_kernels_few_tokens_are_not_filled_up_to_hundreds(monkeypatch: p
         for layer in module.modules():
             if hasattr(layer, "chunk_size"):
                 layer.chunk_size = size
-        with runtime.without("native"):
+        with runtime.without_paths("native"):
             model = TransformersModel(copy.deepcopy(module), CPU, torch.float32)
-            found.append(model.token_logprobs(pack(SHARED, [3], CPU), model.weights(None), 1.0).logprobs)
+            found.append(model.token_logprobs(pack_micro_batch(SHARED, [3], CPU), model.weights(None), 1.0).logprobs)
     torch.testing.assert_close(*found)
     assert max(seen) == 64
 
@@ -153,12 +153,12 @@ def test_a_state_that_does_not_get_through_is_found_before_anything_is_trained(
     """Another version of transformers may start several tokens with an empty state, or keep it elsewhere."""
 
     def forgetful(layer: Any, owner: torch.Tensor | None) -> Any:
-        own = gathered(layer, owner)
+        own = gather_layer(layer, owner)
         if owner is not None and isinstance(getattr(own, "recurrent_states", None), dict):
             own.recurrent_states = {0: torch.zeros_like(own.recurrent_states[0])} if wrong == "lost" else {}
         return own
 
-    monkeypatch.setattr(transformers_layers, "gathered", forgetful)
+    monkeypatch.setattr(transformers_layers, "gather_layer", forgetful)
     model = TransformersModel(_module("qwen3_5_text"), CPU, torch.float32)
     batches = model.micro_batches(SHARED, 64, 1)
     assert max(sum(len(p) + len(c) for p, c in (SHARED[i] for i in batch)) for batch in batches) <= 64
@@ -185,7 +185,7 @@ def test_the_unembedding_is_never_copied_for_a_product(rows: int) -> None:
     pairs, seen = [((3, 5, 7), (row, 2, 3)) for row in range(rows)], _Products()
     owner = torch.zeros(rows, dtype=torch.int64)
     with seen:
-        model.token_logprobs(pack(pairs, list(range(rows)), CPU), model.weights(None), 1.0)
+        model.token_logprobs(pack_micro_batch(pairs, list(range(rows)), CPU), model.weights(None), 1.0)
         model.session([(3, 5, 7)], owner, 2, model.weights(None)).step(owner)
     assert {shape for shape in seen.shapes if WIDTHS["vocab_size"] in shape} == {(64, 37)}
 
@@ -196,7 +196,7 @@ def test_numbers_too_small_to_be_normal_are_zero_where_layers_decay() -> None:
     model = TransformersModel(transformers.AutoModelForCausalLM.from_config(config), CPU, torch.float32)
     assert torch.set_flush_denormal(False), "this processor can"
     try:
-        model.token_logprobs(pack([((3, 5), (7, 2))], [0], CPU), model.weights(None), 1.0)
+        model.token_logprobs(pack_micro_batch([((3, 5), (7, 2))], [0], CPU), model.weights(None), 1.0)
         assert float(torch.tensor([1e-39]) * 1.0) == 0.0
     finally:
         torch.set_flush_denormal(False)

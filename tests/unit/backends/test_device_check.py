@@ -45,13 +45,13 @@ def test_a_sound_device_passes_once_and_is_remembered(compute: Any, monkeypatch:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        device_check.ensure(CPU, compute)
+        device_check.ensure_device_checked(CPU, compute)
         assert torch.get_num_threads() == threads + 1, "what another engine computes with"
     finally:
         torch.set_num_threads(threads)
-    monkeypatch.setattr(device_check, "meet", lambda *_: pytest.fail("it was met before"))
-    device_check.ensure(CPU, compute)
-    assert runtime.fallbacks() == {}
+    monkeypatch.setattr(device_check, "check_device", lambda *_: pytest.fail("it was met before"))
+    device_check.ensure_device_checked(CPU, compute)
+    assert runtime.list_fallbacks() == {}
 
 
 def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,12 @@ def test_a_path_that_computes_something_else_is_left_out_and_named(monkeypatch: 
         return function if runtime.is_left_out("torchscript") else broken(function)
 
     monkeypatch.setattr(decode_session, "on_cpu", step)
-    device_check.ensure(CPU, torch.float32)
-    assert "computes sampling" in runtime.fallbacks()["torchscript"]
+    device_check.ensure_device_checked(CPU, torch.float32)
+    assert "computes sampling" in runtime.list_fallbacks()["torchscript"]
     assert not runtime.is_left_out("onednn")
     monkeypatch.setattr(runtime, "_FAILED", set())
-    monkeypatch.setattr(device_check, "meet", lambda *_: pytest.fail("it was met before"))
-    device_check.ensure(CPU, torch.float32)
+    monkeypatch.setattr(device_check, "check_device", lambda *_: pytest.fail("it was met before"))
+    device_check.ensure_device_checked(CPU, torch.float32)
     assert runtime.is_left_out("torchscript")
 
 
@@ -74,7 +74,7 @@ def test_a_device_that_computes_wrongly_whatever_the_path_is_refused(monkeypatch
     monkeypatch.setattr(decode_session, "on_cpu", lambda function, tokens: broken(function))
     for _ in range(2):  # and is not remembered as met
         with pytest.raises(BackendUnavailable, match="computes wrongly: sampling"):
-            device_check.ensure(CPU, torch.float32)
+            device_check.ensure_device_checked(CPU, torch.float32)
     assert not any(map(runtime.is_left_out, runtime.PATHS))
 
 
@@ -97,10 +97,10 @@ def test_the_doctor_tells_of_a_processor_that_computes_something_else(monkeypatc
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
-    device_check.ensure(CPU, torch.float32)
+    device_check.ensure_device_checked(CPU, torch.float32)
     (record,) = tmp_path.rglob("met-*.json")
     record.write_text("{", encoding="utf-8")
-    device_check.ensure(CPU, torch.float32)
+    device_check.ensure_device_checked(CPU, torch.float32)
     assert json.loads(record.read_text(encoding="utf-8")) == []
 
 
@@ -109,7 +109,7 @@ def test_a_home_that_takes_no_record_takes_a_model_all_the_same(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "file"))
-    device_check.ensure(CPU, torch.float32)
+    device_check.ensure_device_checked(CPU, torch.float32)
 
 
 def computed_by(precision: str = "float32") -> str:
@@ -120,13 +120,13 @@ def computed_by(precision: str = "float32") -> str:
 
 def test_the_first_model_on_a_processor_checks_it_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    meet = device_check.meet
+    meet = device_check.check_device
 
-    def counted(*given: Any) -> device_check.Meeting:
+    def counted(*given: Any) -> device_check.DeviceCheckResult:
         met.append(given)
         return meet(*given)
 
-    monkeypatch.setattr(device_check, "meet", counted)
+    monkeypatch.setattr(device_check, "check_device", counted)
     for precision in ("float32", "bfloat16", "float32", "bfloat16"):
         computed_by(precision)
     assert met == [(CPU, torch.float32), (CPU, torch.bfloat16)]
@@ -137,31 +137,33 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
 ) -> None:
     """In this process; and the record is for these kernels: others are met anew."""
     monkeypatch.delenv("SAPO_HOME")
-    if native.kernels() is None:
+    if native.load_kernels() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     for module in ("paths", "device_check"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", native.kernels)
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", native.load_kernels)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")
     record.unlink()
-    sample = native.Kernels.sample
+    sample = native.NativeKernels.sample
 
-    def wrong(self: native.Kernels, *given: Any) -> tuple[Any, Any]:
+    def wrong(self: native.NativeKernels, *given: Any) -> tuple[Any, Any]:
         tokens, logprobs = sample(self, *given)
         return tokens, logprobs * 1.1
 
-    monkeypatch.setattr(native.Kernels, "sample", wrong)
+    monkeypatch.setattr(native.NativeKernels, "sample", wrong)
     assert computed_by() == "own decoder, TorchScript"
-    assert "computes sampling" in runtime.fallbacks()["native"]
+    assert "computes sampling" in runtime.list_fallbacks()["native"]
     assert json.loads(record.read_text(encoding="utf-8")) == ["native"]
 
 
 def test_a_check_without_some_paths_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    monkeypatch.setattr(device_check, "meet", lambda *given: met.append(given) or device_check.Meeting(""))
-    with runtime.without("torchscript"):
-        device_check.ensure(CPU, torch.float32)
-    device_check.ensure(CPU, torch.float32)
-    device_check.ensure(CPU, torch.float32)
+    monkeypatch.setattr(
+        device_check, "check_device", lambda *given: met.append(given) or device_check.DeviceCheckResult("")
+    )
+    with runtime.without_paths("torchscript"):
+        device_check.ensure_device_checked(CPU, torch.float32)
+    device_check.ensure_device_checked(CPU, torch.float32)
+    device_check.ensure_device_checked(CPU, torch.float32)
     assert len(met) == 2

@@ -16,9 +16,9 @@ from tests.support.gguf_files import whole_model
 from sapo_backends import registry
 from sapo_backends.base import LoadRequest, Sampling
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.gguf_header import Header, TensorEntry
+from sapo_backends.checkpoints.gguf_header import GgufHeader, TensorEntry
 from sapo_backends.checkpoints.gguf_model import read_rows
-from sapo_backends.checkpoints.locate import local
+from sapo_backends.checkpoints.locate import resolve_local_model
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.errors import BackendError, ModelNotFound, TemplateRefused
 
@@ -51,7 +51,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_files_that_are_changed_here_are_good_ones(file: Path, family: str) -> None:
     """Nothing below is refused because of what was not changed."""
     file.write_bytes(whole_model(family))
-    assert HfTokenizer(local(str(file))).encode_text("hello")
+    assert HfTokenizer(resolve_local_model(str(file))).encode_text("hello")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -61,7 +61,7 @@ def test_a_hostile_file_is_refused_in_one_sentence(file: Path, name: str) -> Non
     attack_gguf(file, whole_model(family), name)
     began = time.monotonic()
     with pytest.raises(ModelNotFound, match=sentence) as refused:
-        local(str(file))
+        resolve_local_model(str(file))
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) <= 1000
     assert time.monotonic() - began < 20
@@ -72,7 +72,7 @@ def test_weights_that_are_no_numbers_end_a_generation_in_one_sentence(file: Path
     pytest.importorskip("torch", reason="the torch engine is not installed")
     attack_gguf(file, whole_model(), "factors that are no numbers")
     request = LoadRequest(str(file), method="lora", device="cpu", threads=1, precision="float32")
-    engine = registry.backend("torch")().load(request)
+    engine = registry.get_backend("torch")().load(request)
     for temperature in (1.0, 0.0):
         with pytest.raises(BackendError, match="The model computes no numbers"):
             engine.generate([[1, 2, 3]], 2, Sampling(max_new_tokens=4, temperature=temperature), 0)
@@ -81,7 +81,7 @@ def test_weights_that_are_no_numbers_end_a_generation_in_one_sentence(file: Path
 def test_patterns_are_not_made_of_a_control_token_of_5_megabytes(file: Path) -> None:
     """Of one of 10 MB they took 20 s and 2.8 GB."""
     attack_gguf(file, whole_model(), "a control token of 5 MB")
-    folder = local(str(file))
+    folder = resolve_local_model(str(file))
     with pytest.raises(ModelNotFound, match=r"has added tokens of 5,000,0.. characters"):
         HfTokenizer(folder)
 
@@ -103,5 +103,5 @@ def test_a_damaged_scale_gives_weights_that_are_no_numbers_and_no_warning() -> N
     """numpy's warning stood on a person's terminal, before the sentence that the model computes no numbers."""
     block = np.array([np.inf], np.float16).tobytes() + bytes(32)  # Q8_0: a scale and 32 weights, all 0
     tensor = TensorEntry("w", (32, 1), 8, 0)
-    header = Header({}, {}, (tensor,), 0, len(block))
+    header = GgufHeader({}, {}, (tensor,), 0, len(block))
     assert np.isnan(read_rows(np.frombuffer(block, np.uint8), header, tensor, 0, 1)).all()

@@ -15,7 +15,7 @@ from tests.support.gguf_files import TINY, gguf_bytes, placed
 from sapo_backends.base import LoadRequest
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import gguf_view, inspection
-from sapo_backends.checkpoints.locate import checked, local
+from sapo_backends.checkpoints.locate import resolve_local_model, validate_model_folder
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.errors import BackendError, ModelNotFound
@@ -55,7 +55,7 @@ def test_a_tokenizer_bomb_ends_in_the_child_and_in_one_sentence(
 ) -> None:
     change(folder / "tokenizer.json", **entries)
     with pytest.raises(ModelNotFound, match=r"cannot be read safely: .* or choose another\.$") as refused:
-        checked(folder)
+        validate_model_folder(folder)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 600
     assert capfd.readouterr() == ("", "")
@@ -69,12 +69,12 @@ def test_a_good_model_is_inspected_once_whatever_folder_and_process_it_is_in(
     run = inspection._run_child
     monkeypatch.setattr(inspection, "_run_child", lambda path: (started.append(path), run(path)))
     for _ in range(2):
-        assert checked(folder) == folder
+        assert validate_model_folder(folder) == folder
         inspection._inspected.cache_clear()
         inspection._GOOD.clear()  # as in another process
     assert started == [folder]
     change(folder / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
-    checked(folder)
+    validate_model_folder(folder)
     assert started == [folder, folder]
 
 
@@ -86,7 +86,7 @@ def test_the_bundled_models_start_no_child(monkeypatch: pytest.MonkeyPatch, fold
             Path(inspection.__file__).parents[3] / "assets/sapo_assets/models/starter-1m/tokenizer_config.json"
         ).read_bytes()
     )
-    assert checked(folder) == folder
+    assert validate_model_folder(folder) == folder
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_number_beyond_any_models_is_refused_before_anything_is_made_of_it(
 ) -> None:
     """1e9 layers took 8 GB before the plan."""
     change(folder / "config.json", **{name: value})
-    for read in (checked, lambda path: decoder_spec(read_json(path / "config.json"))):
+    for read in (validate_model_folder, lambda path: decoder_spec(read_json(path / "config.json"))):
         with pytest.raises(ModelNotFound, match=r"config\.json (says|holds) .* again\."):
             read(folder)
 
@@ -152,7 +152,7 @@ def test_a_damaged_gguf_file_is_refused_by_the_child_in_its_own_sentence(
     monkeypatch.setattr(gguf_view, "read_header", lambda *_a, **_k: pytest.fail("the header was read in this process"))
     file = placed(tmp_path / "bad.gguf", gguf_bytes({**TINY, **values}, tensors))
     with pytest.raises(ModelNotFound, match=sentence) as refused:
-        local(str(file))
+        resolve_local_model(str(file))
     assert str(file) in str(refused.value)
     assert not list((cache_folder() / "gguf-bases").iterdir())
 
@@ -168,5 +168,5 @@ def test_whoever_waits_for_a_gguf_file_may_stop_the_child(tmp_path: Path, monkey
 
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
     with pytest.raises(Stopped):
-        local(str(placed(tmp_path / "model.gguf")), stop)
+        resolve_local_model(str(placed(tmp_path / "model.gguf")), stop)
     assert not list((cache_folder() / "gguf-bases").iterdir())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sapo_backends.base import LoadRequest, Sampling
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 
 WORDS = """
 import random
@@ -59,7 +59,7 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6))
 CYCLES = """
 import gc, sys
 import psutil
-from sapo_backends.common.hardware import return_freed, trim
+from sapo_backends.common.hardware import return_freed, release_free_memory
 if not return_freed():
     sys.exit(77)
 gc.disable()  # stands for a process with so many old objects that a full collection is far away
@@ -69,7 +69,7 @@ for _ in range(20_000):
     one.append(two)
     two.append(one)
 del one, two
-trim()
+release_free_memory()
 print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 """
 
@@ -77,7 +77,7 @@ print(round((psutil.Process().memory_info().rss - before) / 1e6, 1))
 MOVED = """
 import sys
 import torch
-from sapo_backends.torch_backend.decoder import move
+from sapo_backends.torch_backend.decoder import move_tensors
 def now(what):
     return next(int(line.split()[1]) / 1e3 for line in open("/proc/self/status") if line.startswith(what))
 count, parts = 25_000_000, 5
@@ -92,7 +92,7 @@ tensors = {
 }
 base, before = torch.empty(count), now("VmRSS:")
 views = dict(zip(tensors, base.split(count // parts)))
-for name, view in move(tensors, views):
+for name, view in move_tensors(tensors, views):
     tensors[name] = view
 for i, view in enumerate(views.values()):
     assert view[0] == view[-1] == i, "the copy is right"
@@ -172,7 +172,7 @@ def test_a_small_model_returns_freed_memory_seldom(monkeypatch: pytest.MonkeyPat
 
     returned: list[bool] = []
     monkeypatch.setattr(module.hardware, "trim", lambda: returned.append(True))
-    engine = backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
+    engine = get_backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
     few = Sampling(max_new_tokens=2)
     engine.generate([[1, 2]], 1, few, seed=0)
     assert returned == []
@@ -186,7 +186,7 @@ def test_an_engine_asked_for_memory_empties_its_devices_cache(monkeypatch: pytes
     torch = pytest.importorskip("torch")
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    engine: Any = backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
+    engine: Any = get_backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
     engine.return_memory()
     assert emptied == []
     monkeypatch.setattr(type(engine._model), "device", torch.device("cuda"))

@@ -15,7 +15,7 @@ from tests.support.gguf_files import TINY, gguf_bytes, of_family, placed, pulled
 
 from sapo_backends.checkpoints import hub_cache, local_models, locate
 from sapo_backends.checkpoints.gguf_header import HEADER_LIMIT, read_header
-from sapo_backends.checkpoints.local_models import each_once, is_gguf, is_named, path_of, search
+from sapo_backends.checkpoints.local_models import each_once, find_local_models, is_gguf, is_named, path_of
 from sapo_backends.errors import ModelNotFound
 
 LIBRARY = "registry.ollama.ai/library"
@@ -34,11 +34,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(*places: str) -> list[str]:
-    return sorted(one.base for one in search(places=places or tuple(local_models.TITLES)).models)
+    return sorted(one.base for one in find_local_models(places=places or tuple(local_models.TITLES)).models)
 
 
 def test_an_empty_computer_has_no_models_and_says_nothing() -> None:
-    seen = search()
+    seen = find_local_models()
     assert (seen.models, seen.notes, seen.left_out) == ([], [], 0)
 
 
@@ -74,7 +74,7 @@ def test_a_name_that_ollama_does_not_have_is_a_sentence_with_what_is_near(home: 
         path_of("qwen:1b")
     pulled(home / ".ollama" / "models", f"{LIBRARY}/qwen2.5-coder/0.5b")
     with pytest.raises(ModelNotFound, match=r"Did you mean 'qwen2.5-coder:0.5b'"):
-        locate.local("qwen2.5-codr:0.5b")
+        locate.resolve_local_model("qwen2.5-codr:0.5b")
     assert not is_named("starter")
     assert not is_named("owner/name")
     assert not is_named("C:")
@@ -91,7 +91,7 @@ def test_a_digest_that_is_none_leads_nowhere(home: Path, digest: str) -> None:
     pulled(root, f"{LIBRARY}/good/latest")
     layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": 1}]
     placed(root / "manifests" / LIBRARY / "bad" / "latest", json.dumps({"layers": layers}).encode())
-    seen = search()
+    seen = find_local_models()
     assert [one.name for one in seen.models] == ["good:latest"]
     assert seen.left_out == 1
 
@@ -113,7 +113,7 @@ def test_a_damaged_manifest_is_named_and_passed_over(home: Path, content: bytes)
     pulled(root, f"{LIBRARY}/good/latest")
     (bad := root / "manifests" / LIBRARY / "bad" / "latest").parent.mkdir()
     bad.write_bytes(content)
-    seen = search()
+    seen = find_local_models()
     assert [one.name for one in seen.models] == ["good:latest"]
     assert seen.notes == ["Ollama: the manifest of bad:latest cannot be read; it was passed over."]
 
@@ -124,7 +124,7 @@ def test_a_manifest_of_a_gigabyte_is_not_read(home: Path) -> None:
     os.truncate(path, 1 << 30)
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))\n"
-        "from sapo_backends.checkpoints.local_models import search; print(search().notes)"
+        "from sapo_backends.checkpoints.local_models import find_local_models; print(find_local_models().notes)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "the manifest of huge:latest cannot be read" in done.stdout
@@ -135,7 +135,7 @@ def test_a_model_whose_blob_is_missing_or_that_is_an_adapter_says_so(home: Path)
     pulled(root, f"{LIBRARY}/gone/latest", of_family("llama")).unlink()
     pulled(root, f"{LIBRARY}/tuned/latest", layers=[("application/vnd.ollama.image.adapter", f"sha256:{'1' * 64}")])
     pulled(root, f"{LIBRARY}/sees/latest", of_family("qwen3"), layers=[(PROJECTOR, f"sha256:{'2' * 64}")])
-    reasons = {one.name: one.blocked for one in search().models}
+    reasons = {one.name: one.blocked for one in find_local_models().models}
     assert reasons == {
         "gone:latest": "its file is missing; pull it again with Ollama",
         "tuned:latest": "it is another model with an adapter; choose that model",
@@ -155,7 +155,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_opened(home: Path) -> None:
     (folder := home / ".lmstudio" / "models" / "a" / "b").mkdir(parents=True)
     os.mkfifo(folder / "model.gguf")
     os.mkfifo(home / ".lmstudio" / "settings.json")
-    assert [(one.name, bool(one.blocked)) for one in search().models] == [("pipe:latest", True)]
+    assert [(one.name, bool(one.blocked)) for one in find_local_models().models] == [("pipe:latest", True)]
     assert not is_gguf(blob)
 
 
@@ -168,7 +168,7 @@ def test_lm_studio_models_are_files_and_parts_of_one_are_together(home: Path) ->
     for part in range(1, 4):
         placed(folder / "Big-GGUF" / f"big-0000{part}-of-00003.gguf")
     placed(folder / "Half-GGUF" / "half-00002-of-00002.gguf")
-    seen = search()
+    seen = find_local_models()
     assert {(one.name, one.parts, one.blocked) for one in seen.models} == {
         ("Smol-Q4_K_M", 1, ""),
         ("Smol-Q8_0", 1, ""),
@@ -214,7 +214,7 @@ def test_links_that_lead_back_end_and_a_file_of_two_places_is_one_model(home: Pa
     (folder / "up").symlink_to(home / ".lmstudio" / "models")
     (folder / "self").symlink_to(folder / "self")
     (folder / "nowhere.gguf").symlink_to(folder / "gone")
-    seen = search()
+    seen = find_local_models()
     assert len(seen.models) == 3
     (only,) = each_once(seen.models)
     assert {only.base, *only.also} == {"ollama:qwen2.5:0.5b", "ollama:qwen2.5:latest", "lmstudio:qwen"}
@@ -234,7 +234,7 @@ def test_a_folder_that_may_not_be_read_is_a_note_and_the_others_are_listed(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    seen = search()
+    seen = find_local_models()
     assert [one.base for one in seen.models] == ["lmstudio:smol"]
     assert seen.notes == [f"Ollama: {locked} cannot be read (Permission denied)."]
 
@@ -245,7 +245,7 @@ def test_a_folder_with_too_many_entries_is_left_and_said(home: Path, monkeypatch
         placed(home / ".lmstudio" / "models" / "ada" / "many" / f"{number:02}.gguf")
     placed(home / ".ollama" / "models" / "manifests" / "note.txt")
     pulled(home / ".ollama" / "models", f"{LIBRARY}/qwen/latest")
-    seen = search()
+    seen = find_local_models()
     assert len(seen.models) <= 21
     assert "ollama:qwen:latest" in [one.base for one in seen.models], "another place's entries count apart"
     assert seen.notes == ["LM Studio: more than 20 entries; the rest was not looked at."]
@@ -262,7 +262,7 @@ def test_a_deep_tree_is_not_followed_to_its_end(home: Path) -> None:
 
 def test_a_search_ends_at_its_deadline(home: Path) -> None:
     placed(home / ".lmstudio" / "models" / "ada" / "Smol" / "smol.gguf")
-    seen = search(deadline=time.monotonic() - 1)
+    seen = find_local_models(deadline=time.monotonic() - 1)
     assert seen.models == []
     assert seen.notes == ["LM Studio: looking took too long; not everything was looked at."]
 
@@ -292,12 +292,12 @@ def test_llama_cpp_has_another_folder_on_each_system(
 def test_the_hubs_cache_has_gguf_files_and_whole_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder by its id, as `--base` took it before; one without weights is no model."""
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
-    whole = hub_cache.of("owner/whole") / "snapshots" / "c0"
+    whole = hub_cache.repository_folder("owner/whole") / "snapshots" / "c0"
     whole.parent.mkdir(parents=True)
-    os.symlink(locate.bundled("starter-1m"), whole)
-    placed(hub_cache.of("owner/whole") / "refs" / "main", b"c0")
-    placed(hub_cache.of("owner/small-GGUF") / "snapshots" / "c1" / "small-Q4_K_M.gguf")
-    placed(hub_cache.of("owner/began") / "snapshots" / "c2" / "config.json", b"{}")
+    os.symlink(locate.bundled_model_folder("starter-1m"), whole)
+    placed(hub_cache.repository_folder("owner/whole") / "refs" / "main", b"c0")
+    placed(hub_cache.repository_folder("owner/small-GGUF") / "snapshots" / "c1" / "small-Q4_K_M.gguf")
+    placed(hub_cache.repository_folder("owner/began") / "snapshots" / "c2" / "config.json", b"{}")
     placed(home / "hub" / "datasets--owner--table" / "snapshots" / "c3" / "x.gguf")
     assert names() == ["hub:small-Q4_K_M", "owner/whole"]
 

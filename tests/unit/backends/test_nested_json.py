@@ -9,7 +9,7 @@ import pytest
 
 from sapo_backends.checkpoints import safetensors_numpy
 from sapo_backends.checkpoints.chat_template import ChatTemplate
-from sapo_backends.checkpoints.hub_cache import missing
+from sapo_backends.checkpoints.hub_cache import missing_weight_files
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.checkpoints.write_folder import read_state
 from sapo_backends.errors import ModelNotFound, TemplateRefused
@@ -25,14 +25,14 @@ def test_a_settings_file_is_named(tmp_path: Path) -> None:
 
 def test_an_index_of_shards_promises_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(DEEP)
-    assert missing(tmp_path, ["weights.safetensors"]) == []
+    assert missing_weight_files(tmp_path, ["weights.safetensors"]) == []
 
 
 @pytest.mark.parametrize("header", [DEEP, "1234"])
 def test_weights_with_such_a_header_are_damaged(tmp_path: Path, header: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
     with pytest.raises(ModelNotFound, match="is damaged: its header is n"):
-        safetensors_numpy.elements(tmp_path)
+        safetensors_numpy.count_weights(tmp_path)
 
 
 def test_the_state_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_uniform_picks_the_token_that_the_cumulative_distribution_says(
 ) -> None:
     """For any vocabulary, temperature and top_p; the log-probability is that of the untruncated policy."""
     logits = np.random.default_rng(seed).normal(0, 4, (2, size)).astype(np.float32)
-    tokens, logprobs = sampling.sample(logits, Sampling(temperature, top_p), np.array([uniform, 0.5]))
+    tokens, logprobs = sampling.sample_tokens(logits, Sampling(temperature, top_p), np.array([uniform, 0.5]))
     for row, token, logprob, u in zip(logits, tokens, logprobs, (uniform, 0.5), strict=True):
         expected = reference.sampling_distribution(row, temperature, top_p)
         edges = np.cumsum(expected)
@@ -36,13 +36,13 @@ def test_a_uniform_picks_the_token_that_the_cumulative_distribution_says(
 
 def test_the_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
     """Thousands of equal tokens: the search for the mass goes on until it is found."""
-    kept = sampling.nucleus(np.ones((1, 20_000), np.float32), 0.5)
+    kept = sampling.filter_top_p(np.ones((1, 20_000), np.float32), 0.5)
     assert int(kept.sum()) == 10_000
 
 
 def test_greedy_takes_the_first_largest_logit() -> None:
     """Its log-probability is at temperature 1."""
     logits = np.array([[1.0, 3.0, 3.0, 0.0]], np.float32)
-    tokens, logprobs = sampling.sample(logits, Sampling(temperature=0.0), np.array([0.9]))
+    tokens, logprobs = sampling.sample_tokens(logits, Sampling(temperature=0.0), np.array([0.9]))
     assert tokens.tolist() == [1]
     assert logprobs[0] == pytest.approx(reference.log_softmax(logits[0])[1], abs=1e-6)

@@ -13,15 +13,15 @@ import pytest
 from sapo_backends.base import LoadRequest
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure import machine_limits, probe
-from sapo_backends.measure.choice import WIDTHS, Candidate
-from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
+from sapo_backends.measure.choice import WIDTHS, EngineCandidate
+from sapo_backends.measure.machine_limits import MachineLimits, most_generated, most_trained
 
 SIZE = ModelSize(1000, 1000, 2, 8, 16, 8, 10, tied=False)
-LIMITS = Limits({"float32": 1e6, "bfloat16": 4e6}, read=1e5)
+LIMITS = MachineLimits({"float32": 1e6, "bfloat16": 4e6}, read=1e5)
 
 
 def test_an_engine_is_measured_at_every_width_and_in_training() -> None:
-    one = probe.measure(Candidate("fake"), LoadRequest(model="fake"), seconds=0.2)
+    one = probe.measure_candidate(EngineCandidate("fake"), LoadRequest(model="fake"), seconds=0.2)
     assert set(one.generation) == set(WIDTHS)
     assert min(one.generation.values()) > 0
     assert min(one.first, one.update, one.memory) > 0
@@ -30,13 +30,13 @@ def test_an_engine_is_measured_at_every_width_and_in_training() -> None:
 
 def test_an_engine_that_takes_a_while_is_measured_as_slow_as_it_is() -> None:
     """The imitation sleeps 10 ms a step: at most 100 steps a second at every width."""
-    one = probe.measure(Candidate("fake"), LoadRequest(model="fake:0.01"), seconds=0.2)
+    one = probe.measure_candidate(EngineCandidate("fake"), LoadRequest(model="fake:0.01"), seconds=0.2)
     assert all(rate <= 100 * width for width, rate in one.generation.items())
     assert one.generation[64] > one.generation[8] > one.generation[1]
 
 
 def test_what_only_generates_has_no_training_rate() -> None:
-    one = probe.measure(Candidate("fake"), LoadRequest(model="fake", method="none"), seconds=0.1)
+    one = probe.measure_candidate(EngineCandidate("fake"), LoadRequest(model="fake", method="none"), seconds=0.1)
     assert one.update == 0.0
 
 
@@ -55,8 +55,8 @@ def test_the_limit_of_training_is_six_products_a_weight_or_four_with_an_adapter(
 
 def test_what_was_not_measured_has_no_limit() -> None:
     assert most_generated(SIZE, 8, LIMITS, "float16") == 0.0
-    assert most_generated(SIZE, 8, Limits({"float32": 1e6}), "float32") == 0.0
-    assert most_trained(SIZE, Limits(), "float32") == 0.0
+    assert most_generated(SIZE, 8, MachineLimits({"float32": 1e6}), "float32") == 0.0
+    assert most_trained(SIZE, MachineLimits(), "float32") == 0.0
 
 
 def test_the_machine_multiplies_and_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_the_machine_multiplies_and_reads(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(machine_limits, "REPEAT_S", 0.01)
     monkeypatch.setattr(machine_limits, "LARGEST", 256)
     monkeypatch.setattr(machine_limits, "READ_BYTES", 1 << 22)
-    found = machine_limits.measure("numpy", 1)
+    found = machine_limits.measure_limits("numpy", 1)
     assert found.multiply["float32"] > 0
     assert found.read > 0
 
@@ -93,10 +93,10 @@ def test_what_others_compute_meanwhile_leaves_the_limits_of_a_processor_as_they_
     pytest.importorskip("torch", reason="the torch engine is not installed")
     monkeypatch.setattr(machine_limits, "LARGEST", 256)
     monkeypatch.setattr(machine_limits, "READ_BYTES", 1 << 22)
-    quiet = machine_limits.measure("torch", 1, "cpu")
+    quiet = machine_limits.measure_limits("torch", 1, "cpu")
     slow = SimpleNamespace(perf_counter=lambda: 50 * time.perf_counter(), thread_time=time.thread_time)
     monkeypatch.setattr(machine_limits, "time", slow)
-    busy = machine_limits.measure("torch", 1, "cpu")
+    busy = machine_limits.measure_limits("torch", 1, "cpu")
     assert busy.multiply["float32"] > quiet.multiply["float32"] / 5
     assert busy.read > quiet.read / 5
 

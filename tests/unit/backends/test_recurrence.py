@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sapo_backends.common import hardware  # noqa: E402 - after the check for torch
+from sapo_backends.common import hardware  # noqa: E402
 from sapo_backends.torch_backend import recurrence  # noqa: E402
-from sapo_backends.torch_backend.native import kernels  # noqa: E402
+from sapo_backends.torch_backend.native import load_kernels  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     hardware.c_compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"
@@ -36,7 +36,7 @@ def _given(keys: int, values: int, tokens: int, delta: bool) -> list[Any]:
 def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
     keys: int, values: int, tokens: int, delta: bool, threads: int
 ) -> None:
-    found, before = kernels(), torch.get_num_threads()
+    found, before = load_kernels(), torch.get_num_threads()
     given = [None if x is None else x.requires_grad_() for x in _given(keys, values, tokens, delta)]
     if threads == 2:  # as they lie where a model's are views of others
         given = [None if x is None else x.detach().mT.contiguous().mT.requires_grad_() for x in given]
@@ -44,7 +44,7 @@ def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
     leaves = [x for x in given if x is not None], [x for x in exact if x is not None]
     torch.set_num_threads(threads)
     try:
-        mine = recurrence.Recurrence.apply(found, *given)
+        mine = recurrence.NativeRecurrence.apply(found, *given)
         weights = [torch.linspace(-2.0, 3.0, x.numel()).view_as(x) for x in mine]
         gradients = torch.autograd.grad(sum((x * w).sum() for x, w in zip(mine, weights, strict=True)), leaves[0])
     finally:
@@ -56,20 +56,20 @@ def test_what_is_read_the_state_and_all_gradients_are_those_of_the_rule(
 
 
 def test_one_token_changes_a_state_that_lies_as_transformers_keeps_it() -> None:
-    found = kernels()
+    found = load_kernels()
     q, k, v, decay, _, state = _given(32, 48, 1, False)
     out, after = recurrence.by_the_rule(q, k, v, decay, None, state)
     turned = state.mT.contiguous()
-    read = recurrence.step(found, q[:, 0], k[:, 0], v[:, 0], decay[:, 0], turned)
+    read = recurrence.step_state(found, q[:, 0], k[:, 0], v[:, 0], decay[:, 0], turned)
     torch.testing.assert_close(read, out[:, 0])
     torch.testing.assert_close(turned.mT, after)
 
 
 def test_what_decays_to_nothing_is_no_subnormal_number() -> None:
     """Products with such numbers take a hundred times as long."""
-    found = kernels()
+    found = load_kernels()
     q, k, v, decay, _, state = _given(16, 16, 64, False)
-    recurrence.advance(found, q, k * 0.0, v, decay * 0.0 + 0.1, None, state)
+    recurrence.advance_state(found, q, k * 0.0, v, decay * 0.0 + 0.1, None, state)
     small = state[(state != 0.0) & (state.abs() < torch.finfo(torch.float32).tiny)]
     assert len(small) == 0
 
@@ -81,6 +81,6 @@ def test_a_compiler_that_made_something_else_is_not_believed(monkeypatch: pytest
     monkeypatch.setattr(recurrence, "fall_back", noted.__setitem__)
     assert recurrence.kernels_that_work() is not None
     monkeypatch.setattr(recurrence, "_works", recurrence._works.__wrapped__)
-    monkeypatch.setattr(recurrence, "advance", lambda found, q, k, v, *rest: v * 1.01)
+    monkeypatch.setattr(recurrence, "advance_state", lambda found, q, k, v, *rest: v * 1.01)
     assert recurrence.kernels_that_work() is None
     assert noted == {"native": "layers with a state come out different"}

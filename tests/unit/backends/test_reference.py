@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_backends.base import PolicyUpdate, TrainSample
-from sapo_backends.common.update import minibatches
-from sapo_backends.reference import log_softmax, sampling_distribution, surrogate
+from sapo_backends.common.update import split_minibatches
+from sapo_backends.reference import log_softmax, sampling_distribution, surrogate_loss
 
 RNG = np.random.default_rng(0)
 
@@ -40,15 +40,15 @@ def test_the_analytic_gradient_equals_finite_differences(ratio_level: str, aggre
         temperature=0.9,  # type: ignore[arg-type]
     )
     logits, batch = _batch()
-    gradients = surrogate(logits, batch, policy).gradients
+    gradients = surrogate_loss(logits, batch, policy).gradients
     step = 1e-6
     for i, rows in enumerate(logits):
         for index in np.ndindex(rows.shape):
             shifted = [r.copy() for r in logits]
             shifted[i][index] += step
-            higher = surrogate(shifted, batch, policy).loss
+            higher = surrogate_loss(shifted, batch, policy).loss
             shifted[i][index] -= 2 * step
-            lower = surrogate(shifted, batch, policy).loss
+            lower = surrogate_loss(shifted, batch, policy).loss
             assert gradients[i][index] == pytest.approx((higher - lower) / (2 * step), abs=1e-7)
 
 
@@ -71,7 +71,7 @@ def test_a_mask_leaves_what_a_batch_of_the_other_tokens_gives(ratio_level: str, 
         for s in masked
     ]
     rows = [r[np.array(mask)] for r, mask in zip(logits, masks, strict=True)]
-    found, expected = surrogate(logits, masked, policy), surrogate(rows, short, policy)
+    found, expected = surrogate_loss(logits, masked, policy), surrogate_loss(rows, short, policy)
     assert (found.loss, found.entropy, found.clip_fraction, found.ratio_max) == (
         expected.loss,
         expected.entropy,
@@ -87,7 +87,7 @@ def test_ratio_one_is_the_plain_policy_gradient() -> None:
     """Token mean of -A (onehot - p), with tokens of samples without advantage in the denominator."""
     logits = [np.array([[0.0, np.log(3.0)]]), np.zeros((1, 2))]
     batch = [TrainSample((1,), (1,), 2.0), TrainSample((1,), (0,), 0.0)]
-    result = surrogate(logits, batch, PolicyUpdate(1e-3))
+    result = surrogate_loss(logits, batch, PolicyUpdate(1e-3))
     assert result.loss == pytest.approx(-1.0)
     np.testing.assert_allclose(result.gradients[0], [[0.25, -0.25]])
     np.testing.assert_array_equal(result.gradients[1], 0.0)
@@ -98,7 +98,7 @@ def test_the_clip_stops_what_went_too_far_only() -> None:
     logits = [np.zeros((1, 2))]
     sample = TrainSample((1,), (0,), 1.0, old_logprobs=(float(np.log(0.25)),))  # ratio 2
     policy = PolicyUpdate(1e-3)
-    good, bad = (surrogate(logits, [replace(sample, advantage=a)], policy) for a in (1.0, -1.0))
+    good, bad = (surrogate_loss(logits, [replace(sample, advantage=a)], policy) for a in (1.0, -1.0))
     assert (good.clip_fraction, bad.clip_fraction) == (1.0, 0.0)
     assert not good.gradients[0].any()
     assert bad.gradients[0].any()
@@ -125,6 +125,6 @@ def test_every_epoch_uses_each_sample_once(epochs: int, parts: int, size: int) -
     """Minibatches are a partition of the batch in each epoch, in an order that the seed decides."""
     batch = [TrainSample((i,), (i,), 1.0, old_logprobs=(0.0,)) for i in range(size)]
     policy = PolicyUpdate(1e-3, epochs=epochs, minibatches=parts)
-    made = minibatches(batch, policy, 5, lambda sequences, temperature: [])
+    made = split_minibatches(batch, policy, 5, lambda sequences, temperature: [])
     assert sorted(s.prompt[0] for part in made for s in part) == sorted(list(range(size)) * epochs)
-    assert made == minibatches(batch, policy, 5, lambda sequences, temperature: [])
+    assert made == split_minibatches(batch, policy, 5, lambda sequences, temperature: [])

@@ -10,7 +10,7 @@ import pytest
 
 from sapo_backends import packages, registry
 from sapo_backends.base import LoadRequest
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, engine: str, r
         f"import sys; sys.modules[{package!r}] = None\n"
         "from sapo_backends import registry\n"
         "from sapo_backends.base import BackendUnavailable\n"
-        f"assert 'fake' in registry.installed() and {engine!r} not in registry.installed()\n"
-        "registry.backend('fake').check()\n"
-        f"try: registry.backend({engine!r}).check()\n"
+        f"assert 'fake' in registry.installed_backends() and {engine!r} not in registry.installed_backends()\n"
+        "registry.get_backend('fake').check()\n"
+        f"try: registry.get_backend({engine!r}).check()\n"
         "except BackendUnavailable as error: print(error.fix_command)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -45,7 +45,7 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, engine: str, r
     ],
 )
 def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix: str, command: str) -> None:
-    said = install("mcp", "redis[hiredis]", prefix=prefix)
+    said = install_command("mcp", "redis[hiredis]", prefix=prefix)
     assert said.endswith(command)
     assert "ada" not in said
 
@@ -67,22 +67,22 @@ def test_a_hint_names_pytorchs_index_where_pypis_torch_is_not_the_build_for_the_
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(packages, "has_nvidia", lambda: nvidia)
     first = f"pip install torch --index-url https://download.pytorch.org/whl/{build} && pip install peft"
-    assert install("torch", "peft", prefix="/usr") == (first if build else "pip install torch peft")
-    assert install("mcp", prefix="/usr") == "pip install mcp"
+    assert install_command("torch", "peft", prefix="/usr") == (first if build else "pip install torch peft")
+    assert install_command("mcp", prefix="/usr") == "pip install mcp"
 
 
 @pytest.mark.parametrize(("receipt", "begins"), [("uv-receipt.toml", "uv pip install"), ("pipx_metadata.json", "pipx")])
 def test_uv_and_pipx_are_known_wherever_they_keep_their_tools(tmp_path: Path, receipt: str, begins: str) -> None:
     """On Windows that is %APPDATA%\\uv\\data\\tools; UV_TOOL_DIR and PIPX_HOME name any folder."""
     (tmp_path / receipt).touch()
-    assert install("torch", prefix=str(tmp_path)).startswith(begins)
+    assert install_command("torch", prefix=str(tmp_path)).startswith(begins)
 
 
 def test_the_torch_engine_takes_every_precision_that_it_names() -> None:
     torch = pytest.importorskip("torch", reason="the torch engine is not installed")
     from sapo_backends.torch_backend.loading import PRECISIONS, pick_place
 
-    named = registry.backend("torch").PRECISIONS
+    named = registry.get_backend("torch").PRECISIONS
     assert {name for name in named if not name.startswith("4bit")} == set(PRECISIONS)
     places = [pick_place(LoadRequest(method="lora", precision=name, device="cpu")) for name in named]
     assert {place.compute for place in places} <= {torch.float32, torch.bfloat16}

@@ -15,7 +15,7 @@ from recipe.card import card
 from recipe.evaluate import evaluate, mean
 from recipe.tokenizer import prompt_text
 from sapo_backends.base import LoadRequest
-from sapo_backends.registry import backend
+from sapo_backends.registry import get_backend
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.questions import generate_entry
 
@@ -69,5 +69,5 @@ def test_transformers_gives_the_same_logits_and_the_same_greedy_tokens(folder: P
 
 def test_most_completions_are_well_formed(folder: Path) -> None:
     """The form is learned before reinforcement learning begins: it must not win by form alone."""
-    engine = backend("torch")().load(LoadRequest(str(folder), method="none", precision="float32", threads=1))
+    engine = get_backend("torch")().load(LoadRequest(str(folder), method="none", precision="float32", threads=1))
     assert mean(evaluate(engine, "starter", items=3, group=4)).well_formed >= 0.85

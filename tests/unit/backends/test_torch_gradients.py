@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
-from sapo_backends.torch_backend.fused_ops import rms_norm, rotate, swiglu, wide_rms_norm  # noqa: E402
+from sapo_backends.torch_backend.fused_ops import apply_rope, rms_norm, swiglu, wide_rms_norm  # noqa: E402
 from sapo_backends.torch_backend.logprobs import chosen_logprobs  # noqa: E402
-from sapo_backends.torch_backend.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402 - after the check for torch
+from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
+from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402
 
 
 def test_hand_written_gradients_equal_autograd() -> None:
@@ -70,10 +70,10 @@ def test_a_rotation_turns_each_plane_and_is_undone_by_the_opposite_one() -> None
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     cos, sin = _angles(5, 8)
     rotated = x.clone()
-    rotate(rotated, cos, sin)
+    apply_rope(rotated, cos, sin)
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos[..., :4], sin[..., 4:])
     torch.testing.assert_close(rotated, torch.cat((expected.real, expected.imag), -1))
-    rotate(rotated, cos, -sin)
+    apply_rope(rotated, cos, -sin)
     torch.testing.assert_close(rotated, x)
 
 
@@ -103,7 +103,7 @@ def test_the_gradient_of_shared_prompt_attention_equals_autograd(
     monkeypatch.setattr("sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
     pairs = [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))]
-    flat = pack(pairs, [0, 1, 2], torch.device("cpu")).flat
+    flat = pack_micro_batch(pairs, [0, 1, 2], torch.device("cpu")).flat
     spec = replace(SPEC, window=window, layer_windowed=(window > 0,), softcap=cap)
     attend = GroupAttention(spec, flat.longest, flat.slabs)
     cos, sin = _angles(len(flat.ids), 4)
@@ -119,7 +119,7 @@ def test_shared_prompt_attention_in_bfloat16_is_that_in_float32_but_for_rounding
     monkeypatch.setattr("sapo_backends.torch_backend.packing.slab_per_prompt", lambda _: separate)
     monkeypatch.setattr("sapo_backends.torch_backend.attention.FULL_SCORES", 1 << 23 if plain else 0)
     torch.manual_seed(0)
-    flat = pack(
+    flat = pack_micro_batch(
         [((1, 2, 3), (4, 5, 6)), ((1, 2, 3), (7, 8)), ((1, 2, 3, 4, 5), (6, 7, 8))], [0, 1, 2], torch.device("cpu")
     ).flat
     angles, rows = _angles(len(flat.ids), 4), torch.randn(len(flat.ids), 8, 4)

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402 - after the check for torch
+from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.common import hardware  # noqa: E402
 from sapo_backends.torch_backend import native as compiler  # noqa: E402
 from sapo_backends.torch_backend import native as library  # noqa: E402
@@ -25,8 +25,8 @@ from sapo_backends.torch_backend.decoder import (  # noqa: E402
     decoder_layout,
     lora_layout,
 )
-from sapo_backends.torch_backend.generation import inverse_cdf, uniforms  # noqa: E402
-from sapo_backends.torch_backend.packing import pack  # noqa: E402
+from sapo_backends.torch_backend.generation import draw_uniforms, inverse_cdf  # noqa: E402
+from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     hardware.c_compiler() is None and os.environ.get("CI") != "true", reason="no C compiler. Fix: apt-get install gcc"
@@ -108,7 +108,7 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
     prompts = [text(length) for length in LENGTHS]
     pairs = [(prompts[prompt], text(length)) for prompt, length in ((0, 9), (0, 1), (0, 50), (1, 1), (2, 17), (3, 33))]
     pairs += [(prompts[4], text(length)) for length in (70, 16, 2)]
-    packed = pack(pairs, list(range(len(pairs))), torch.device("cpu"))
+    packed = pack_micro_batch(pairs, list(range(len(pairs))), torch.device("cpu"))
     grad = torch.randn(len(packed.targets), generator=generator)
     results = []
     for kernels in (found.kernels, None):
@@ -125,10 +125,10 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
 def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, temperature: float) -> None:
     """The same tokens for the same numbers but where one lies within rounding of an edge, with their
     log-probabilities."""
-    compiled, rows = library.kernels(), 4000
+    compiled, rows = library.load_kernels(), 4000
     assert compiled is not None
     logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4
-    numbers = uniforms(rows, 1, 3)[:, 0]
+    numbers = draw_uniforms(rows, 1, 3)[:, 0]
     tokens, logprobs = compiled.sample(logits, temperature, numbers)
     exact = (logits.double() / temperature).log_softmax(dim=-1)
     assert (tokens == inverse_cdf(exact.exp(), numbers)).float().mean() > 0.999
@@ -138,7 +138,7 @@ def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, temp
 @pytest.mark.parametrize("number", [0.0, 0.5, 1.0 - 2.0**-53])
 def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float) -> None:
     """Not at the edges either, where rounding could leave the target beyond the last token that has some."""
-    compiled, generator = library.kernels(), torch.Generator().manual_seed(4)
+    compiled, generator = library.load_kernels(), torch.Generator().manual_seed(4)
     assert compiled is not None
     logits = torch.full((500, 64), float("-inf"))
     for row in logits:
@@ -158,7 +158,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_the_library_is_compiled_once_and_a_damaged_one_again(fresh: Callable[[], object], tmp_path: Path) -> None:
     assert not compiler.is_there()
-    file = compiler.compiled()
+    file = compiler.compile_library()
     assert file.is_relative_to(tmp_path)
     assert compiler.is_there()
     file.write_bytes(b"no library")
@@ -190,7 +190,7 @@ def test_without_a_compiler_or_with_a_wrong_one_there_are_no_kernels(
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_kernel_of_the_vocabulary_equals_float64(kind: torch.dtype, vocabulary: int, threads: int) -> None:
     """Log-probabilities, entropies and weighted gradients, each token of a small vocabulary, at two temperatures."""
-    generator, kernels = torch.Generator().manual_seed(0), library.kernels()
+    generator, kernels = torch.Generator().manual_seed(0), library.load_kernels()
     assert kernels is not None
     logits = torch.randn(min(vocabulary, 70), vocabulary, generator=generator).mul_(6.0).to(kind)
     targets, weights = torch.arange(len(logits)), torch.randn(len(logits), generator=generator)
@@ -219,7 +219,7 @@ def test_the_kernel_of_the_vocabulary_equals_float64(kind: torch.dtype, vocabula
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_logit_that_is_no_number_makes_the_log_probability_none(bad: float) -> None:
     """A broken model must not train on as if nothing were wrong."""
-    kernels = library.kernels()
+    kernels = library.load_kernels()
     assert kernels is not None
     logits = torch.zeros(3, 40)
     logits[1, 33] = bad

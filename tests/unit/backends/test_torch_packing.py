@@ -12,14 +12,14 @@ from tests.support.families import TINY
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after the check for torch
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.common.round_memory import (  # noqa: E402
     COMPILED,
     ModelSize,
     RoundShape,
-    bucket,
+    bucket_size,
     bytes_to_update,
     elements_of_masks,
 )
@@ -27,7 +27,7 @@ from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_b
 from sapo_backends.torch_backend import packing  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
-from sapo_backends.torch_backend.packing import Slab, pack  # noqa: E402
+from sapo_backends.torch_backend.packing import SequenceSlab, pack_micro_batch  # noqa: E402
 from sapo_backends.torch_backend.transformers_layers import only_keys_and_values  # noqa: E402
 from sapo_backends.torch_backend.transformers_lm import (  # noqa: E402
     CompletionStates,
@@ -67,7 +67,7 @@ def _model(compute: torch.dtype, device: torch.device = CPU) -> DecoderModel:
 def _gradient(model: DecoderModel, pairs: list, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities, and the gradient of the sum of each times its position."""
     leaf = model.base.clone().requires_grad_()
-    packed = pack(pairs, members, CPU)
+    packed = pack_micro_batch(pairs, members, CPU)
     scores = model.token_logprobs(packed, model.weights(model.layout.views(leaf.to(model.compute))), 1.0)
     order = torch.cat([torch.arange(1.0, len(pairs[i][1]) + 1) for i in members])
     return scores.logprobs.detach(), torch.autograd.grad((scores.logprobs * order).sum(), leaf)[0]
@@ -91,10 +91,10 @@ def test_sequences_packed_together_score_and_train_as_if_alone(
 def test_every_token_lies_in_one_slab_and_every_prompt_only_once(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However completions are cut into slabs, these cover the real tokens, and only filling lies behind the last."""
     monkeypatch.setattr(packing, "SLAB_PADDING", padding)
-    flat = pack(PAIRS, list(range(len(PAIRS))), CPU).flat
+    flat = pack_micro_batch(PAIRS, list(range(len(PAIRS))), CPU).flat
     edges = [edge for slab in flat.slabs for edge in (slab.first, slab.end)]
     assert edges == [0, *[edge for edge in edges[1:-1:2] for _ in (0, 1)], flat_tokens(PAIRS, range(len(PAIRS)))]
-    assert len(flat.ids) == len(flat.positions) == bucket(edges[-1])
+    assert len(flat.ids) == len(flat.positions) == bucket_size(edges[-1])
     assert not flat.ids[edges[-1] :].any()
     assert sum(slab.sees is None for slab in flat.slabs) == 3
 
@@ -102,7 +102,7 @@ def test_every_token_lies_in_one_slab_and_every_prompt_only_once(padding: int, m
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_a_slab_pads_with_zeros(lengths: list[int]) -> None:
     """Row by row the tokens lie left, behind them zeros, and places says which are real."""
-    slab = Slab(0, lengths, CPU)
+    slab = SequenceSlab(0, lengths, CPU)
     x = torch.arange(1.0, sum(lengths) + 1)[:, None]
     padded = slab.padded(x)
     assert [int((row != 0).sum()) for row in padded] == lengths
@@ -115,13 +115,13 @@ def test_a_slab_pads_with_zeros(lengths: list[int]) -> None:
 @given(st.integers(1, 1 << 20))
 def test_a_bucket_is_little_larger_than_what_it_holds(count: int) -> None:
     """At most an eighth of the next power of two more, or what is missing to a multiple of 32."""
-    assert count <= bucket(count) < count + max(32, count / 4)
-    assert bucket(bucket(count)) == bucket(count)
+    assert count <= bucket_size(count) < count + max(32, count / 4)
+    assert bucket_size(bucket_size(count)) == bucket_size(count)
 
 
 def test_buckets_are_few() -> None:
     """Up to a full micro-batch of 2,048 tokens there are 37 sizes."""
-    assert len({bucket(count) for count in range(1, 2049)}) == 37
+    assert len({bucket_size(count) for count in range(1, 2049)}) == 37
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -131,7 +131,7 @@ def test_a_micro_batch_keeps_to_its_budget_with_the_padding_that_it_gets(device:
     place = torch.device(device)
     model = _model(torch.bfloat16, place)
     batches = model.micro_batches(UNEVEN, 8192, 1)
-    slabs = [slab for members in batches for slab in pack(UNEVEN, members, place).flat.slabs]
+    slabs = [slab for members in batches for slab in pack_micro_batch(UNEVEN, members, place).flat.slabs]
     assert sorted(i for members in batches for i in members) == list(range(61))
     assert max(slab.rows * slab.width for slab in slabs) <= 8192
     assert max(slab.bias(torch.bfloat16).nbytes for slab in slabs) <= 4003 * 4000 * 2
@@ -156,7 +156,7 @@ def test_where_rows_cannot_share_a_prompt_each_counts_with_its_own(monkeypatch: 
         lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True
     )
     for members in model.micro_batches(pairs, 1024, 1):
-        model.token_logprobs(pack(pairs, members, CPU), model.weights(None), 1.0)
+        model.token_logprobs(pack_micro_batch(pairs, members, CPU), model.weights(None), 1.0)
     assert sum(computed) >= 16 * 219
     assert max(computed) <= 1024
 
@@ -172,7 +172,7 @@ def test_what_a_completion_longer_than_a_micro_batch_is_filled_up_with_and_its_m
     """Of 4,096 tokens in bfloat16 the mask is 32 MiB, a tenth of such an update of a small model."""
     size = ModelSize(5_000_000, 470_000, 6, 256, 784, 128, 1024, heads=4)
     shape, meta = RoundShape(1, 4, 64, 4096), torch.device("meta")
-    flat = pack([((1,) * 64, (2,) * 4096)], [0], meta).flat
+    flat = pack_micro_batch([((1,) * 64, (2,) * 4096)], [0], meta).flat
     mask = flat.slabs[-1].bias(torch.bfloat16).nbytes
     of_tokens = len(flat.ids) * (6 * 2 * (10 * 256 + 2 * 784) + 16 * 256)
     assert bytes_to_update(size, shape, compute_bytes=2) > of_tokens + mask + COMPILED
@@ -211,4 +211,4 @@ def test_ever_changing_lengths_give_products_of_few_shapes() -> None:
     assert len(sizes) > 30  # the lengths did change
     assert products.shapes.keys() == {"mm", "addmm"}
     kinds = 3 * (4 + 1)  # forward and both gradients of four projections and the unembedding
-    assert sum(map(len, products.shapes.values())) <= kinds * len({bucket(size) for size in range(1, 129)})
+    assert sum(map(len, products.shapes.values())) <= kinds * len({bucket_size(size) for size in range(1, 129)})

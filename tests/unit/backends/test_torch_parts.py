@@ -17,20 +17,16 @@ from sapo_backends.common.update import plan_micro_batches
 torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
-from sapo_backends.torch_backend import decode_session as session_module  # noqa: E402 - after the check for torch
-from sapo_backends.torch_backend.attention import attend, attend_backward  # noqa: E402
+from sapo_backends.torch_backend import decode_session as session_module  # noqa: E402
+from sapo_backends.torch_backend.attention import attend_backward, attend_slabs  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode_step import next_logits  # noqa: E402
 from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
-from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, inverse_cdf, sample, uniforms  # noqa: E402
-from sapo_backends.torch_backend.kv_cache import BUCKET_COST, grid, length_buckets  # noqa: E402
-from sapo_backends.torch_backend.packing import pack  # noqa: E402
-from sapo_backends.torch_backend.runtime import (  # noqa: E402
-    Workers,
-    on_cpu,
-    scripted,
-    shares,
-)
+from sapo_backends.torch_backend.generation import draw_uniforms, inverse_cdf, sample_tokens  # noqa: E402
+from sapo_backends.torch_backend.kv_cache import BUCKET_COST, length_buckets, plan_cache_grid  # noqa: E402
+from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
+from sapo_backends.torch_backend.paths import SMALL_VOCABULARY  # noqa: E402
+from sapo_backends.torch_backend.runtime import ShardWorkers, on_cpu, script_function, split_range  # noqa: E402
 
 
 @settings(deadline=None)
@@ -64,8 +60,8 @@ def test_a_large_vocabulary_is_sampled_exactly() -> None:
 
 def test_uniforms_of_a_row_do_not_depend_on_the_others() -> None:
     """The same seed gives the same numbers, all in [0, 1)."""
-    first = uniforms(4, 6, seed=9)
-    assert torch.equal(first, uniforms(4, 6, seed=9))
+    first = draw_uniforms(4, 6, seed=9)
+    assert torch.equal(first, draw_uniforms(4, 6, seed=9))
     assert 0 <= float(first.min()) <= float(first.max()) < 1
 
 
@@ -82,7 +78,7 @@ def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: in
     batches = plan_micro_batches(pairs, budget, workers, flat=flat)
     assert sorted(i for members in batches for i in members) == [i for i, (_, c) in enumerate(pairs) if c]
     for members in batches:
-        packed = pack(pairs, members, torch.device("cpu"))
+        packed = pack_micro_batch(pairs, members, torch.device("cpu"))
         assert len(members) == 1 or packed.flat.slabs[-1].end <= budget
         assert packed.targets.tolist() == [token for i in members for token in pairs[i][1]]
 
@@ -91,10 +87,10 @@ def test_micro_batches_are_a_partition_within_the_budget(pairs: list, budget: in
 def test_sampling_in_pieces_gives_what_sampling_at_once_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies that blocks of several widths divide, and one that none does."""
     torch.manual_seed(0)
-    logits, numbers = torch.randn(9, size), uniforms(9, 1, 5)[:, 0]
-    whole = sample(logits, Sampling(1.0, 1.0, 1), numbers)
+    logits, numbers = torch.randn(9, size), draw_uniforms(9, 1, 5)[:, 0]
+    whole = sample_tokens(logits, Sampling(1.0, 1.0, 1), numbers)
     monkeypatch.setattr("sapo_backends.torch_backend.generation.SAMPLED_ELEMENTS", 2 * size)
-    for part, at_once in zip(sample(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
+    for part, at_once in zip(sample_tokens(logits, Sampling(1.0, 1.0, 1), numbers), whole, strict=True):
         assert torch.equal(part, at_once)
     exact = (logits.double().softmax(-1).cumsum(-1) <= numbers[:, None]).sum(-1)
     assert torch.equal(whole[0], exact)
@@ -111,7 +107,7 @@ def test_every_row_has_a_place_in_an_entry_of_its_own_prompt(prompts: list[tuple
     prompt's rows have all ended; entries ascend by the length of their prompts."""
     counts, lengths = torch.tensor(prompts).T
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    rows, place_of = grid(owner, lengths, own)
+    rows, place_of = plan_cache_grid(owner, lengths, own)
     assert rows.flatten()[place_of].tolist() == list(range(len(owner)))
     assert all(len(set(owner[entry].tolist())) == 1 for entry in rows)
     of_entries = lengths[owner[rows[:, 0]]].tolist()
@@ -226,11 +222,11 @@ def test_rows_leave_length_classes_of_several_prompts(
         assert _distance(logits, model, sampled) < 1e-4
 
 
-@pytest.mark.parametrize("function", [next_logits, attend, attend_backward])
+@pytest.mark.parametrize("function", [next_logits, attend_slabs, attend_backward])
 def test_torchscript_runs_the_hot_functions_here(function: Callable[..., object]) -> None:
     """The fast form is used where these tests run, and it is only a faster form."""
-    assert isinstance(scripted(function), torch.jit.ScriptFunction)
-    assert scripted(function) is scripted(function)
+    assert isinstance(script_function(function), torch.jit.ScriptFunction)
+    assert script_function(function) is script_function(function)
 
 
 def test_what_torchscript_cannot_take_runs_as_it_stands() -> None:
@@ -239,20 +235,20 @@ def test_what_torchscript_cannot_take_runs_as_it_stands() -> None:
     def plain(*numbers: int) -> int:
         return sum(numbers)
 
-    assert scripted(plain) is plain
+    assert script_function(plain) is plain
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_shares_cover_everything_once(total: int, count: int) -> None:
     """Consecutive, none empty, sizes within one of each other."""
-    parts = shares(total, count)
+    parts = split_range(total, count)
     assert [i for part in parts for i in part] == list(range(total))
     assert not parts or max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_an_error_in_a_shard_waits_for_the_others() -> None:
     """The caller sees the first error only when no shard is still computing."""
-    workers = Workers(2, parameters=1, device=torch.device("cpu"))
+    workers = ShardWorkers(2, parameters=1, device=torch.device("cpu"))
     finished = threading.Event()
 
     def work(item: int) -> int:

@@ -39,9 +39,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runtime.packing_works.cache_clear()
 
 
-def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.Paths:
+def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.ComputePaths:
     spec = decoder_spec(read_json(model_path("starter-1m") / "config.json"))
-    return paths.choose(spec, device, dtype, parameters)
+    return paths.choose_paths(spec, device, dtype, parameters)
 
 
 def test_small_float32_models_are_computed_by_the_compiled_kernels() -> None:
@@ -67,13 +67,13 @@ def test_kernels_that_do_not_compile_are_noted_once(
     def broken() -> None:
         raise subprocess.CalledProcessError(1, ["cc"])
 
-    monkeypatch.setattr(native, "compiled", broken)
+    monkeypatch.setattr(native, "compile_library", broken)
     assert choose(torch.float32).kernels is None
     native.checked_kernels.cache_clear()
     assert choose(torch.float32).kernels is None
     assert len(caplog.records) == 1
     assert "compiled C kernels cannot be used here" in caplog.text
-    assert paths.check().keys() == {"native"}
+    assert paths.check_fast_paths().keys() == {"native"}
 
 
 def test_private_functions_that_a_torch_lacks_are_noted(
@@ -97,7 +97,7 @@ def test_functions_that_torchscript_does_not_compile_run_as_they_are_and_are_not
     def generator(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield x
 
-    assert runtime.scripted(generator) is generator
+    assert runtime.script_function(generator) is generator
     assert "TorchScript cannot be used here (generator: " in caplog.text
 
 
@@ -106,9 +106,9 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     program = (
         "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
         "from sapo_backends.torch_backend import paths\n"
-        "from sapo_backends.torch_backend.native import kernels\n"
+        "from sapo_backends.torch_backend.native import load_kernels\n"
         "from sapo_backends.torch_backend import runtime\n"
-        "print(kernels(), runtime.packs_bfloat16(), runtime.works(), paths.check())"
+        "print(load_kernels(), runtime.packs_bfloat16(), runtime.torchscript_works(), paths.check_fast_paths())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")
@@ -116,10 +116,10 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
 
 def test_paths_that_were_used_before_can_be_left_out_and_taken_again() -> None:
     def seen() -> tuple[bool, str, bool]:
-        return choose(torch.float32).kernels is not None, choose(torch.bfloat16).layout, runtime.works()
+        return choose(torch.float32).kernels is not None, choose(torch.bfloat16).layout, runtime.torchscript_works()
 
     before = seen()
-    with runtime.without("native", "onednn", "torchscript"):
+    with runtime.without_paths("native", "onednn", "torchscript"):
         assert seen() == (False, "as stored", False)
     assert seen() == before
     assert before[2]

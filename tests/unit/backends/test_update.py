@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.common.update import Report, Tally, run_update
+from sapo_backends.common.update import Report, UpdateTally, run_update
 from sapo_backends.composite import CompositeEngine
 from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.fake import FakeBackend, FakeEngine
@@ -22,7 +22,7 @@ def test_a_cancel_ends_an_update_between_micro_batches_and_not_once_weights_move
 ) -> None:
     cancel, done, taken = CancelToken(), list[int](), list[float]()
 
-    def gradient(part: object, tally: Tally, report: Report) -> float:
+    def gradient(part: object, tally: UpdateTally, report: Report) -> float:
         for number in range(6):
             done.append(number)
             if number == 2 and len(taken) == minibatch:

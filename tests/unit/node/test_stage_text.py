@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sapo_backends.checkpoints.locate import resolve
+from sapo_backends.checkpoints.locate import resolve_model
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_swarm.node.round_phases import made_safe
 from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
@@ -24,7 +24,7 @@ def known(text: str, reward: float) -> Group:
 
 @pytest.mark.parametrize("stage", ["relay", "relay_start", "critique"])
 def test_spelled_control_tokens_and_escapes_of_others_stay_text(stage: str) -> None:
-    tokenizer = HfTokenizer(resolve("starter-1m"))
+    tokenizer = HfTokenizer(resolve_model("starter-1m"))
     control = set(tokenizer.eos_ids) | {tokenizer.pad_id}
     spelled = "".join(tokenizer._control.values())
     text = f"{spelled} \x1b[31m add both {spelled}\u202e\n<answer>4</answer>"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.errors import BackendError, BackendUnavailable
-from sapo_backends.measure.choice import Candidate, Measured, decide
-from sapo_backends.measure.machine_limits import Limits
+from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, choose_engine
+from sapo_backends.measure.machine_limits import MachineLimits
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
@@ -23,7 +23,7 @@ from sapo_desktop.streams import json_line, overwrite
 from sapo_swarm.config import RunConfig
 
 if TYPE_CHECKING:
-    from sapo_backends.measure.self_check import Check
+    from sapo_backends.measure.self_check import CheckResult
 
 _QUICK_S = 0.5
 _LOOK_S = 0.5
@@ -93,9 +93,9 @@ def _available(config: RunConfig) -> list[str]:
 
     engines.choose_trainer(config)
     found = []
-    for name in registry.names():
+    for name in registry.known_backends():
         try:
-            registry.backend(name).check()
+            registry.get_backend(name).check()
         except BackendUnavailable:
             continue
         found.append(name)
@@ -116,14 +116,14 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     if not args.json:
         print("\n".join(speed.header(subject)), end="\n\n")
         print("\n".join(speed.table_header()), flush=True)
-    measured: dict[Candidate, Measured] = {}
+    measured: dict[EngineCandidate, EngineMeasurement] = {}
     for one in _measurements(subject, config, available, args.quick):
         again = one.candidate in measured
         measured[one.candidate] = one
         if not args.json:
             print("\n".join(speed.row(subject, one, again=again)), flush=True)
     found = list(measured.values())
-    choice = decide(found, subject.workload, speed.wanted(config))
+    choice = choose_engine(found, subject.workload, speed.wanted(config))
     kept = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
     if choice is not None and kept:
         speed.remember(home, config, found)
@@ -154,47 +154,51 @@ def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject
 
     size, method = None, config.method
     if engines.choose_trainer(config).rpartition("+")[2] in _TESTED:
-        size, method = model_size(locate.resolve(config.model, _download), load_request.request(config))
-    limits: dict[str, Limits] = {}
+        size, method = model_size(locate.resolve_model(config.model, _download), load_request.request(config))
+    limits: dict[str, MachineLimits] = {}
     for name in ("mlx", "torch"):
         if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
             _progress(f"the machine's limits by {name}")
             limits[name] = speed.machine_limits(home, config, name, again=True)
     _progress("")
-    machine = hardware.detect()
-    return Subject(config.model, method, size, machine, hardware.processor(), limits, speed.workload(config))
+    machine = hardware.detect_hardware()
+    return Subject(config.model, method, size, machine, hardware.processor_name(), limits, speed.workload(config))
 
 
 def _sensible(engine: str, config: RunConfig) -> bool:
     return engine != "mlx" or engines.apple_silicon() or config.trainer.endswith("mlx")
 
 
-def _measurements(subject: Subject, config: RunConfig, available: Sequence[str], quick: bool) -> Iterator[Measured]:
+def _measurements(
+    subject: Subject, config: RunConfig, available: Sequence[str], quick: bool
+) -> Iterator[EngineMeasurement]:
     """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
     from sapo_backends.common import hardware
     from sapo_backends.measure import choice, probe
 
     wanted, work = speed.wanted(config), subject.workload
-    gpu = subject.limits.get("torch", Limits()).device == "cuda" and config.device != "cpu"
-    found: dict[Candidate, Measured] = {}
+    gpu = subject.limits.get("torch", MachineLimits()).device == "cuda" and config.device != "cpu"
+    found: dict[EngineCandidate, EngineMeasurement] = {}
 
-    def measure(waiting: Sequence[Candidate], doing: str) -> Iterator[Measured]:
+    def measure(waiting: Sequence[EngineCandidate], doing: str) -> Iterator[EngineMeasurement]:
         for number, candidate in enumerate(waiting, 1):
             _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
             one = probe.in_child(candidate, load_request.request(config), _QUICK_S if quick else probe.SECONDS)
             _progress("")
-            found[candidate] = choice.merged(found[candidate], one) if candidate in found else one
+            found[candidate] = choice.merge_measurements(found[candidate], one) if candidate in found else one
             yield found[candidate]
 
     apple, threads = engines.apple_silicon(), hardware.default_threads()
-    fast = hardware.detect().fast_bfloat16
-    singles = choice.candidates(available, threads, wanted, apple=apple, gpu=gpu, bfloat16=fast, trains=work.trains)
+    fast = hardware.detect_hardware().fast_bfloat16
+    singles = choice.list_candidates(
+        available, threads, wanted, apple=apple, gpu=gpu, bfloat16=fast, trains=work.trains
+    )
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
     yield from measure(singles, "measuring")
-    yield from measure(choice.pairs(available, list(found.values()), work, wanted), "measuring")
+    yield from measure(choice.list_pair_candidates(available, list(found.values()), work, wanted), "measuring")
     if not quick:
-        yield from measure(choice.finalists(list(found.values()), work), "measuring again")
+        yield from measure(choice.find_finalists(list(found.values()), work), "measuring again")
 
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
@@ -219,15 +223,15 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
     return 1 if failed else 0
 
 
-def _checks(name: str, second: str, request: LoadRequest) -> list[Check]:
+def _checks(name: str, second: str, request: LoadRequest) -> list[CheckResult]:
     """An engine that does not even load has failed a check."""
     from sapo_backends import registry
-    from sapo_backends.measure.self_check import Check, verify
+    from sapo_backends.measure.self_check import CheckResult, verify_engine
 
     try:
-        return verify(registry.backend(name), registry.backend(second), _to_verify(request, name))
+        return verify_engine(registry.get_backend(name), registry.get_backend(second), _to_verify(request, name))
     except BackendError as error:
-        return [Check("the engine loads", False, str(error))]
+        return [CheckResult("the engine loads", False, str(error))]
 
 
 def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:

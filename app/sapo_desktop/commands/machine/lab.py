@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 from sapo_desktop import umask
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -197,7 +197,7 @@ def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise AppError(f"The report draws with matplotlib. Fix: {install('matplotlib')}") from error
+        raise AppError(f"The report draws with matplotlib. Fix: {install_command('matplotlib')}") from error
     for path in paths:
         print(path)
     return 0

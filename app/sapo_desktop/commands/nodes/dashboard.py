@@ -157,7 +157,7 @@ def tidy() -> None:
 
     if hasattr(cells, "cached_cell_len"):  # another version may keep none
         cells.cached_cell_len.cache_clear()
-    hardware.trim()
+    hardware.release_free_memory()
 
 
 def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import sys
 
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 from sapo_desktop.errors import EngineMissing
 
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """Serve until the other side closes; the exit code. Raises EngineMissing."""
     if importlib.util.find_spec("mcp") is None:
-        raise EngineMissing(f"This needs the package mcp: {install('mcp')}")
+        raise EngineMissing(f"This needs the package mcp: {install_command('mcp')}")
     from sapo_desktop.services.nodes import tools
 
     if sys.stdin.isatty():

@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 from functools import partial
 
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 from sapo_desktop.errors import EngineMissing, UsageError
 
 
@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65535:
         raise UsageError("--port is a number from 0 to 65534.")
     if importlib.util.find_spec("textual_serve") is None:
-        raise EngineMissing(f"The dashboard in a browser needs textual-serve: {install('textual-serve')}")
+        raise EngineMissing(f"The dashboard in a browser needs textual-serve: {install_command('textual-serve')}")
     from sapo_desktop.services import browser
 
     with browser.listen(args.port) as bound:

@@ -142,7 +142,7 @@ def _facts(config: RunConfig, ask: bool) -> Card:
         0,
         0,
         0,
-        free_bytes(hub_cache.folder()),
+        free_bytes(hub_cache.hub_cache_folder()),
         None,
         None,
         False,
@@ -150,7 +150,7 @@ def _facts(config: RunConfig, ask: bool) -> Card:
         new_tokens=config.max_new_tokens,
     )
     try:
-        folder = locate.local(model)
+        folder = locate.resolve_local_model(model)
     except ModelNotFound:
         if not locate.is_hub_id(model):
             raise
@@ -172,7 +172,7 @@ def _facts(config: RunConfig, ask: bool) -> Card:
         else "file"
         if locate.gguf_file(model)
         else "downloaded"
-        if hub_cache.folder() in folder.parents
+        if hub_cache.hub_cache_folder() in folder.parents
         else "folder"
     )
     files = locate.weight_files(folder) if source == "file" else [file for file in folder.iterdir() if file.is_file()]
@@ -197,7 +197,7 @@ def _of_list(config: RunConfig, base: Base, empty: Card) -> Card:
 def _of_hub(config: RunConfig, empty: Card) -> Card:
     from sapo_backends.checkpoints import hub_download
 
-    found = hub_download.look(config.model)
+    found = hub_download.inspect_repository(config.model)
     folder = hub_download.config_of(found)
     weights = sum(file.size for file in found.files if file.name.endswith(".safetensors"))
     settings = read_json(folder / "config.json")
@@ -210,7 +210,7 @@ def _of_hub(config: RunConfig, empty: Card) -> Card:
         gated=found.gated,
         parameters=parameters,
         bytes=found.size,
-        download=hub_download.missing(found),
+        download=hub_download.remaining_bytes(found),
         slow=_slow(folder),
         size=size,
     )
@@ -248,14 +248,16 @@ def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[fo
     if hardware.is_four_bit(config.precision):
         kind = f"{hardware.FOUR_BIT}-{kind}"
     few_bits = quantisation_of(config.model) if generator == "llamacpp" else ""
-    by_limits = machine_limits.Rates(size, limits, kind, bool(found.slow), generator, few_bits, trainer == "mlx")
+    by_limits = machine_limits.RateEstimator(
+        size, limits, kind, bool(found.slow), generator, few_bits, trainer == "mlx"
+    )
     return (by_limits, False) if by_limits.known else (None, False)
 
 
 def quantisation_of(model: str) -> str:
     """What a GGUF file's weights are kept in, such as "Q4_K_M"; "" of anything else, and where it cannot be read."""
     with contextlib.suppress(BackendError, OSError):
-        if (path := locate.resolve(model)).suffix == ".gguf":
+        if (path := locate.resolve_model(model)).suffix == ".gguf":
             return read_header(path).quantisation
     return ""
 

@@ -25,30 +25,30 @@ def require(config: RunConfig) -> None:
     Raises BackendUnavailable, ModelNotFound, DownloadFailed.
     """
     from sapo_backends.checkpoints import hub_cache, locate
-    from sapo_backends.checkpoints.safetensors_numpy import elements
+    from sapo_backends.checkpoints.safetensors_numpy import count_weights
 
     if not reads_folder(config):
         return
-    if not locate.is_hub_id(config.model) or hub_cache.snapshot(config.model) is not None:
-        folder = locate.local(config.model)
+    if not locate.is_hub_id(config.model) or hub_cache.find_snapshot(config.model) is not None:
+        folder = locate.resolve_local_model(config.model)
         locate.require_tokenizer(folder)
-        elements(folder)  # a file of weights that was cut off is told of
+        count_weights(folder)  # a file of weights that was cut off is told of
         return
     from sapo_backends.checkpoints import hub_download
 
-    hub_download.require_room(hub_download.look(config.model))
+    hub_download.require_room(hub_download.inspect_repository(config.model))
 
 
 def look(config: RunConfig) -> None:
     """What the hub says of a base that is not here, its chat template too, is on this disk afterwards, if it can be had now."""
     from sapo_backends.checkpoints import hub_cache, locate
 
-    if locate.is_hub_id(config.model) and hub_cache.snapshot(config.model) is None:
+    if locate.is_hub_id(config.model) and hub_cache.find_snapshot(config.model) is None:
         from sapo_backends.checkpoints import hub_download
 
         with contextlib.suppress(BackendError):  # whoever needs the model says why it cannot be had
             if reads_folder(config):
-                hub_download.look(config.model)
+                hub_download.inspect_repository(config.model)
 
 
 def fetch(config: RunConfig, progress: Progress | None) -> None:
@@ -56,4 +56,4 @@ def fetch(config: RunConfig, progress: Progress | None) -> None:
     from sapo_backends.checkpoints import locate
 
     if reads_folder(config):
-        locate.resolve(config.model, progress)
+        locate.resolve_model(config.model, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sapo_backends.measure.choice import PROMPT, Workload
+from sapo_backends.measure.choice import PROMPT, RoundWorkload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.base_trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
@@ -33,7 +33,7 @@ ROUNDS = 200
 class Rates(Protocol):
     """How fast a model works here."""
 
-    def generate(self, work: Workload) -> float:
+    def generate(self, work: RoundWorkload) -> float:
         """Seconds to read the prompts and write the answers."""
 
     def update(self, context: float, answers: float) -> float:
@@ -101,7 +101,7 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
     examples = 0.0
     follows = config.examples != "off" and known.known and known.of_pass > 0 and not taught
     answer, longest = (known.answer, known.longest) if follows else (limit, limit)
-    asked = Workload(rows, answer, True, config.group_size, known.prompt, known.shared, longest)
+    asked = RoundWorkload(rows, answer, True, config.group_size, known.prompt, known.shared, longest)
     if follows or (config.examples == "only" and known.known):
         examples = examples_seconds(config, rates, asked, known)
     round_s = rates.generate(asked) + (rates.update(asked.groups * known.prompt, rows * answer))
@@ -121,7 +121,7 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
     )
 
 
-def examples_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:
+def examples_seconds(config: RunConfig, rates: Rates, asked: RoundWorkload, counts: TokenCounts) -> float:
     """Of the phase: PASSES over the examples, and the readings of the rows set aside on the way."""
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
@@ -135,7 +135,7 @@ def step_seconds(rates: Rates, counts: TokenCounts, rows: float) -> float:
     return rates.update(counts.shared + rows * (counts.prompt - counts.shared), rows * counts.answer)
 
 
-def reading_seconds(config: RunConfig, rates: Rates, asked: Workload, counts: TokenCounts) -> float:
+def reading_seconds(config: RunConfig, rates: Rates, asked: RoundWorkload, counts: TokenCounts) -> float:
     """The rows set aside: their right answers' log-probabilities, an answer at temperature 0, and groups of some."""
     likelihood = step_seconds(rates, counts, counts.apart) / 3
     greedy = rates.generate(replace(asked, rows=counts.apart, group_size=1))

@@ -18,13 +18,13 @@ from typing import Literal
 import msgspec
 
 from sapo_backends.checkpoints import hub_cache, local_models, locate
-from sapo_backends.checkpoints.gguf_header import Header, read_header
+from sapo_backends.checkpoints.gguf_header import GgufHeader, read_header
 from sapo_backends.checkpoints.gguf_write import FORMS
-from sapo_backends.checkpoints.local_models import LocalModel, Search
+from sapo_backends.checkpoints.local_models import LocalModel, LocalModelSearch
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.errors import BackendError, size_text
-from sapo_backends.measure.precision import model_size, sized
+from sapo_backends.measure.precision import model_size, size_from_widths
 from sapo_desktop.services.machine import load_request, memory_plan
 from sapo_desktop.services.machine.memory_plan import Plan
 from sapo_swarm.config import RunConfig
@@ -121,7 +121,7 @@ class _Looking:
     """One look, under way or done. known: what was found out of each file so far, None where it is no model that writes text."""
 
     began: float
-    seen: Search
+    seen: LocalModelSearch
     threads: list[threading.Thread] = field(default_factory=list)
     known: dict[Path, LocalBase | None] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -169,13 +169,13 @@ def look(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> Li
 def _looking(config: RunConfig, seconds: float, fresh: bool) -> _Looking:
     """The look under way, or of a moment ago, at the same places for the same kind of run; else a new one."""
     folders = (*local_models.ollama_folders(), *local_models.lm_studio_folders(), *local_models.llama_cpp_folders())
-    key = (*map(str, folders), str(hub_cache.folder()), msgspec.json.encode(config).decode())
+    key = (*map(str, folders), str(hub_cache.hub_cache_folder()), msgspec.json.encode(config).decode())
     with _starting:
         last = _last.get(key)
         if last is not None and (last.busy or (not fresh and time.monotonic() - last.began < FRESH_S)):
             return last
         now = time.monotonic()
-        looking = _Looking(now, Search(deadline=now + 30 * seconds))
+        looking = _Looking(now, LocalModelSearch(deadline=now + 30 * seconds))
         for place in local_models.LOOKS:
             work = threading.Thread(target=_look_at, args=(place, config, looking), name=f"look-{place}", daemon=True)
             looking.threads.append(work)
@@ -216,21 +216,21 @@ def examine(model: LocalModel, config: RunConfig) -> LocalBase | None:
     return None if _other_kind(header) else _of_file(model, header, config)
 
 
-def _of_file(model: LocalModel, header: Header, config: RunConfig) -> LocalBase:
+def _of_file(model: LocalModel, header: GgufHeader, config: RunConfig) -> LocalBase:
     """A GGUF file."""
     base = LocalBase(model, header.quantisation, header.architecture, header.parameters, _why_not(model, header))
     if base.reason:
         return base
 
     def size(run: RunConfig) -> ModelSize:
-        return sized(header.parameters, _widths(header), load_request.request(run), tied=_is_tied(header))[0]
+        return size_from_widths(header.parameters, _widths(header), load_request.request(run), tied=_is_tied(header))[0]
 
     return replace(base, plan=_plan(config, size))
 
 
 def _of_folder(model: LocalModel, config: RunConfig) -> LocalBase:
     """A Hugging Face folder of the hub's cache."""
-    locate.checked(model.path)
+    locate.validate_model_folder(model.path)
     settings = read_json(model.path / "config.json")
     named = settings.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
@@ -242,19 +242,19 @@ def _of_folder(model: LocalModel, config: RunConfig) -> LocalBase:
 
 
 @lru_cache(maxsize=4 * local_models.MODELS)
-def _header(path: Path, _size: int, _changed: int) -> Header:
+def _header(path: Path, _size: int, _changed: int) -> GgufHeader:
     """A file that did not change is opened once."""
     return read_header(path)
 
 
-def _other_kind(header: Header) -> bool:
+def _other_kind(header: GgufHeader) -> bool:
     """Whether it is an adapter, a projector for pictures, a table of importances, or turns text into vectors."""
     kind = header.text("general.type")
     pooled = header.number(f"{header.architecture}.pooling_type")
     return kind not in ("", "model") or header.architecture in _ENCODERS or pooled > 0
 
 
-def _why_not(model: LocalModel, header: Header) -> str:
+def _why_not(model: LocalModel, header: GgufHeader) -> str:
     """Why it cannot be trained, "" where it can."""
     if header.architecture not in _SUPPORTED:
         return f"the architecture {header.architecture or '(none)'} is not supported"
@@ -263,7 +263,7 @@ def _why_not(model: LocalModel, header: Header) -> str:
     return "" if header.is_whole else "the file is cut off; download it again"
 
 
-def _widths(header: Header) -> dict[str, int]:
+def _widths(header: GgufHeader) -> dict[str, int]:
     """What memory and time follow from."""
     hidden, heads = header.of_family("embedding_length"), max(1, header.of_family("attention.head_count"))
     groups = header.of_family("attention.head_count_kv") or heads
@@ -277,7 +277,7 @@ def _widths(header: Header) -> dict[str, int]:
     }
 
 
-def _is_tied(header: Header) -> bool:
+def _is_tied(header: GgufHeader) -> bool:
     return all(tensor.name != "output.weight" for tensor in header.tensors)
 
 

@@ -91,7 +91,7 @@ def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
 def _key(config: RunConfig) -> str:
     """What the counts follow from."""
     try:
-        folder = locate.local(config.model)
+        folder = locate.resolve_local_model(config.model)
         model: list[object] = [str(folder), os.stat(folder / "tokenizer.json").st_mtime]
     except (BackendError, OSError):
         model = [config.model]
@@ -138,7 +138,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     if not asked:
         return None
     try:
-        tokenizer = HfTokenizer(locate.local(config.model), config.thinking)
+        tokenizer = HfTokenizer(locate.resolve_local_model(config.model), config.thinking)
     except BackendError:
         tokenizer = None
     prompts = [_prompt(config, question, tokenizer) for question, _ in asked]

@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from sapo_backends.common.round_memory import ModelSize
-from sapo_backends.measure.precision import sized
+from sapo_backends.measure.precision import size_from_widths
 from sapo_desktop.services.machine import load_request
 from sapo_swarm.config import RunConfig
 
@@ -47,7 +47,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What its memory and time follow from, trained as the settings say."""
         names = ("layers", "hidden", "intermediate", "key_value", "vocabulary", "heads")
         widths = {name: getattr(self, name) for name in names}
-        return sized(self.parameters, widths, load_request.request(config), tied=True)[0]
+        return size_from_widths(self.parameters, widths, load_request.request(config), tied=True)[0]
 
 
 @dataclass(frozen=True, slots=True)

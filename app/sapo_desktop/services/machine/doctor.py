@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
-from sapo_backends.packages import TORCH, install
+from sapo_backends.packages import TORCH, install_command
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
@@ -142,11 +142,11 @@ def _engines() -> Iterator[Finding]:
     from sapo_backends.errors import BackendUnavailable
 
     can_train = False
-    for name in registry.names():
+    for name in registry.known_backends():
         if name == "fake":  # the example for writers of engines, and what tests train
             continue
         try:
-            backend = registry.backend(name)
+            backend = registry.get_backend(name)
             backend.check()
         except BackendUnavailable as error:
             if "+" not in name:  # of a pair, the part that is missing has its own line
@@ -159,7 +159,7 @@ def _engines() -> Iterator[Finding]:
             yield _compiler()
             yield from _fallbacks()
     if not can_train:
-        yield Finding("fail", "trainer", f"No engine that trains is installed: {install(*TORCH)}")
+        yield Finding("fail", "trainer", f"No engine that trains is installed: {install_command(*TORCH)}")
 
 
 def _compiler() -> Finding:
@@ -222,7 +222,11 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
     from sapo_desktop.services.machine import speed
 
     seconds = speed.precision_seconds(home, run)
-    used = f"new runs use {precision.faster(seconds)}, the faster at its first load" if seconds else "defaults are used"
+    used = (
+        f"new runs use {precision.faster_precision(seconds)}, the faster at its first load"
+        if seconds
+        else "defaults are used"
+    )
     return Finding("note", "speed", f"{run.model} was not measured here, {used}: sapo-desktop bench")
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sapo_backends.base import Engine, Progress
 from sapo_backends.common import hardware
 from sapo_backends.errors import BackendError, BackendUnavailable
-from sapo_backends.packages import TORCH, has_nvidia, install
+from sapo_backends.packages import TORCH, has_nvidia, install_command
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import request
@@ -92,7 +92,7 @@ def builder(config: RunConfig) -> Callable[[Progress], Engine]:
     """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
     from sapo_backends import registry
 
-    backend = registry.backend(choose_trainer(config))()
+    backend = registry.get_backend(choose_trainer(config))()
     return lambda progress: backend.load(request(config), progress)
 
 
@@ -131,13 +131,13 @@ def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
     from sapo_desktop.services.machine import speed
 
     seconds = speed.precision_seconds(home, config)
-    if not seconds and hardware.detect().fast_bfloat16:
+    if not seconds and hardware.detect_hardware().fast_bfloat16:
         try:
-            seconds = precision.measure(request(config), progress)
+            seconds = precision.measure_precisions(request(config), progress)
             speed.remember_precision(home, config, seconds)
         except (BackendError, OSError) as error:
             LOG.warning("The faster precision could not be measured, so the engine's own rule holds: %s", error)
-    return precision.faster(seconds)
+    return precision.faster_precision(seconds)
 
 
 def choose_trainer(config: RunConfig) -> str:
@@ -148,19 +148,19 @@ def choose_trainer(config: RunConfig) -> str:
     from sapo_backends import registry
 
     if config.trainer != "auto":
-        registry.backend(config.trainer).check()
+        registry.get_backend(config.trainer).check()
         return config.trainer
     reasons: list[str] = []
     for name in (*PREFERRED, GENERATOR) if config.method == "none" else PREFERRED:
         if name == "mlx" and not apple_silicon():
             continue
         try:
-            registry.backend(name).check()
+            registry.get_backend(name).check()
         except BackendUnavailable as error:
             reasons.append(error.reason)
         else:
             return name
-    raise BackendUnavailable("No engine that can train is installed.", install(*TORCH))
+    raise BackendUnavailable("No engine that can train is installed.", install_command(*TORCH))
 
 
 def apple_silicon() -> bool:

@@ -28,7 +28,7 @@ def local_folder(config: RunConfig) -> Path:
     """The model's folder if it is on this disk already. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
 
-    return locate.local(config.model)
+    return locate.resolve_local_model(config.model)
 
 
 def parameters(config: RunConfig) -> int | None:

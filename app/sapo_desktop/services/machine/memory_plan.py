@@ -133,7 +133,7 @@ def require(
     """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan."""
     found = plan(config, available, size, fallback)
     if found is not None:
-        round_memory.require(found.needed, found.suggestion, found.available)
+        round_memory.require_memory(found.needed, found.suggestion, found.available)
 
 
 def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool, card: CardMemory | None) -> int:
@@ -161,6 +161,6 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
 def computes_in(config: RunConfig, trainer: str) -> str:
     """The type that the trainer computes in: MLX on a processor in float32 unless told, on Apple's GPU in bfloat16."""
     if trainer.endswith("mlx") and config.precision == "auto":
-        on_gpu = config.device != "cpu" and hardware.detect().matrix_unit == "apple"
+        on_gpu = config.device != "cpu" and hardware.detect_hardware().matrix_unit == "apple"
         return "bfloat16" if on_gpu else "float32"
     return hardware.computes_in(config.precision)

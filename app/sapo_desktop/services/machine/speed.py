@@ -19,8 +19,16 @@ from sapo_backends.common.hardware import Hardware
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.errors import ModelNotFound, size_text
 from sapo_backends.measure import choice
-from sapo_backends.measure.choice import WIDTHS, Choice, Measured, Wanted, Workload, format_seconds, round_seconds
-from sapo_backends.measure.machine_limits import Limits, most_generated, most_trained
+from sapo_backends.measure.choice import (
+    WIDTHS,
+    EngineChoice,
+    EngineMeasurement,
+    EnginePreference,
+    RoundWorkload,
+    format_seconds,
+    round_seconds,
+)
+from sapo_backends.measure.machine_limits import MachineLimits, most_generated, most_trained
 from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
@@ -50,19 +58,19 @@ _NO_TIME = frozenset(
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
 
-def recall(home: Home, config: RunConfig) -> list[Measured]:
+def recall(home: Home, config: RunConfig) -> list[EngineMeasurement]:
     """What was measured for such a run on this machine; empty when nothing was."""
     entry = _read(home).get(_key(config))
     try:
-        return choice.decode(entry["measured"]) if isinstance(entry, dict) else []
+        return choice.decode_measurements(entry["measured"]) if isinstance(entry, dict) else []
     except (KeyError, ValueError):
         return []
 
 
-def remember(home: Home, config: RunConfig, measured: Sequence[Measured]) -> None:
+def remember(home: Home, config: RunConfig, measured: Sequence[EngineMeasurement]) -> None:
     """Keep measurements; older ones of other candidates stay. Raises OSError."""
     candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
-    _update(home, config, {"measured": choice.encode(list(candidates.values())), "rounds": None})
+    _update(home, config, {"measured": choice.encode_measurements(list(candidates.values())), "rounds": None})
 
 
 def rounds(home: Home, config: RunConfig) -> list[float]:
@@ -111,29 +119,29 @@ def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
     write_atomically(_file(home), json.dumps({"format": FORMAT, "machine": _machine(), "entries": newest}))
 
 
-def workload(config: RunConfig) -> Workload:
+def workload(config: RunConfig) -> RoundWorkload:
     """The size of the run's rounds, as far as the settings tell without the model."""
     groups = local_groups(config, load_request.parameters(config) or TINY) + config.external_groups
-    return Workload(groups * config.group_size, config.max_new_tokens, config.method != "none")
+    return RoundWorkload(groups * config.group_size, config.max_new_tokens, config.method != "none")
 
 
-def chosen(home: Home, config: RunConfig) -> Choice | None:
+def chosen(home: Home, config: RunConfig) -> EngineChoice | None:
     """The fastest of what was measured, within what the settings leave open; None without a measurement."""
     measured = recall(home, config)
-    return choice.decide(measured, workload(config), wanted(config)) if measured else None
+    return choice.choose_engine(measured, workload(config), wanted(config)) if measured else None
 
 
-def wanted(config: RunConfig) -> Wanted:
+def wanted(config: RunConfig) -> EnginePreference:
     """What the settings leave open and what they fix."""
-    return Wanted(config.trainer, config.precision, config.threads)
+    return EnginePreference(config.trainer, config.precision, config.threads)
 
 
-def known_limits(home: Home, config: RunConfig, engine: str = "torch") -> Limits:
+def known_limits(home: Home, config: RunConfig, engine: str = "torch") -> MachineLimits:
     """What machine_limits measured earlier; empty where it did not."""
     return _stored_limits(home.cache / f"limits-{engine}.json", _conditions(config))
 
 
-def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, again: bool = False) -> Limits:
+def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, again: bool = False) -> MachineLimits:
     """What this machine could do at best by that engine's library, measured once in some seconds; empty where it cannot be had.
 
     again: now, whatever is known; the better figures stay, as nothing makes a machine faster than it is."""
@@ -147,7 +155,7 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     if not found.read:
         return known
     best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
-    limits = Limits(best, max(found.read, known.read), found.device)
+    limits = MachineLimits(best, max(found.read, known.read), found.device)
     with contextlib.suppress(OSError):
         write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": wanted, **asdict(limits)}))
     return limits
@@ -159,13 +167,13 @@ def _conditions(config: RunConfig) -> dict[str, Any]:
     return {"format": FORMAT, "machine": _machine(), "threads": threads, "device": config.device}
 
 
-def _stored_limits(path: Path, wanted: dict[str, Any]) -> Limits:
+def _stored_limits(path: Path, wanted: dict[str, Any]) -> MachineLimits:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_text("utf-8"))
         if stored["of"] == wanted:
             rates = {str(k): float(v) for k, v in stored["multiply"].items()}
-            return Limits(rates, float(stored["read"]), str(stored["device"]))
-    return Limits()
+            return MachineLimits(rates, float(stored["read"]), str(stored["device"]))
+    return MachineLimits()
 
 
 def _file(home: Home) -> Path:
@@ -173,13 +181,13 @@ def _file(home: Home) -> Path:
 
 
 def _machine() -> dict[str, Any]:
-    found = hardware.detect()
+    found = hardware.detect_hardware()
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
-        "processor": hardware.processor(),
+        "processor": hardware.processor_name(),
         "cores": found.cores,
         "threads": hardware.default_threads(),
         "matrix_unit": found.matrix_unit,
@@ -228,8 +236,8 @@ class Subject:
     size: ModelSize | None
     machine: Hardware
     processor: str
-    limits: Mapping[str, Limits]
-    workload: Workload
+    limits: Mapping[str, MachineLimits]
+    workload: RoundWorkload
 
 
 def too_busy(busy: float, machine: Hardware) -> bool:
@@ -237,7 +245,7 @@ def too_busy(busy: float, machine: Hardware) -> bool:
     return busy > _BUSY * machine.cores
 
 
-def shares(subject: Subject, measured: Measured) -> tuple[dict[int, float], float]:
+def shares(subject: Subject, measured: EngineMeasurement) -> tuple[dict[int, float], float]:
     """Each rate as a fraction of the machine's own limit, at each width and for training; 0 where it is not known."""
     size, limits = subject.size, subject.limits.get(measured.candidate.engine.rpartition("+")[2])
     if size is None or limits is None:
@@ -247,7 +255,7 @@ def shares(subject: Subject, measured: Measured) -> tuple[dict[int, float], floa
     return generated, _share(measured.update, most_trained(size, limits, training))
 
 
-def _rates(measured: Measured) -> list[tuple[int, float]]:
+def _rates(measured: EngineMeasurement) -> list[tuple[int, float]]:
     return sorted(measured.generation.items())
 
 
@@ -275,7 +283,7 @@ def table_header() -> Iterator[str]:
     yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 
 
-def row(subject: Subject, measured: Measured, *, again: bool = False) -> Iterator[str]:
+def row(subject: Subject, measured: EngineMeasurement, *, again: bool = False) -> Iterator[str]:
     """A candidate's line, and one with the shares of the machine's limit where they are known.
 
     again: measured a second time, the better figures of both.
@@ -301,7 +309,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %" if share else ""
 
 
-def footer(subject: Subject, choice: Choice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
+def footer(subject: Subject, choice: EngineChoice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
     """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
     work = subject.workload
     update = " and an update on all of them" if work.trains else ""
@@ -339,8 +347,8 @@ def _wrapped(text: str) -> list[str]:
 
 def objects(
     subject: Subject,
-    measured: Sequence[Measured],
-    choice: Choice | None,
+    measured: Sequence[EngineMeasurement],
+    choice: EngineChoice | None,
     memory: Mapping[str, int] | None,
     busy: float,
 ) -> Iterator[dict[str, Any]]:

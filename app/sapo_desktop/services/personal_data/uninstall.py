@@ -90,10 +90,14 @@ def forget(names: Iterable[str]) -> None:
         raise AppError(f"{error} Its entries of {identity.SERVICE} stay, and so does everything else.") from error
 
 
-def bases(home: Home) -> list[tuple[hub_cache.Cached, Path]]:
+def bases(home: Home) -> list[tuple[hub_cache.CachedModel, Path]]:
     """Base models that the app downloaded into the cache that other programs read, too, and where: they stay."""
     used = {model.record.base for model in store.all_models(home)}
-    return [(one, hub_cache.of(one.repository)) for one in hub_cache.all_cached() if one.ours or one.repository in used]
+    return [
+        (one, hub_cache.repository_folder(one.repository))
+        for one in hub_cache.all_cached()
+        if one.ours or one.repository in used
+    ]
 
 
 def _partials(path: Path) -> set[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -178,7 +178,7 @@ async def announced(name: str, port: int, addresses: Sequence[str]) -> AsyncIter
     try:
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
     except ImportError as error:
-        raise UsageError(f"Announcing needs zeroconf: {install('zeroconf')}") from error
+        raise UsageError(f"Announcing needs zeroconf: {install_command('zeroconf')}") from error
     packed = [socket.inet_pton(socket.AF_INET6 if ":" in a else socket.AF_INET, a.split("%")[0]) for a in addresses]
     label = "".join(c if c.isalnum() or c in " -" else "-" for c in name)[:40] or "swarm"
     info = AsyncServiceInfo(SERVICE, f"{label}.{SERVICE}", addresses=packed, port=port)

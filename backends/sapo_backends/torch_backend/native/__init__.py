@@ -42,7 +42,7 @@ def is_there() -> bool:
         return True
 
 
-def compiled() -> Path:
+def compile_library() -> Path:
     """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError,
     SubprocessError."""
     path, command = _plan()
@@ -116,7 +116,7 @@ class KernelShape(ctypes.Structure):
     )
 
 
-def suits(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
+def suits_kernels(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
     """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share
     of its own, and for whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
@@ -136,7 +136,7 @@ class KernelLayer(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER.split())
 
 
-def at(x: Tensor | None) -> int | None:
+def data_pointer(x: Tensor | None) -> int | None:
     """The address of a contiguous tensor, which the caller holds on to; NULL for None."""
     return None if x is None else x.data_ptr()
 
@@ -163,13 +163,13 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class NativeKernels:
     """The functions of the compiled library; see the C files for their arguments."""
 
     library: ctypes.CDLL
 
     @classmethod
-    def load(cls, path: Path) -> Kernels:
+    def load(cls, path: Path) -> NativeKernels:
         """Raises OSError where the file is no library, AttributeError where it lacks a function."""
         library = ctypes.CDLL(str(path))
         for name, (*arguments, result) in _SIGNATURES.items():
@@ -205,7 +205,9 @@ class Kernels:
             given = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
             wide, scale = logits.dtype == torch.float32, 1.0 / temperature
             count = len(given[0])
-            self.library.sapo_chosen_logprobs(count, size, at(logits[some]), wide, scale, *map(at, given))
+            self.library.sapo_chosen_logprobs(
+                count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, given)
+            )
 
         starts = range(0, rows, part)
         if len(starts) == 1:
@@ -221,28 +223,28 @@ class Kernels:
         rows, size = logits.shape
         logits, uniform = logits.contiguous(), uniform.contiguous()
         tokens, logprobs, workspace = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
-        pointers = map(at, (uniform, tokens, logprobs, workspace))
+        pointers = map(data_pointer, (uniform, tokens, logprobs, workspace))
         self.library.sapo_sample(rows, size, logits.data_ptr(), temperature, *pointers)
         return tokens, logprobs
 
 
-def kernels() -> Kernels | None:
+def load_kernels() -> NativeKernels | None:
     """The library, or None where it is left out or cannot be had."""
     return None if is_left_out("native") else checked_kernels()
 
 
 @cache
-def checked_kernels() -> Kernels | None:
+def checked_kernels() -> NativeKernels | None:
     """The library, or None where it cannot be had, which is noted as a fallback."""
     reason = ""
     for _ in range(2):
         try:
-            path = compiled()
+            path = compile_library()
         except (OSError, subprocess.SubprocessError) as error:
             reason = str(error) or type(error).__name__
             break
         try:
-            found = Kernels.load(path)
+            found = NativeKernels.load(path)
         except (OSError, AttributeError) as error:
             reason = str(error)
             with contextlib.suppress(OSError):  # a damaged file: made anew
@@ -256,7 +258,7 @@ def checked_kernels() -> Kernels | None:
     return None
 
 
-def _works(found: Kernels) -> bool:
+def _works(found: NativeKernels) -> bool:
     """Whether the simplest parts give what torch gives; a compiler is not trusted blindly."""
     x, weight = torch.linspace(-90.0, 90.0, 96).view(3, 32), torch.linspace(0.5, 2.0, 32)
     gate, up = x.chunk(2, dim=-1)

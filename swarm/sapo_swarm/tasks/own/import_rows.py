@@ -322,9 +322,9 @@ def _parquet(path: Path, names: Names) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        from sapo_backends.packages import install  # the dashboard imports nothing of the engines
+        from sapo_backends.packages import install_command  # the dashboard imports nothing of the engines
 
-        raise BadTask(f"Parquet files need pyarrow: {install('pyarrow')}. Or save it as CSV.") from error
+        raise BadTask(f"Parquet files need pyarrow: {install_command('pyarrow')}. Or save it as CSV.") from error
     size = path.stat().st_size
     if size > MAX_FILE:
         raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")

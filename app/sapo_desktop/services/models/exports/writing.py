@@ -53,7 +53,7 @@ MERGED = "merged"
 
 def write(job: Write, report: Report) -> Written:
     """Fill job.folder. Raises BackendError, AppError, OSError."""
-    base = locate.resolve(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
+    base = locate.resolve_model(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
     own = gguf_of(base)
     if job.format == "gguf":
         require_writable(base)
@@ -157,9 +157,9 @@ def require_quantised_base(own: Path | None) -> None:
 def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
     """A file of 16 bits in the types of the base's: by llama.cpp's own quantiser. Raises BackendError."""
     assert base is not None
-    from sapo_backends.llamacpp_backend.native import quantise
+    from sapo_backends.llamacpp_backend.native import quantise_gguf
 
-    quantise(whole, target, read_header(base).number("general.file_type"))
+    quantise_gguf(whole, target, read_header(base).number("general.file_type"))
 
 
 def _write_gguf(job: Write, engine: Engine, system: str, own: Path | None, report: Report) -> None:

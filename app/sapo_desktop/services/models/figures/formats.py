@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo_backends.packages import install
+from sapo_backends.packages import install_command
 from sapo_desktop.errors import AppError, EngineMissing
 from sapo_desktop.services.models.figures.rows import Row
 
@@ -66,7 +66,7 @@ def write(format_: str, job: Job) -> None:
     chosen = FORMATS[format_]
     if chosen.package and importlib.util.find_spec(chosen.package) is None:
         raise EngineMissing(
-            f"The format {format_} needs {chosen.package}: {install(chosen.package)}. csv and jsonl need nothing."
+            f"The format {format_} needs {chosen.package}: {install_command(chosen.package)}. csv and jsonl need nothing."
         )
     if not job.figures:
         raise AppError(f"{job.name} has no figures yet: it has not been trained.")

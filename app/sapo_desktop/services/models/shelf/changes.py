@@ -80,7 +80,7 @@ def _content(base: str) -> str:
     from sapo_backends.errors import ModelNotFound
 
     try:
-        return locate.content_id(locate.local(base))
+        return locate.content_id(locate.resolve_local_model(base))
     except (ModelNotFound, OSError):
         return ""
 
