@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sapo_backends.checkpoints import hub_cache
-from sapo_desktop.commands.help_text import ExamplesFormatter, epilog, grouped
-from sapo_desktop.commands.parsing import Parser, no_text, refuse
+from sapo_desktop.commands.help_text import ExamplesFormatter, examples_epilog, grouped_formatter
+from sapo_desktop.commands.parsing import VerbParser, no_text, reject_arguments
 from sapo_desktop.errors import exit_code_of
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import tokens
@@ -115,9 +115,9 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
-def parser(verb: str | None = None) -> argparse.ArgumentParser:
+def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
-    top = Parser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=grouped(GROUPS, RARE))
+    top = VerbParser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=grouped_formatter(GROUPS, RARE))
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     top.add_argument(
         "--linear",
@@ -134,7 +134,7 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     for name, (module, line) in VERBS.items():
         about = line[0].upper() + line[1:] + "."
         sub = verbs.add_parser(
-            name, help=line, description=about, epilog=epilog(name), formatter_class=ExamplesFormatter
+            name, help=line, description=about, epilog=examples_epilog(name), formatter_class=ExamplesFormatter
         )
         if verb is None or name == verb:
             importlib.import_module(f"sapo_desktop.commands.{module}").add_arguments(sub, name)
@@ -146,18 +146,22 @@ def _printed(kind: str) -> str:
     from sapo_desktop import __version__
     from sapo_desktop.services import terminal_files
 
-    return terminal_files.man(parser(), __version__) if kind == "man" else terminal_files.completion(parser(), kind)
+    return (
+        terminal_files.man_page(build_parser(), __version__)
+        if kind == "man"
+        else terminal_files.shell_completion(build_parser(), kind)
+    )
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command_line(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code: 0 ok, 1 error, 2 usage, 3 node not running, 4 engine missing."""
     if word := no_text(arguments):
         return _fail(f"{word[:60]!a} holds bytes that are no UTF-8 text. Type it in a terminal that writes UTF-8.", 2)
     typed = next((a for a in arguments if a in VERBS), "")
-    top = parser(typed)
+    top = build_parser(typed)
     args, extra = top.parse_known_args(list(arguments))
     if extra:
-        refuse(top, typed, extra)
+        reject_arguments(top, typed, extra)
     module = VERBS[args.verb][0] if args.verb else "nodes.dashboard"
     try:
         if args.printed:

@@ -62,7 +62,7 @@ PLACES: tuple[tuple[str, type], ...] = (
 )
 
 
-def lines() -> Iterator[str]:
+def key_table_lines() -> Iterator[str]:
     """The table, line by line."""
     yield "| where | key | what it does |\n|---|---|---|"
     for place, owner in PLACES:

@@ -14,7 +14,7 @@ from sapo_swarm.events import STATES
 CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engine for it is installed")
 
 
-def lines() -> Iterator[str]:
+def manual_lines() -> Iterator[str]:
     """The manual, line by line."""
     yield "# Manual\n"
     yield "Made from the code by `python -m sapo_desktop.manual`; a test keeps it so.\n"
@@ -26,7 +26,7 @@ def lines() -> Iterator[str]:
     yield f"\nExit codes: {', '.join(CODES)}.\n"
     yield "## Keys of the dashboard\n"
     yield f"Made from the bindings. {LISTS}\nA click on a key in the last line presses it.\n"
-    yield from key_table.lines()
+    yield from key_table.key_table_lines()
     yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
     yield "## Words\n"
     yield "As the dashboard's help (`?`) has them.\n"
@@ -36,15 +36,15 @@ def lines() -> Iterator[str]:
     yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`."
     yield "`run.*` counts for new models; an existing one keeps its own: `node NAME --temperature 0.9`.\n"
     yield "| key | what it is | kind | default |\n|---|---|---|---|"
-    for field in settings.fields():
-        default = settings.text(field.default).replace(",", ", ")
+    for field in settings.setting_fields():
+        default = settings.format_value(field.default).replace(",", ", ")
         kind = field.kind.replace("|", " or ")
         yield f"| `{field.key}` | {field.help} | {kind} | {default if default != '' else '(empty)'} |"
     yield "\n`SAPO_HOME=FOLDER` moves settings, runs, logs and the socket into one folder."
-    yield from experiments()
+    yield from experiment_section()
 
 
-def experiments() -> Iterator[str]:
+def experiment_section() -> Iterator[str]:
     """The part on the lab's experiment files."""
     yield "\n## Experiments of the lab\n"
     yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
@@ -56,10 +56,10 @@ def experiments() -> Iterator[str]:
         yield f"| `{name}` | {text} | {'(empty)' if default in ('', ()) else shown} |"
 
 
-def manual() -> str:
+def render_manual() -> str:
     """The whole page, as docs/manual.md has it."""
-    return "\n".join(lines()) + "\n"
+    return "\n".join(manual_lines()) + "\n"
 
 
 if __name__ == "__main__":
-    print(manual(), end="")
+    print(render_manual(), end="")

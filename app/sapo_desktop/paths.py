@@ -146,7 +146,7 @@ def own_command() -> list[str]:
     return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "sapo_desktop"]
 
 
-def typed(*words: str) -> str:
+def quote_command(*words: str) -> str:
     """A command line as a person may copy it: names with spaces stay one word."""
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Once, at the start: no stream is missing, and none fails on a character that it cannot write or read."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
@@ -34,7 +34,7 @@ def json_line(value: object) -> str:
         return json.dumps(msgspec.to_builtins(value))
 
 
-def agreed(question: str) -> bool:
+def ask_yes_no(question: str) -> bool:
     """A y or a yes was typed. Ctrl+D is no answer, and so it is none."""
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
@@ -43,25 +43,25 @@ def agreed(question: str) -> bool:
         return False
 
 
-def confirmed(yes: bool, question: str) -> bool:
+def confirm_action(yes: bool, question: str) -> bool:
     """Said before (yes), or typed now. Raises AppError where nobody can answer."""
     if not yes and not sys.stdin.isatty():
         from sapo_desktop.errors import AppError
 
         raise AppError(f"{question} Nobody can answer here: add --yes.")
-    return yes or agreed(question)
+    return yes or ask_yes_no(question)
 
 
-def progress(fraction: float, phrase: str) -> None:
+def print_progress(fraction: float, phrase: str) -> None:
     """How far it is, on the error stream: see overwrite. Where that is no terminal, each step is a line of its own."""
     line = f"{100 * fraction:.0f} % {phrase}"
     if sys.stderr.isatty():
-        overwrite(line if fraction < 1 else "")
+        overwrite_line(line if fraction < 1 else "")
     else:
         print(line, file=sys.stderr, flush=True)
 
 
-def overwrite(text: str) -> None:
+def overwrite_line(text: str) -> None:
     """What is done now, in one line of the terminal that the next one overwrites; "" wipes it. Nothing where there is none."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1

@@ -1,5 +1,6 @@
 """Whom files are for: what the app keeps is its owner's only; what is written to a place that a person named goes by the umask of
-the person's shell."""
+the person's shell.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import os
 _shell = -1
 
 
-def private() -> None:
+def set_private_umask() -> None:
     """Once, at the start of the process; its children inherit it. Windows has no such modes."""
     global _shell
     _shell = os.umask(0o077)

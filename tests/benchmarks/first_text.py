@@ -62,7 +62,7 @@ def first(app):
             before = at
     app.exit(None)
 SapoDashboard.run, SapoDashboard._first_frame_is_out = running, first
-sapo_desktop.cli.run([])
+sapo_desktop.cli.run_command_line([])
 """
 """The app, whose first frame writes what each stage before it took of the processor."""
 

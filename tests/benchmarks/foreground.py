@@ -91,7 +91,7 @@ async def turns(client: ControlClient, seconds: float, pairs: int, processes: in
             if works:
                 await client.post("resume")
             else:
-                await supervisor.tell(Home.find(), "pause")  # returns once it is paused
+                await supervisor.send_command(Home.find(), "pause")  # returns once it is paused
             done[works] = await asyncio.to_thread(work, seconds, processes)
         kept.append(done[True] / done[False])
     mean, low, high = mean_ratio(kept)
@@ -118,9 +118,9 @@ async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder)
             os.environ["SAPO_HOME"] = folder
-            editing.preset(home / "config.toml", preset)
+            editing.apply_preset(home / "config.toml", preset)
             for key, value in {"pause_when_active": "false", "slow_when_active": str(args.person).lower()}.items():
-                editing.change(home / "config.toml", f"limits.{key}", value)
+                editing.change_setting(home / "config.toml", f"limits.{key}", value)
             person = asyncio.create_task(typing()) if args.person else None
             async with node_process.node(home, "--silo", "--eval-every", "0") as (client, _):
                 await node_process.reaches(client, ("round",), lambda event: event.round >= 1)

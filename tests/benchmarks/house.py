@@ -79,8 +79,8 @@ threading.setprofile(called)
 sys.setprofile(called)
 """
 RUN = """
-from sapo_desktop.cli import run
-code = run(sys.argv[1:])
+from sapo_desktop.cli import run_command_line
+code = run_command_line(sys.argv[1:])
 if not MARK:
     tell()
 sys.exit(code)

@@ -59,8 +59,8 @@ async def model(folder: Path) -> AsyncIterator[int]:
 @asynccontextmanager
 async def dashboard(folder: Path) -> AsyncIterator[int]:
     pytest.importorskip("textual_serve", reason="pip install 'sapo-desktop[serve]'")
-    bound, told = browser.listen(0), asyncio.Event()
-    serving = asyncio.create_task(browser.serve(bound, lambda _: told.set()))
+    bound, told = browser.open_dashboard_socket(0), asyncio.Event()
+    serving = asyncio.create_task(browser.serve_dashboard(bound, lambda _: told.set()))
     await told.wait()
     yield bound.getsockname()[1]
     serving.cancel()

@@ -142,12 +142,12 @@ def recording_make(folder: Path) -> None:
 
 
 def hosting_make(folder: Path) -> None:
-    state = hosting.Hosting(pid=1, name="s", open=False, admin="x", started=1.0)
+    state = hosting.HostedCoordinator(pid=1, name="s", open=False, admin="x", started=1.0)
     (folder / "coordinator.json").write_bytes(msgspec.json.encode(state))
 
 
 def hosting_read(folder: Path) -> None:
-    hosting.find(Home(folder, folder, folder, folder, folder))
+    hosting.find_coordinator(Home(folder, folder, folder, folder, folder))
 
 
 def of(scenario: str, read: Callable[[Path], object], number: int = 3) -> Kind:

@@ -235,7 +235,7 @@ def prepare(good: Path, home: Path) -> None:
     from sapo_desktop import cli
 
     with contextlib.redirect_stdout(open(os.devnull, "w")):
-        cli.run(["models", "show", str(good)])
+        cli.run_command_line(["models", "show", str(good)])
     inspection_child.read_small_files(
         Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m"
     )
@@ -251,7 +251,7 @@ def show_by_fork(model: Path) -> Outcome:
     """The verb in a fork of this process, after prepare()."""
     from sapo_desktop import cli
 
-    return in_fork(lambda: cli.run(["models", "show", str(model)]), FORK)
+    return in_fork(lambda: cli.run_command_line(["models", "show", str(model)]), FORK)
 
 
 def load_by_fork(model: Path, engine: str = "torch") -> Outcome:

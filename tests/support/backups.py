@@ -26,7 +26,7 @@ def yes(_item: str) -> bool:
 
 def brought(home: Home, path: Path, keys: bool = False, replace: Callable[[str], bool] = no) -> dict[str, str]:
     """Restore an archive: what became of each thing."""
-    return {outcome.item: outcome.said for outcome in restore.restore(home, path, keys, replace)}
+    return {outcome.item: outcome.said for outcome in restore.restore_backup(home, path, keys, replace)}
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -22,8 +22,14 @@ from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.overview import Overview
 from sapo_desktop.services.models.shelf.store import Model, Record
-from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, Listed, OfferedTask
-from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
+from sapo_desktop.services.swarms.interface import HostedSwarm, ListedSwarm, OfferedTask, PendingNode, SwarmDirectory
+from sapo_desktop.services.tasks.wizard.interface import (
+    FileChoice,
+    MeasurementStep,
+    TaskMeasurement,
+    TaskPreview,
+    WizardAnswers,
+)
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted
 from sapo_swarm.node.going_back import KeptState
@@ -172,12 +178,14 @@ class ScriptedSwarms:
     async def stay(self) -> str:
         return "Stayed"
 
-    async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
+    async def directories(self, fresh: bool = False) -> tuple[SwarmDirectory, ...]:
         swarms = (
-            Listed("Evening sums", "nine reasoning tasks", 37, 1240.0, "every group by every node", True, INVITE, ""),
-            Listed("Proofs", "propositional_logic", 4, 60.0, "by hand", False, "", "ask proofs@example.org"),
+            ListedSwarm(
+                "Evening sums", "nine reasoning tasks", 37, 1240.0, "every group by every node", True, INVITE, ""
+            ),
+            ListedSwarm("Proofs", "propositional_logic", 4, 60.0, "by hand", False, "", "ask proofs@example.org"),
         )
-        return (Directory("example.org", "Swarms of example.org", swarms, note="it did not answer: read 2 d ago"),)
+        return (SwarmDirectory("example.org", "Swarms of example.org", swarms, note="it did not answer: read 2 d ago"),)
 
     async def wrong_with(self, invite: str) -> str:
         return "It takes no more nodes today."
@@ -185,13 +193,13 @@ class ScriptedSwarms:
     async def add_directory(self, line: str) -> None:
         return None
 
-    async def host(self, everybody: bool, approve: bool = False) -> Hosted:
-        return Hosted("friends", (INVITE,), "http://192.0.2.7:8777/")
+    async def host(self, everybody: bool, approve: bool = False) -> HostedSwarm:
+        return HostedSwarm("friends", (INVITE,), "http://192.0.2.7:8777/")
 
-    async def waiting(self) -> tuple[Guest, ...]:
+    async def waiting(self) -> tuple[PendingNode, ...]:
         return ()
 
-    async def let_in(self, guest: Guest) -> str:
+    async def let_in(self, guest: PendingNode) -> str:
         return f"Let {guest.name} in"
 
     async def stop_hosting(self) -> str:
@@ -214,18 +222,18 @@ class ScriptedSwarms:
 class ScriptedTasks:
     """The wizard's first screen: a folder with two tables."""
 
-    async def places(self, typed: str) -> tuple[Place, ...]:
+    async def places(self, typed: str) -> tuple[FileChoice, ...]:
         found = (
-            Place("my sums.csv", "/home/me/my sums.csv", "12 kB, 3 min ago"),
-            Place("words.jsonl", "/home/me/words.jsonl", "1.2 MB, 4 d ago"),
-            Place("..", "/home/", "the folder above", True),
+            FileChoice("my sums.csv", "/home/me/my sums.csv", "12 kB, 3 min ago"),
+            FileChoice("words.jsonl", "/home/me/words.jsonl", "1.2 MB, 4 d ago"),
+            FileChoice("..", "/home/", "the folder above", True),
         )
         return tuple(place for place in found if place.name.startswith(typed))
 
     async def models(self) -> tuple[tuple[str, str], ...]:
         return (("starter", "bundled, nothing to download"),)
 
-    async def look(self, answers: Answers) -> Seen:
+    async def look(self, answers: WizardAnswers) -> TaskPreview:
         found = replace(
             answers,
             name=answers.name or "my_sums",
@@ -233,7 +241,7 @@ class ScriptedTasks:
             answer=answers.answer or "result",
             verifier=answers.verifier or "number",
         )
-        return Seen(
+        return TaskPreview(
             columns=("sum", "result", "comment"),
             answers=found,
             rows=(("What is 17 + 25?", "42"), ("What is 9 + 9?", "18")),
@@ -246,13 +254,13 @@ class ScriptedTasks:
     async def taken(self, name: str) -> bool:
         return False
 
-    async def keep(self, answers: Answers, replace: bool) -> str:
+    async def keep(self, answers: WizardAnswers, replace: bool) -> str:
         return answers.name
 
-    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step]:
-        yield Step(progress="32 of 64 questions")
-        yield Step(
-            measured=Measured(
+    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[MeasurementStep]:
+        yield MeasurementStep(progress="32 of 64 questions")
+        yield MeasurementStep(
+            measured=TaskMeasurement(
                 shortcuts=("Always answering 18: 4 % right.",),
                 warnings=("Row 44 is answered right by its own digits.",),
                 expectation=(f"{base} solves 20 % of it now: there is something to reinforce.",),

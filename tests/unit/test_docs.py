@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.cli import VERBS, parser
+from sapo_desktop.cli import VERBS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -114,7 +114,7 @@ def test_no_line_is_wider_than_a_screen_but_tables(page: str) -> None:
 @cache
 def flags_of(verb: str) -> frozenset[str]:
     """Every flag of the verb, by its own parser."""
-    subs = next(a for a in parser(verb)._actions if isinstance(a, argparse._SubParsersAction))
+    subs = next(a for a in build_parser(verb)._actions if isinstance(a, argparse._SubParsersAction))
     return frozenset(flags_in(subs.choices[verb]))
 
 

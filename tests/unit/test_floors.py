@@ -24,7 +24,7 @@ def modules_after(statement: str) -> set[str]:
         "import sapo_swarm.coordinator.server",
         "import sapo_swarm.node.control_api, sapo_swarm.events",
         "import sapo_backends.base, sapo_backends.registry",
-        "from sapo_desktop.services.first_run import info; info()",
+        "from sapo_desktop.services.first_run import detect_choices; detect_choices()",
     ],
 )
 def test_light_processes_load_no_engine_and_no_task(statement: str) -> None:
@@ -32,7 +32,7 @@ def test_light_processes_load_no_engine_and_no_task(statement: str) -> None:
 
 
 def test_the_command_line_loads_nothing_slow_before_a_verb_is_known() -> None:
-    loaded = modules_after("from sapo_desktop.cli import parser; parser('paths')")
+    loaded = modules_after("from sapo_desktop.cli import build_parser; build_parser('paths')")
     assert not loaded & (HEAVY | {"textual", "aiohttp", "keyring", "numpy"})
 
 

@@ -65,12 +65,12 @@ class ExamplesFormatter(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def epilog(verb: str) -> str:
+def examples_epilog(verb: str) -> str:
     """The examples of a verb, a line each."""
     return "examples:\n" + "\n".join(f"  sapo-desktop {line}" for line in EXAMPLES[verb])
 
 
-def grouped(
+def grouped_formatter(
     groups: Mapping[str, Mapping[str, tuple[str, str]]], rare: Collection[str]
 ) -> type[argparse.RawDescriptionHelpFormatter]:
     """A formatter that lists verbs under the names of their groups. groups: name -> verb -> (module, line of help). rare: verbs

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from sapo_swarm.registry import nearest
 
 
-class Parser(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
     """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full, and may stand between the
     words of its verb (`tasks new --no-model FILE`)."""
 
@@ -84,12 +84,12 @@ class _PrintWholeHelp(argparse.Action):
     """--help-all of a verb whose --help is short."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        assert isinstance(parser, Parser)
+        assert isinstance(parser, VerbParser)
         print(parser.format_whole_help(), end="")
         parser.exit()
 
 
-def refuse(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
+def reject_arguments(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
     """End with what is too much on the line: a flag by the nearest ones of its verb."""
     subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     asked = subs.choices[verb] if verb else top

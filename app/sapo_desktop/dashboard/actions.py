@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.palette import Palette
 from sapo_desktop.dashboard.state import QuitChoice
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.tasks.wizard.interface import Made
+from sapo_desktop.services.tasks.wizard.interface import WizardResult
 
 Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
 """Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
@@ -170,12 +170,12 @@ class DashboardActions(DashboardHost):
             self.say("There are no tasks to be made over a recording")
             return
 
-        async def train(made: Made) -> None:
+        async def train(made: WizardResult) -> None:
             self.say(f"Starting a model on {made.task}")
             if await self.told(actions.train(made.task, made.base)):
                 self.switch_mode("dashboard")
 
-        def done(made: Made | None) -> None:
+        def done(made: WizardResult | None) -> None:
             if made is not None:
                 self.work(partial(train, made), "train-on")
 

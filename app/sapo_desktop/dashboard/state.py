@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from sapo_desktop.dashboard.history.run import Figures, Gained, Moment, noted
 from sapo_desktop.dashboard.history.series import Trail
 from sapo_desktop.dashboard.look import after
-from sapo_desktop.services.against_base import change, greedily
-from sapo_desktop.services.swarms.trial import Progress
+from sapo_desktop.services.against_base import describe_difference, describe_greedy
+from sapo_desktop.services.swarms.trial import TrialProgress
 from sapo_swarm.events import (
     CheckpointSaved,
     Evaluated,
@@ -165,7 +165,7 @@ class DashboardState(msgspec.Struct, frozen=True):
     gained: Gained = field(default_factory=Gained)
     trails: Trails = field(default_factory=dict)
     """Of every task: who solved it first, as far as this node saw, and when it was solved here."""
-    trial: Progress = field(default_factory=Progress)
+    trial: TrialProgress = field(default_factory=TrialProgress)
     """Of this model, in an open swarm."""
     log: Trail[LogLine] = field(default_factory=_log)
     newest: float = 0.0
@@ -390,6 +390,6 @@ def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
-    said = change(event)
-    at_0 = greedily(event)
+    said = describe_difference(event)
+    at_0 = describe_greedy(event)
     return (f"{text}: {said}" if said else text) + (f"; {at_0}" if at_0 else "")

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.widgets.frame import identity, status
 from sapo_desktop.dashboard.widgets.panels import best_answer, token_rate
 from sapo_desktop.services.against_base import base_scores
 from sapo_desktop.services.swarms.trial import MEANINGS as SHARES
-from sapo_desktop.services.swarms.trial import shares
+from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words
@@ -237,7 +237,7 @@ def swarm(state: DashboardState, now: float) -> list[str]:
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
     rows = [as_it_was(state, now) + plain(told.sentence, 400)]
     rows += [f"{count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
-    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in shares(told)]
+    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(told)]
     rows += [from_others(state), risen(state), *on_trial(state), plain(state.external_off, 400)]
     rows += [f"{count(told.made)} groups made, {count(told.accepted)} accepted"]
     rows.append(f"Received, not taken: {'; '.join(in_words(told.rejected)) or 'none'}")

@@ -5,33 +5,33 @@ from __future__ import annotations
 from sapo_swarm.events import Evaluated, GreedyScore
 
 
-def interval(low: float, high: float, sign: str = "") -> str:
+def format_interval(low: float, high: float, sign: str = "") -> str:
     """ "(95 %: 24.1 to 28.7)", of shares. sign: "+" for the ends of a difference."""
     return f"(95 %: {100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
 
 
-def rate(share: float, low: float, high: float) -> str:
+def format_rate(share: float, low: float, high: float) -> str:
     """ "26.4 % (95 %: 24.1 to 28.7)"."""
-    return f"{100 * share:.1f} % {interval(low, high)}"
+    return f"{100 * share:.1f} % {format_interval(low, high)}"
 
 
-def paired(event: Evaluated | GreedyScore) -> tuple[float, float, float] | None:
+def base_difference(event: Evaluated | GreedyScore) -> tuple[float, float, float] | None:
     """The difference to the base on the same questions, and both ends of its interval."""
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         return None
     return event.delta, event.delta_low, event.delta_high
 
 
-def change(event: Evaluated | GreedyScore) -> str:
+def describe_difference(event: Evaluated | GreedyScore) -> str:
     """ "+3.1 points against the base (95 %: +1.0 to +5.2)", whether that is measurable, or see unpaired."""
-    if (found := paired(event)) is None:
-        return unpaired(event)
+    if (found := base_difference(event)) is None:
+        return unpaired_reason(event)
     delta, low, high = found
-    said = f"{100 * delta:+.1f} points against the base {interval(low, high, '+')}"
+    said = f"{100 * delta:+.1f} points against the base {format_interval(low, high, '+')}"
     return f"{said}: no measurable change" if low <= 0 <= high else said
 
 
-def unpaired(event: Evaluated | GreedyScore) -> str:
+def unpaired_reason(event: Evaluated | GreedyScore) -> str:
     """Why a trained model's result stands without a difference to the base; "" where there is nothing to explain."""
     if not event.base_missing:
         return ""
@@ -39,12 +39,12 @@ def unpaired(event: Evaluated | GreedyScore) -> str:
     return f"not compared with the base, which has not answered {count} of these questions; it is asked when the node starts"
 
 
-def greedily(event: Evaluated) -> str:
+def describe_greedy(event: Evaluated) -> str:
     """The answers at temperature 0, as chat gives them, and how they stand to the base's; "" in journals without them."""
     if (score := event.greedy) is None:
         return ""
-    text = f"greedy {rate(score.pass_at_1, score.low, score.high)} (what chat gives)"
-    against = change(score) if event.round else ""
+    text = f"greedy {format_rate(score.pass_at_1, score.low, score.high)} (what chat gives)"
+    against = describe_difference(score) if event.round else ""
     return f"{text}, {against}" if against else text
 
 

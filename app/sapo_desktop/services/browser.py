@@ -23,7 +23,7 @@ from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
 from sapo_desktop.errors import AppError
-from sapo_desktop.paths import own_command, typed
+from sapo_desktop.paths import own_command, quote_command
 from sapo_swarm.servers import FewConnections, server_runner
 
 HOST = "127.0.0.1"
@@ -54,7 +54,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
     """One dashboard process a browser tab, all of them clients of the same node."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(typed(*own_command()), host=HOST, port=port, title="sapo-desktop")
+        super().__init__(quote_command(*own_command()), host=HOST, port=port, title="sapo-desktop")
         self.key = secrets.token_urlsafe(18)
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
         self._tabs: set[web.WebSocketResponse] = set()
@@ -153,7 +153,7 @@ def _file(name: str) -> str:
     return resources.files("sapo_desktop.services").joinpath("web", name).read_text("utf-8")
 
 
-def listen(port: int) -> socket.socket:
+def open_dashboard_socket(port: int) -> socket.socket:
     """A socket on this machine only; port 0: any that is free. Raises AppError with the port that is taken."""
     try:
         return socket.create_server((HOST, port))
@@ -163,7 +163,7 @@ def listen(port: int) -> socket.socket:
         ) from error
 
 
-async def serve(bound: socket.socket, say: Callable[[str], None]) -> None:
+async def serve_dashboard(bound: socket.socket, say: Callable[[str], None]) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; then every tab's dashboard is closed. The node goes on."""
     server = DashboardServer(bound.getsockname()[1])
     runner = server_runner(await server.application(), "sapo.serve", shutdown_timeout=_SHUTDOWN_S)

@@ -14,15 +14,7 @@ from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
-from sapo_desktop.services.first_questions import (
-    LIST,
-    OTHER,
-    OWN,
-    BaseGroup,
-    BaseOffer,
-    FirstRunAnswers,
-    FirstRunInfo,
-)
+from sapo_desktop.services.first_questions import LIST, OTHER, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.rules import PRESETS
 
@@ -42,7 +34,7 @@ _NAMED = 3
 """Models of this computer that are answers themselves; the list has all."""
 
 
-def offer() -> FirstRunInfo:
+def initial_choices() -> FirstRunInfo:
     """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
     import sapo_assets
 
@@ -51,16 +43,16 @@ def offer() -> FirstRunInfo:
         hardware=(("auto", "looking at this machine …"),),
         models=(*((name, TOY) for name in toys), *_CHOSEN),
         toys=tuple(toys),
-        measure=measured,
+        measure=measure_speed,
         check=wrong_with,
-        offers=offered,
-        let_in=refused,
+        offers=list_starting_models,
+        let_in=invite_refusal,
         tasks=_TASKS,
-        whole=lambda: asyncio.to_thread(info),
+        whole=lambda: asyncio.to_thread(detect_choices),
     )
 
 
-def info() -> FirstRunInfo:
+def detect_choices() -> FirstRunInfo:
     """The choices, with what was detected on this machine; its `whole` names models of this computer, too. Imports no engine."""
     from sapo_backends import registry
     from sapo_backends.common.hardware import detect_hardware
@@ -70,7 +62,7 @@ def info() -> FirstRunInfo:
     engines = [n for n in registry.installed_backends() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {free}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     hardware = (("auto", best), *((name, f"always {name}") for name in engines))
-    known_so_far = replace(offer(), hardware=hardware)
+    known_so_far = replace(initial_choices(), hardware=hardware)
     return replace(known_so_far, whole=lambda: asyncio.to_thread(_with_local, known_so_far))
 
 
@@ -88,7 +80,7 @@ def _with_local(info: FirstRunInfo) -> FirstRunInfo:
     return replace(info, models=(*toys, *named, *_CHOSEN), own_base=own_base, whole=None)
 
 
-async def offered(again: bool = False) -> tuple[BaseGroup, ...]:
+async def list_starting_models(again: bool = False) -> tuple[BaseGroup, ...]:
     """What a person can start from: models of this computer, the recommended ones, the toys that are bundled. Whether the hub
     can be reached is tried now, beside the look at the disks; without it what is here still can be chosen."""
     from sapo_backends.checkpoints import hub_cache
@@ -161,20 +153,22 @@ async def wrong_with(model: str) -> str:
     return "" if one.fits else f"{model} does not fit on the disk: {one.sentence}."
 
 
-async def refused(invite: str) -> str:
+async def invite_refusal(invite: str) -> str:
     """Why the coordinator takes no node by this invite; "" where it takes this one, or is away."""
     from sapo_desktop.services.swarms import membership
 
     home = Home.find()
     try:
-        person = settings.load(home.settings)
-        await membership.admitted(home, membership.parse(invite), person.person.name, person.run.model)
+        person = settings.load_settings(home.settings)
+        await membership.request_admission(
+            home, membership.parse_typed_invite(invite), person.person.name, person.run.model
+        )
     except USER_ERRORS as error:
         return str(error)
     return ""
 
 
-async def measured(hardware: str, model: str) -> str:
+async def measure_speed(hardware: str, model: str) -> str:
     """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
     process that ends with the task; of any but a bundled model its card, without asking the hub."""
     from sapo_backends.checkpoints import locate
@@ -204,18 +198,18 @@ def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _
     """That model's run, as the settings say so far. look: see flags.with_room. Raises AppError, BadTask."""
     from sapo_desktop.settings import flags
 
-    return flags.with_room(msgspec.structs.replace(settings.load(home.settings).run, model=model), look)
+    return flags.with_room(msgspec.structs.replace(settings.load_settings(home.settings).run, model=model), look)
 
 
-def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
+def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
     """Write the answers into the settings file and keep the invite, if there is one. Raises UsageError, AppError."""
     from sapo_desktop.settings import flags
 
     if answers.mode == "swarm":
         from sapo_desktop.services.swarms import membership  # the network's libraries: not before the first frame
 
-        membership.save(answers.invite, invite, answers.listed)
-    tables = settings.read(path)
+        membership.save_invite(answers.invite, invite, answers.listed)
+    tables = settings.read_tables(path)
     run = tables.setdefault("run", {})
     run |= {"model": flags.as_kept(answers.model), "trainer": answers.hardware, "preset": answers.tasks}
     if answers.task:
@@ -225,8 +219,8 @@ def persist(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Sett
     tables.setdefault("limits", {}).update(PRESETS[answers.limits])
     tables.setdefault("person", {})["name"] = answers.name
     tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"
-    checked = settings.convert(tables, "first-run answers")
-    settings.write(path, tables)
+    checked = settings.settings_from_tables(tables, "first-run answers")
+    settings.write_tables(path, tables)
     return checked
 
 
@@ -240,7 +234,7 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     from sapo_desktop.services.models.shelf import creating, store
     from sapo_desktop.settings import flags
 
-    kept = persist(answers, home.settings, home.invite)
+    kept = save_answers(answers, home.settings, home.invite)
     run = settings_actions.fitted(kept.run) if answers.task else kept.run
     run = flags.with_room(run, fetching.look)
     return [creating.new(home, store.free(store.suggested(answers.task), store.taken(home)), run).name]

@@ -11,26 +11,26 @@ import shtab
 PROGRAM = "sapo-desktop"
 
 
-def verbs(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+def walk_verbs(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Every verb below a parser, such as "lab run", with its line of help and its own parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for word, sub in action.choices.items():
                 yield f"{above}{word}", lines[word], sub
-                yield from verbs(sub, f"{above}{word} ")
+                yield from walk_verbs(sub, f"{above}{word} ")
 
 
-def completion(parser: argparse.ArgumentParser, shell: str) -> str:
+def shell_completion(parser: argparse.ArgumentParser, shell: str) -> str:
     """What `shell` sources, or finds in its folder of completions. A value without choices may be a file."""
-    for _, _, verb in verbs(parser):
+    for _, _, verb in walk_verbs(parser):
         for action in verb._actions:
             if action.nargs != 0 and not action.choices:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell) + "\n"
 
 
-def man(parser: argparse.ArgumentParser, version: str) -> str:
+def man_page(parser: argparse.ArgumentParser, version: str) -> str:
     """The manual page, section 1, as roff."""
     lines = [
         f'.TH SAPO\\-DESKTOP 1 "" "{PROGRAM} {version}" "User Commands"',
@@ -45,7 +45,7 @@ def man(parser: argparse.ArgumentParser, version: str) -> str:
         *(_roff(line) if line else ".PP" for line in (parser.description or "").splitlines()),
         ".SH VERBS",
     ]
-    for name, line, verb in verbs(parser):
+    for name, line, verb in walk_verbs(parser):
         told = [action for action in verb._actions if action.help != argparse.SUPPRESS]
         arguments = [action for action in told if not action.option_strings]
         shown = " ".join(_metavar(action, action.dest) for action in arguments)

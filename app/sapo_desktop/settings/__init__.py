@@ -24,7 +24,7 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
 """Section -> the names that its keys had in an earlier version -> their names now."""
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_tables(path: Path) -> dict[str, Any]:
     """The raw tables under the names of today; empty when there is no file. Raises UsageError, AppError.
 
     A file with names of an earlier version is rewritten, with one line in the log; all else in it stays as it is.
@@ -42,7 +42,7 @@ def read(path: Path) -> dict[str, Any]:
     return _migrate(path, text, tables, found) if found else tables
 
 
-def write(path: Path, tables: Mapping[str, Any]) -> None:
+def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
     """Write atomically. Raises AppError."""
     import tomli_w
 
@@ -71,7 +71,7 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple
         if _parsed(edited) == current:
             _write_text(path, edited)
         else:
-            write(path, current)
+            write_tables(path, current)
         outcome = f"{path} was brought up to date"
     except AppError as error:
         outcome = f"it counts, but {path} still has the old name. {error}"
@@ -110,7 +110,7 @@ def _write_text(path: Path, text: str) -> None:
 # The person's settings: one frozen schema, kept as TOML. Unknown keys are refused with the nearest match.
 
 
-class Ui(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class UiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the dashboard looks."""
 
     theme: Annotated[str, Meta(description="Colours of the dashboard")] = "sapo-dark"
@@ -120,13 +120,13 @@ class Ui(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = False
 
 
-class Person(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PersonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What others see of you in a swarm."""
 
     name: Annotated[str, Meta(description="Shown on leaderboards; empty = anonymous", max_length=40)] = ""
 
 
-class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Whether this machine contributes to a swarm; the invite itself is in a file that only you can read."""
 
     join: Annotated[bool, Meta(description="Contribute to the swarm whose invite is saved")] = False
@@ -138,7 +138,7 @@ class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = ()
 
 
-class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a node offers on this machine besides its control socket."""
 
     metrics_port: Annotated[
@@ -151,17 +151,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     run: RunConfig = RunConfig()
     limits: Limits = Limits()
-    ui: Ui = Ui()
-    person: Person = Person()
-    swarm: Swarm = Swarm()
-    node: Node = Node()
+    ui: UiSettings = UiSettings()
+    person: PersonSettings = PersonSettings()
+    swarm: SwarmSettings = SwarmSettings()
+    node: NodeSettings = NodeSettings()
 
 
 _KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Field(NamedTuple):
+class SettingField(NamedTuple):
     """One setting as people meet it. key: section.name, or the name; kind: what may be written, in words, or the choices."""
 
     key: str
@@ -171,13 +171,13 @@ class Field(NamedTuple):
     choices: tuple[str, ...]
 
 
-def fields() -> Iterator[Field]:
+def setting_fields() -> Iterator[SettingField]:
     """Every setting, in order: the source of flags, the settings screen and the docs."""
     for section in msgspec.structs.fields(Settings):
-        yield from described(section.type, f"{section.name}.")
+        yield from schema_fields(section.type, f"{section.name}.")
 
 
-def described(schema: type[msgspec.Struct], section: str = "") -> Iterator[Field]:
+def schema_fields(schema: type[msgspec.Struct], section: str = "") -> Iterator[SettingField]:
     """Every field of a schema, in order. section: what stands before their names, "run." for one."""
     for field in msgspec.structs.fields(schema):
         node: Any = msgspec.inspect.type_info(field.type)
@@ -188,7 +188,7 @@ def described(schema: type[msgspec.Struct], section: str = "") -> Iterator[Field
         plain = type(node).__name__.removesuffix("Type").lower()
         choices = choices or (("true", "false") if plain == "bool" else ())
         kind = "|".join(choices) or _KINDS[plain] + _bounds(node)
-        yield Field(f"{section}{field.name}", kind, field.default, help_text, choices)
+        yield SettingField(f"{section}{field.name}", kind, field.default, help_text, choices)
 
 
 def _bounds(node: Any) -> str:
@@ -201,7 +201,7 @@ def _bounds(node: Any) -> str:
     return f", {low:g} or more" if high is None else f", {low:g} to {high:.15g}"
 
 
-def text(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as people type it: lists with commas, true and false in small letters."""
     built = msgspec.to_builtins(value)
     if isinstance(built, bool):
@@ -209,25 +209,27 @@ def text(value: object) -> str:
     return ",".join(map(str, built)) if isinstance(built, (list, tuple)) else str(built)
 
 
-def value(settings: Settings, key: str) -> str:
+def setting_text(settings: Settings, key: str) -> str:
     """The value of a key, as text."""
     section, _, name = key.partition(".")
-    return text(getattr(getattr(settings, section), name))
+    return format_value(getattr(getattr(settings, section), name))
 
 
-def load(path: Path) -> Settings:
+def load_settings(path: Path) -> Settings:
     """The settings in the file, defaults where it is silent or missing. Raises UsageError with the line to mend."""
-    return convert(read(path), str(path))
+    return settings_from_tables(read_tables(path), str(path))
 
 
-def convert(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Settings:
+def settings_from_tables(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Settings:
     """Settings from nested tables. Raises UsageError that names the key, the nearest match or the allowed values."""
-    for key in unknown(tables):
+    for key in unknown_keys(tables):
         raise UsageError(f"{origin}: {unknown_sentence(key)}")
-    return converted(tables, Settings, fields(), origin, strict)
+    return convert_schema(tables, Settings, setting_fields(), origin, strict)
 
 
-def converted(values: Mapping[str, Any], schema: type[S], fields: Iterable[Field], origin: str, strict: bool) -> S:
+def convert_schema(
+    values: Mapping[str, Any], schema: type[S], fields: Iterable[SettingField], origin: str, strict: bool
+) -> S:
     """The settings of these values; origin: what they were read from. Raises UsageError with the key and what is allowed."""
     try:
         return msgspec.convert(values, schema, strict=strict)
@@ -235,9 +237,9 @@ def converted(values: Mapping[str, Any], schema: type[S], fields: Iterable[Field
         raise UsageError(_plain(str(error), fields, origin)) from error
 
 
-def unknown(tables: Mapping[str, Any]) -> list[str]:
+def unknown_keys(tables: Mapping[str, Any]) -> list[str]:
     """The keys in the tables that the schema does not have, as section.name (a section alone where it is no table)."""
-    known = {f.key for f in fields()}
+    known = {f.key for f in setting_fields()}
     keys: list[str] = []
     for section, table in tables.items():
         if isinstance(table, Mapping) and (table or section in Settings.__struct_fields__):
@@ -249,12 +251,12 @@ def unknown(tables: Mapping[str, Any]) -> list[str]:
 
 def unknown_sentence(key: str) -> str:
     """What to tell about a key that is no setting: the nearest one that is."""
-    return f"there is no setting {key!r}. {nearest(key, {f.key for f in fields()})}"
+    return f"there is no setting {key!r}. {nearest(key, {f.key for f in setting_fields()})}"
 
 
 def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables without what the schema does not have."""
-    strange = set(unknown(tables))
+    strange = set(unknown_keys(tables))
     return {
         section: {name: value for name, value in tables[section].items() if f"{section}.{name}" not in strange}
         for section in Settings.__struct_fields__
@@ -262,7 +264,7 @@ def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parsed(typed: Mapping[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
+def split_lists(typed: Mapping[str, Any], fields: Iterable[SettingField]) -> dict[str, Any]:
     """What was typed for some keys, lists split at commas; the schema does the rest."""
     lists = {field.key for field in fields if field.kind == "list"}
     return {
@@ -271,41 +273,41 @@ def parsed(typed: Mapping[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
     }
 
 
-def edited(config: RunConfig, key: str, typed: str) -> RunConfig:
+def config_with_setting(config: RunConfig, key: str, typed: str) -> RunConfig:
     """The config with one setting of a run (key: run.name) as it was typed. Raises UsageError."""
-    changed = parsed({key.partition(".")[2]: typed}, described(RunConfig))
-    return convert({"run": {**msgspec.to_builtins(config), **changed}}, key, strict=False).run
+    changed = split_lists({key.partition(".")[2]: typed}, schema_fields(RunConfig))
+    return settings_from_tables({"run": {**msgspec.to_builtins(config), **changed}}, key, strict=False).run
 
 
-def change(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
+def write_setting(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
     """Set one key in the file; keys that the schema does not have stay in it.
 
     check: what the schema cannot; both before it is written. Raises UsageError, AppError.
     """
-    tables = read(path)
+    tables = read_tables(path)
     section, _, name = key.partition(".")
-    _table(tables, section, path)[name] = parsed({key: typed}, fields())[key]
-    settings = convert(known_part(tables), key, strict=False)
+    _table(tables, section, path)[name] = split_lists({key: typed}, setting_fields())[key]
+    settings = settings_from_tables(known_part(tables), key, strict=False)
     check(settings)
     tables[section][name] = msgspec.to_builtins(getattr(getattr(settings, section), name))
-    write(path, tables)
+    write_tables(path, tables)
     return settings
 
 
-def reset(path: Path, key: str) -> Settings:
+def remove_setting(path: Path, key: str) -> Settings:
     """Take one key out of the file, one that the schema does not have too: its default counts again.
 
     Raises UsageError, AppError.
     """
-    tables = read(path)
+    tables = read_tables(path)
     section, _, name = key.partition(".")
     if not name and section in tables:
         del tables[section]
-        write(path, tables)
+        write_tables(path, tables)
     elif name in _table(tables, section, path):
         del tables[section][name]
-        write(path, {title: table for title, table in tables.items() if table != {}})
-    return convert(known_part(tables), str(path))
+        write_tables(path, {title: table for title, table in tables.items() if table != {}})
+    return settings_from_tables(known_part(tables), str(path))
 
 
 def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
@@ -320,7 +322,7 @@ _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "boo
 """What msgspec expected where something was typed that cannot become it -> how a person says so."""
 
 
-def _plain(message: str, fields: Iterable[Field], origin: str) -> str:
+def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
     """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind; without a place it is a sentence of
     the schema's own."""
     said, at, where = message.partition(" - at `$")

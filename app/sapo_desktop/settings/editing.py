@@ -61,7 +61,7 @@ class SettingRow:
         return self.counts == NEVER
 
 
-def spaced(row: SettingRow, value: str) -> str:
+def readable_value(row: SettingRow, value: str) -> str:
     """A value of this setting for reading: lists may be wrapped, nothing is called so."""
     return (value.replace(",", ", ") if row.kind == "list" else value) or "(empty)"
 
@@ -78,20 +78,22 @@ _COUNTS = {
 """Key or section -> from when on a change has an effect."""
 
 
-def rows(path: Path) -> tuple[SettingRow, ...]:
+def setting_rows(path: Path) -> tuple[SettingRow, ...]:
     """Every setting of the schema; what else is in the file is left out. Raises UsageError, AppError."""
-    tables = settings.read(path)
+    tables = settings.read_tables(path)
     known = settings.known_part(tables)
-    current, names = settings.convert(known, str(path)), _names()
-    return tuple(_row(field, current, known.get(field.key.partition(".")[0], {}), names) for field in settings.fields())
+    current, names = settings.settings_from_tables(known, str(path)), _names()
+    return tuple(
+        _row(field, current, known.get(field.key.partition(".")[0], {}), names) for field in settings.setting_fields()
+    )
 
 
 def strange_keys(path: Path) -> list[str]:
     """The keys in the file that are no settings. Raises UsageError, AppError."""
-    return settings.unknown(settings.read(path))
+    return settings.unknown_keys(settings.read_tables(path))
 
 
-def strangers(path: Path) -> tuple[str, ...]:
+def describe_unknown_keys(path: Path) -> tuple[str, ...]:
     """A sentence on each of them: the nearest setting, and how to take it out. Raises UsageError, AppError."""
     return tuple(
         f"{path}: {settings.unknown_sentence(key)} Take it out: sapo-desktop config reset {key}"
@@ -112,7 +114,7 @@ def _names() -> dict[str, tuple[str, ...]]:
 
 
 def _row(
-    field: settings.Field, current: Settings, table: dict[str, object], names: dict[str, tuple[str, ...]]
+    field: settings.SettingField, current: Settings, table: dict[str, object], names: dict[str, tuple[str, ...]]
 ) -> SettingRow:
     section, _, name = field.key.partition(".")
     return SettingRow(
@@ -120,22 +122,22 @@ def _row(
         help=field.help,
         kind=field.kind.replace("|", " or "),
         choices=field.choices or names.get(field.key, ()),
-        value=settings.value(current, field.key),
-        default=settings.text(field.default),
+        value=settings.setting_text(current, field.key),
+        default=settings.format_value(field.default),
         saved=name in table,
         counts=_COUNTS.get(field.key) or _COUNTS.get(section) or _RESTART,
     )
 
 
-def known(key: str) -> str:
+def require_setting(key: str) -> str:
     """The key. Raises UsageError with the nearest match when there is no such setting."""
-    keys = {field.key for field in settings.fields()}
+    keys = {field.key for field in settings.setting_fields()}
     if key not in keys:
         raise UsageError(f"There is no setting {key!r}. {nearest(key, keys)}")
     return key
 
 
-def change(path: Path, key: str, value: str) -> str:
+def change_setting(path: Path, key: str, value: str) -> str:
     """Write one setting, names of tasks, presets, engines and algorithms checked too; the value as it was understood.
 
     Raises UsageError, UnknownTask, AppError; then the file is as before.
@@ -143,14 +145,14 @@ def change(path: Path, key: str, value: str) -> str:
 
     def check(changed: Settings) -> None:
         if key.startswith("run."):
-            flags.check(changed.run)
+            flags.check_config(changed.run)
             if key == "run.model":
                 _check_folder(changed.run.model)
         elif key == "swarm.directories":
             _check_directories(changed.swarm.directories)
 
     value = flags.as_kept(value) if key == "run.model" else value
-    return settings.value(settings.change(path, known(key), value, check), key)
+    return settings.setting_text(settings.write_setting(path, require_setting(key), value, check), key)
 
 
 def _check_folder(model: str) -> None:
@@ -177,19 +179,19 @@ def _check_directories(lines: tuple[str, ...]) -> None:
             raise UsageError(str(error)) from error
 
 
-def preset(path: Path, name: str) -> tuple[SettingRow, ...]:
+def apply_preset(path: Path, name: str) -> tuple[SettingRow, ...]:
     """Set the limits of a preset, and nothing else; the rows that it set. Raises UsageError, AppError."""
     if name not in PRESETS:
         raise UsageError(f"There is no preset {name!r}. Write: sapo-desktop config preset {'|'.join(PRESETS)}")
-    tables = settings.read(path)
+    tables = settings.read_tables(path)
     merged = {**tables, "limits": {**settings.known_part(tables).get("limits", {}), **PRESETS[name]}}
-    settings.convert(settings.known_part(merged), str(path))
-    settings.write(path, merged)
-    return tuple(row for row in rows(path) if row.key.removeprefix("limits.") in PRESETS[name])
+    settings.settings_from_tables(settings.known_part(merged), str(path))
+    settings.write_tables(path, merged)
+    return tuple(row for row in setting_rows(path) if row.key.removeprefix("limits.") in PRESETS[name])
 
 
-def reset(path: Path, key: str) -> str:
+def reset_setting(path: Path, key: str) -> str:
     """Back to the default, which it returns; "" for a key in the file that is no setting. Raises UsageError, AppError."""
     stranger = key in strange_keys(path)
-    changed = settings.reset(path, key if stranger else known(key))
-    return "" if stranger else settings.value(changed, key)
+    changed = settings.remove_setting(path, key if stranger else require_setting(key))
+    return "" if stranger else settings.setting_text(changed, key)

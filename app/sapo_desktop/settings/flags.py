@@ -10,7 +10,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.settings import Field, Settings, described, parsed, text
+from sapo_desktop.settings import SettingField, Settings, format_value, schema_fields, split_lists
 from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
 from sapo_swarm.registry import nearest
 
@@ -29,7 +29,7 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
     group = parser.add_argument_group(
         "the run (what is not given: as the model has it, a new one from the settings file)"
     )
-    chosen = [field for field in described(RunConfig) if not only or field.key in only]
+    chosen = [field for field in schema_fields(RunConfig) if not only or field.key in only]
     add_flags(group, chosen)
     for old, now in RENAMED.items():  # scripts that have the earlier flag still run
         if not only or now in only:
@@ -37,10 +37,10 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
             group.add_argument(flag, dest=now, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def add_flags(parser: argparse._ActionsContainer, fields: Iterable[Field]) -> None:
+def add_flags(parser: argparse._ActionsContainer, fields: Iterable[SettingField]) -> None:
     """A flag for each, which sets nothing when it is not typed."""
     for field in fields:
-        flag, default = f"--{field.key.replace('_', '-')}", text(field.default)
+        flag, default = f"--{field.key.replace('_', '-')}", format_value(field.default)
         said = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
         if isinstance(field.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=said)
@@ -54,12 +54,12 @@ def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, 
     """The run's settings with the typed flags over them. look: see with_room. made: they are those of a model, which keeps its
     limit of new tokens unless something changes that asks for room. Raises UsageError, UnknownTask, BadTask."""
     given = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    typed = parsed(given, described(RunConfig))
+    typed = split_lists(given, schema_fields(RunConfig))
     if "model" in typed:
-        typed["model"] = absolute(typed["model"])
+        typed["model"] = absolute_model(typed["model"])
     run = {**msgspec.to_builtins(base.run), **typed}
-    config = settings.convert({"run": run}, "command line", strict=False).run
-    check(config)
+    config = settings.settings_from_tables({"run": run}, "command line", strict=False).run
+    check_config(config)
     if "max_new_tokens" in typed or (made and not asks_for_room(base.run, config)):
         return config
     return with_room(config, look)
@@ -70,7 +70,7 @@ def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
     return any(getattr(before, name) != getattr(after, name) for name in ASK_FOR_ROOM)
 
 
-def absolute(model: str) -> str:
+def absolute_model(model: str) -> str:
     """A folder or GGUF file that was typed relative to where the person is now, and a model of another program on this
     computer, as they are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of
     the name."""
@@ -87,7 +87,7 @@ def as_kept(model: str) -> str:
     that program has none of the name."""
     from sapo_backends.checkpoints import local_models
 
-    found = absolute(model)
+    found = absolute_model(model)
     return model if local_models.is_named(model) else found
 
 
@@ -126,7 +126,7 @@ def _reasons(config: RunConfig, look: Look) -> bool:
         return False
 
 
-def check(config: RunConfig) -> None:
+def check_config(config: RunConfig) -> None:
     """Names that a schema cannot check. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import algorithm

@@ -24,7 +24,7 @@ class LiveLimits:
         if stamp != self._seen:
             self._seen = stamp
             try:
-                self._limits = settings.load(self._path).limits
+                self._limits = settings.load_settings(self._path).limits
             except AppError as error:
                 logging.getLogger(__name__).warning("The limits stay as they were. %s", error)
         return self._limits

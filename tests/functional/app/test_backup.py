@@ -65,7 +65,7 @@ def new(tmp_path: Path) -> Home:
 def test_everything_that_is_a_persons_comes_back_but_not_what_is_made_again_or_said_anew(
     old: Home, new: Home, tmp_path: Path
 ) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     assert stat.S_IMODE(saved.path.stat().st_mode) == 0o600
     assert set(brought(new, saved.path).values()) == {"restored"}
     assert content(new.config) == {
@@ -82,17 +82,17 @@ def test_a_task_accepted_without_held_out_rows_works_after_a_restore_and_can_be_
     upload = pack(read_task(own_tasks.sums(tmp_path / "theirs")), False)
     task = unpack_task(upload.offer, upload.packed)
     with own_tasks.library_in(old.tasks):
-        sharing.accept(old, SWARM, upload.offer, task)
-    brought(new, archive.backup(old, tmp_path / "mine.tar").path)
+        sharing.accept_task(old, SWARM, upload.offer, task)
+    brought(new, archive.create_backup(old, tmp_path / "mine.tar").path)
     with own_tasks.library_in(new.tasks):
         assert library.find("theirs").train == task.train
         assert not library.travels("theirs", SWARM)
-        sharing.accept(new, SWARM, upload.offer, task)
+        sharing.accept_task(new, SWARM, upload.offer, task)
         assert library.travels("theirs", SWARM)
 
 
 def test_a_second_restore_finds_everything_here_already(old: Home, new: Home, tmp_path: Path) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     brought(new, saved.path)
     before = content(new.config)
     assert set(brought(new, saved.path, replace=yes).values()) == {"is here already"}
@@ -102,10 +102,10 @@ def test_a_second_restore_finds_everything_here_already(old: Home, new: Home, tm
 def test_keys_travel_only_where_both_sides_say_so_and_stay_readable_by_their_owner_only(
     old: Home, new: Home, tmp_path: Path
 ) -> None:
-    without = archive.backup(old, tmp_path / "without.tar")
+    without = archive.create_backup(old, tmp_path / "without.tar")
     assert not [entry for entry in without.manifest.files if archive.is_key(entry.name)]
     assert KEY.encode() not in without.path.read_bytes()
-    saved = archive.backup(old, tmp_path / "with.tar", keys=True)
+    saved = archive.create_backup(old, tmp_path / "with.tar", keys=True)
     assert "--keys" in brought(new, saved.path)["keys/node.key"]
     assert not (new.data / "identity").exists()
     brought(new, saved.path, keys=True)
@@ -136,7 +136,7 @@ def test_a_key_that_the_keyring_holds_is_saved_and_another_one_there_is_asked_ab
     named(old, KEY)
     named(new, KEY)
     monkeypatch.setattr(keystore, "_system_keyring", lambda: ring)
-    saved = archive.backup(old, tmp_path / "with.tar", keys=True)
+    saved = archive.create_backup(old, tmp_path / "with.tar", keys=True)
     assert brought(new, saved.path, keys=True)["keys/node.key"] == "is here already"
     other = Ring("cd" * 32)
     named(new, other.secret)
@@ -150,12 +150,12 @@ def test_a_keyring_that_is_away_gives_no_archive_without_the_key_that_was_asked_
     identity = old.data / "identity"
     (identity / "node.key").rename(identity / "node.id")
     with pytest.raises(AppError, match="keyring"):
-        archive.backup(old, tmp_path / "with.tar", keys=True)
-    assert archive.backup(old, tmp_path / "without.tar").path.exists()
+        archive.create_backup(old, tmp_path / "with.tar", keys=True)
+    assert archive.create_backup(old, tmp_path / "without.tar").path.exists()
 
 
 def test_a_model_that_was_trained_on_comes_in_beside_the_one_that_is_here(old: Home, tmp_path: Path) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     here = store.find(old, "kim").folder
     (here / "checkpoints" / "round-000003").mkdir()
     (here / "checkpoints" / "round-000003" / "weights").write_text("later")
@@ -168,7 +168,7 @@ def test_a_model_that_was_trained_on_comes_in_beside_the_one_that_is_here(old: H
 def test_nothing_is_replaced_without_a_yes_and_what_a_yes_replaces_is_kept(
     old: Home, new: Home, tmp_path: Path
 ) -> None:
-    saved, asked = archive.backup(old, tmp_path / "mine.tar"), list[str]()
+    saved, asked = archive.create_backup(old, tmp_path / "mine.tar"), list[str]()
     new.settings.write_text("[limits]\nnice = 3\n")
     assert "stays" in brought(new, saved.path)[archive.SETTINGS]
     assert new.settings.read_text() == "[limits]\nnice = 3\n"
@@ -183,7 +183,7 @@ def test_what_cannot_be_read_takes_no_place(old: Home, new: Home, tmp_path: Path
     (store.find(old, "kim").folder / store.RECORD).write_text('{"format": 99}')
     old.settings.write_text("[nonsense]\n")
     (old.tasks / "sums" / "task.toml").write_text("name = 3")
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     said = brought(new, saved.path, replace=yes)
     assert all("not restored" in said[item] for item in ("models/kim", archive.SETTINGS, "tasks/sums"))
     assert list(content(new.config)) == ["data/ratings/kim.jsonl"]
@@ -192,18 +192,18 @@ def test_what_cannot_be_read_takes_no_place(old: Home, new: Home, tmp_path: Path
 def test_no_archive_while_a_node_works_and_none_over_another_file(old: Home, tmp_path: Path) -> None:
     path = tmp_path / "mine.tar"
     with NodeLock(old.lock), pytest.raises(AppError, match="already running"):
-        archive.backup(old, path)
+        archive.create_backup(old, path)
     assert not path.exists()
     path.write_text("mine")
     with pytest.raises(AppError, match="exists already"):
-        archive.backup(old, path)
+        archive.create_backup(old, path)
     assert path.read_text() == "mine"
 
 
 def test_a_file_that_changes_while_it_is_saved_gives_no_archive(
     old: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = archive.digest
+    digest = archive.file_sha256
 
     def changed(path: Path) -> str:
         found = digest(path)
@@ -211,9 +211,9 @@ def test_a_file_that_changes_while_it_is_saved_gives_no_archive(
             path.write_text("[]\n")
         return found
 
-    monkeypatch.setattr(archive, "digest", changed)
+    monkeypatch.setattr(archive, "file_sha256", changed)
     with pytest.raises(AppError, match="changed while it was saved"):
-        archive.backup(old, tmp_path / "mine.tar")
+        archive.create_backup(old, tmp_path / "mine.tar")
     assert not list(tmp_path.glob("*mine.tar*"))
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_changes_while_it_is_saved_gives_no_archive(
 def test_a_full_disk_costs_nothing(
     place: str, old: Home, new: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     before = content(tmp_path)
 
     def full(_handle: int) -> None:
@@ -229,25 +229,25 @@ def test_a_full_disk_costs_nothing(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AppError, match="No space left"):
-        archive.backup(old, tmp_path / "again.tar") if place == "backup" else brought(new, saved.path)
+        archive.create_backup(old, tmp_path / "again.tar") if place == "backup" else brought(new, saved.path)
     assert content(tmp_path) == before
 
 
 def test_too_little_room_is_said_before_anything_is_written(
     old: Home, new: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage._replace(free=10))
     with pytest.raises(AppError, match="are free"):
         brought(new, saved.path)
     with pytest.raises(AppError, match="are free"):
-        archive.backup(old, tmp_path / "again.tar")
+        archive.create_backup(old, tmp_path / "again.tar")
     assert content(new.config) == {}
 
 
 def test_what_a_kill_left_goes_with_the_next_restore(old: Home, new: Home, tmp_path: Path) -> None:
-    saved = archive.backup(old, tmp_path / "mine.tar")
+    saved = archive.create_backup(old, tmp_path / "mine.tar")
     (new.data / ".restore-abc").mkdir()
     brought(new, saved.path)
     assert not list(new.data.glob(f"{restore.STAGING}*"))
@@ -258,16 +258,16 @@ def test_the_verbs_save_list_and_restore(
 ) -> None:
     path = str(tmp_path / "mine.tar")
     monkeypatch.setenv("SAPO_HOME", str(old.config))
-    assert cli.run(["backup", path]) == 0
+    assert cli.run_command_line(["backup", path]) == 0
     assert "models/kim" in (said := capsys.readouterr().out)
     assert "--keys" in said
-    assert cli.run(["restore", path, "--list"]) == 0
+    assert cli.run_command_line(["restore", path, "--list"]) == 0
     assert "tasks/sums" in capsys.readouterr().out
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "third"))
-    assert cli.run(["restore", path]) == 0
+    assert cli.run_command_line(["restore", path]) == 0
     old.settings.write_text("[limits]\nnice = 1\n")
     monkeypatch.setenv("SAPO_HOME", str(old.config))
-    assert cli.run(["restore", path]) == 1, "not all of it is here now"
+    assert cli.run_command_line(["restore", path]) == 1, "not all of it is here now"
     assert "--replace" in capsys.readouterr().out
-    assert cli.run(["restore", str(old.settings)]) == 1
+    assert cli.run_command_line(["restore", str(old.settings)]) == 1
     assert "Traceback" not in capsys.readouterr().err

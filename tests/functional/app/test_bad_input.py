@@ -126,8 +126,8 @@ def test_without_any_trainer_the_exit_code_is_4_and_the_command_is_given(tmp_pat
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name in {'torch', 'mlx', 'llama_cpp'}: raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Hide())\n"
-        "from sapo_desktop.cli import run\n"
-        "sys.exit(run(['node', '--silo']))\n"
+        "from sapo_desktop.cli import run_command_line\n"
+        "sys.exit(run_command_line(['node', '--silo']))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", hide], env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False
@@ -190,8 +190,8 @@ def test_a_full_disk_pauses_the_run_and_loses_nothing(tmp_path: Path) -> None:
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, -1))\n"
-        "from sapo_desktop.cli import run\n"
-        f"sys.exit(run(['node', *{LONG!r}]))\n"
+        "from sapo_desktop.cli import run_command_line\n"
+        f"sys.exit(run_command_line(['node', *{LONG!r}]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script],

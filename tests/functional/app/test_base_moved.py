@@ -42,7 +42,7 @@ def test_every_verb_says_whose_base_is_gone_and_the_command_that_it_prints_finds
     home: Home, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="the torch engine is not installed")
-    assert cli.run(["new", "kim", "--base", str(base), *QUICK]) == 0
+    assert cli.run_command_line(["new", "kim", "--base", str(base), *QUICK]) == 0
     assert sapo(home.config, "node", "kim", "--rounds", "1").returncode == 0
     capsys.readouterr()
     base.rename(tmp_path / "renamed")
@@ -55,18 +55,18 @@ def test_every_verb_says_whose_base_is_gone_and_the_command_that_it_prints_finds
         ("export", "kim"),
     )
     for verb in verbs:
-        assert cli.run(verb) == 1
+        assert cli.run_command_line(verb) == 1
         said = capsys.readouterr().err
         assert said.startswith(f"sapo-desktop: kim was made from {base}, which is not there any more.")
         assert said.count("\n") == 1
-    assert cli.run(["models", "show", "kim"]) == 0
+    assert cli.run_command_line(["models", "show", "kim"]) == 0
     shown = capsys.readouterr().out
     assert f"kim was made from {base}, which is not there any more." in shown
     cure = re.search(r"sapo-desktop (node .* NEWFOLDER)", said)
     assert cure
     done = sapo(home.config, *shlex.split(cure[1].replace("NEWFOLDER", str(tmp_path / "renamed"))))
     assert "Stopped after round 1." in done.stdout, done.stderr
-    assert cli.run(["models", "show", "kim"]) == 0
+    assert cli.run_command_line(["models", "show", "kim"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"kim, from {tmp_path / 'renamed'}\n")
     assert "not there" not in shown
@@ -98,7 +98,7 @@ def test_a_backup_names_the_folders_that_it_lacks_and_a_restore_without_them_say
 ) -> None:
     for name, model in (("kim", str(base)), ("leo", str(base)), ("eve", "starter")):
         store.create(home, name, RunConfig(model=model, trainer="torch"))
-    saved = archive.backup(home, tmp_path / "mine.tar")
+    saved = archive.create_backup(home, tmp_path / "mine.tar")
     said = [sentence for sentence in saved.besides if str(base) in sentence]
     assert said == [f"Left out: {base}, the base of kim, leo. Save that folder, too."]
     assert brought(home_at(tmp_path / "second"), saved.path)["models/kim"] == "restored"

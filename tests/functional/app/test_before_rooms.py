@@ -35,14 +35,14 @@ def test_a_settings_file_of_before_is_read_and_rewritten_with_one_notice(
     path = tmp_path / "config.toml"
     shutil.copy(FIXTURES / "config.toml", path)
     before = path.read_text("utf-8")
-    found = settings.load(path)
+    found = settings.load_settings(path)
     assert (found.run.local_groups, found.run.external_groups) == (4, 2)
     assert (found.person.name, found.limits.nice) == ("Ada", 7)
     assert path.read_text("utf-8") == before.replace("own_groups", "local_groups")
     assert [record.getMessage() for record in caplog.records] == [
         f"Settings: run.own_groups is called run.local_groups now; {path} was brought up to date."
     ]
-    assert settings.load(path) == found
+    assert settings.load_settings(path) == found
     assert len(caplog.records) == 1, "the second time there is nothing to tell"
 
 

@@ -126,8 +126,8 @@ def test_a_candidate_that_cannot_be_measured_says_why() -> None:
 
 @needs_torch
 async def test_the_first_questions_are_told_a_speed_and_a_memory_that_were_measured() -> None:
-    said = await first_run.measured("torch", "starter-1m")
+    said = await first_run.measure_speed("torch", "starter-1m")
     found = re.fullmatch(r"([\d,]+) tok/s written, ([\d,]+) trained; a round needs [\d.]+ [MG]B", said)
     assert found is not None, said
     assert all(int(group.replace(",", "")) > 50 for group in found.groups()[:2])
-    assert await first_run.measured("torch", "no-such-model") == ""
+    assert await first_run.measure_speed("torch", "no-such-model") == ""

@@ -27,8 +27,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calm(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SAPO_HOME", str(root))
-        assert cli.run(["new", "Kim", "--base", "fake", *FAKE, "--preset", "hard", "--group-size", "4"]) == 0
-        assert cli.run(list(ROUND)) == 0
+        assert (
+            cli.run_command_line(["new", "Kim", "--base", "fake", *FAKE, "--preset", "hard", "--group-size", "4"]) == 0
+        )
+        assert cli.run_command_line(list(ROUND)) == 0
     return root
 
 
@@ -68,7 +70,7 @@ def test_no_verb_passes_over_a_damaged_record(
     """`node` trained a new model under the old name, the others said that there was no model."""
     for wanted in ("is damaged (", "newer version"):
         capsys.readouterr()
-        assert cli.run([*typed]) == 1
+        assert cli.run_command_line([*typed]) == 1
         said = capsys.readouterr().err
         assert wanted in said
         assert str(home.models / "kim" / "model.json") in said
@@ -79,7 +81,7 @@ def test_no_verb_passes_over_a_damaged_record(
 
 async def test_the_dashboard_starts_no_node_over_a_damaged_record(home: Home) -> None:
     with pytest.raises(AppError, match=r"model\.json is damaged .* runs check Kim --repair"):
-        await supervisor.start(home, [])
+        await supervisor.launch_node(home, [])
 
 
 def test_a_damaged_model_keeps_its_name(home: Home) -> None:
@@ -93,9 +95,9 @@ def test_a_damaged_model_keeps_its_name(home: Home) -> None:
 
 def test_a_model_that_was_used_later_goes_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a name the one used last is meant: a damaged one that lay still since is not it."""
-    assert cli.run(["new", "eve", "--base", "fake", *FAKE]) == 0
+    assert cli.run_command_line(["new", "eve", "--base", "fake", *FAKE]) == 0
     assert store.find(home).name == "eve"
-    assert cli.run(["models"]) == 0
+    assert cli.run_command_line(["models"]) == 0
     assert "is damaged (" in capsys.readouterr().err
 
 
@@ -103,15 +105,15 @@ def test_a_damaged_record_is_made_anew_of_the_journal(home: Home, capsys: pytest
     """The same model of the same base, tasks and difficulty, which trains on; the damaged file is kept."""
     record = home.models / "kim" / "model.json"
     damaged = record.read_bytes()
-    assert cli.run(["runs", "check"]) == 1
+    assert cli.run_command_line(["runs", "check"]) == 1
     assert "Mend it: sapo-desktop runs check Kim --repair" in capsys.readouterr().out
-    assert cli.run(["runs", "check", "kim", "--repair"]) == 0
+    assert cli.run_command_line(["runs", "check", "kim", "--repair"]) == 0
     assert "lengths and more are as in your settings" in capsys.readouterr().out
     assert record.with_name("model.json.damaged").read_bytes() == damaged
     made = store.find(home, "Kim")
     assert (made.record.base, made.config.tasks, made.config.preset) == ("fake", ("basic_arithmetic",), "hard")
     assert (made.config.group_size, made.config.method, made.rounds_done) == (4, "full", 1)
-    assert cli.run(["node", "Kim", "--rounds", "2"]) == 0
+    assert cli.run_command_line(["node", "Kim", "--rounds", "2"]) == 0
     assert store.find(home, "Kim").rounds_done == 2
 
 
@@ -119,9 +121,9 @@ def test_a_mended_model_keeps_the_name_its_record_has(home: Home, trained: Path)
     """Also where the journal has an earlier one."""
     record = home.models / "kim" / "model.json"
     shutil.copyfile(trained / record.relative_to(home.config), record)
-    assert cli.run(["models", "rename", "Kim", "ada"]) == 0
+    assert cli.run_command_line(["models", "rename", "Kim", "ada"]) == 0
     record.write_bytes(record.read_bytes()[:300])
-    assert cli.run(["runs", "check", "ada", "--repair"]) == 0
+    assert cli.run_command_line(["runs", "check", "ada", "--repair"]) == 0
     assert store.find(home).name == "ada"
 
 
@@ -140,19 +142,19 @@ def test_a_lost_record_is_made_anew(home: Home) -> None:
     (home.models / "kim" / "model.json").unlink()
     for engine in (home.models / "kim").glob("checkpoints/round-*/engine"):
         (engine / "state.json").write_text("[" * 100_000)
-    assert cli.run(list(ROUND)) == 1
-    assert cli.run(["runs", "check", "--repair"]) == 0
+    assert cli.run_command_line(list(ROUND)) == 1
+    assert cli.run_command_line(["runs", "check", "--repair"]) == 0
     assert store.find(home).name == "Kim"
 
 
 def test_what_a_newer_version_wrote_is_not_made_anew(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     newer(home)
-    assert cli.run(["runs", "check", "--repair"]) == 1
+    assert cli.run_command_line(["runs", "check", "--repair"]) == 1
     assert "newer version" in capsys.readouterr().err
     assert json.loads((home.models / "kim" / "model.json").read_bytes())["format"] == store.FORMAT + 1
 
 
 def test_without_a_journal_a_record_cannot_be_made_anew(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     (home.models / "kim" / "journal.db").unlink()
-    assert cli.run(["runs", "check", "--repair"]) == 1
+    assert cli.run_command_line(["runs", "check", "--repair"]) == 1
     assert "holds no journal of its training" in capsys.readouterr().err

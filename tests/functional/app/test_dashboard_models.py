@@ -26,7 +26,7 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_desktop.services.tasks.ratings import rated_files
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
@@ -51,7 +51,7 @@ async def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = Home.find()
     found.prepare()
     yield found
-    await supervisor.stop(found)
+    await supervisor.shut_down_node(found)
 
 
 def dashboard(home: Home) -> SapoDashboard:
@@ -210,7 +210,7 @@ async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(ho
         await pilot.press("c")
         await until(pilot, lambda: app.state.run is not None and app.state.run.name == "my-model")
         await until(pilot, lambda: app.state.rounds > 3)
-        status = await supervisor.running(home)
+        status = await supervisor.query_status(home)
         assert status is not None
         await pilot.press("t")
         await until(pilot, lambda: app.state.state == "paused")
@@ -220,7 +220,7 @@ async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(ho
         await pilot.press("x")
         await confirmed(pilot, "down", "enter")
         await until(pilot, lambda: len(store.all_models(home)) == 1)
-    assert await supervisor.running(home) is None, "the node that trained it was stopped first"
+    assert await supervisor.query_status(home) is None, "the node that trained it was stopped first"
 
 
 async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -> None:
@@ -246,7 +246,7 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
             await pilot.press(key)
             await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]
     (file,) = rated_files(home)
-    found = draft(file, Wishes())
+    found = draft_task(file, ImportOptions())
     assert [row["question"] for row in found.table.rows] == ["What is 2 + 3?", "And 6 + 7?"]
     assert found.table.problems == ["Row 2: you rated this answer bad."]
     assert "<answer>" not in found.table.rows[0]["answer"]

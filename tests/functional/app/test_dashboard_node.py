@@ -185,7 +185,7 @@ print(sorted(found & set(sys.modules) | backends))
 FIRST_FRAME = """
 import os, sys
 from pathlib import Path
-from sapo_desktop.cli import run
+from sapo_desktop.cli import run_command_line
 from sapo_desktop.dashboard.app import SapoDashboard
 
 def first_frame(app):
@@ -193,7 +193,7 @@ def first_frame(app):
     app.exit(None)
 
 SapoDashboard._first_frame_is_out = first_frame
-sys.exit(run([]))
+sys.exit(run_command_line([]))
 """
 """The command without a verb, which writes what is imported at the first frame, and leaves."""
 

@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def test_delete_rename_duplicate_and_prune_with_an_empty_name_change_nothing_and_exit_with_2(
     home: Home, typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["models", *typed, "--yes"]) == 2
+    assert cli.run_command_line(["models", *typed, "--yes"]) == 2
     assert f"sapo-desktop models {typed[0]}" in capsys.readouterr().err
     assert {model.name for model in store.all_models(home)} == {"kim", "ada"}
 
@@ -50,15 +50,15 @@ def test_a_model_whose_export_another_model_starts_from_is_not_deleted_without_n
 ) -> None:
     kim = store.find(home, "kim")
     export = Path(shutil.copytree(sapo_assets.model_path("starter-1m"), kim.folder / "exports" / "kim-3-hf"))
-    assert cli.run(["new", "child", "--base", str(export)]) == 0
+    assert cli.run_command_line(["new", "child", "--base", str(export)]) == 0
     with pytest.raises(USER_ERRORS, match=r"an export of it is the base of child\."):
         asyncio.run(HomeModels(home).delete(kim.record.id))
     delete = ["models", "delete", "kim", "--yes"]
-    assert cli.run(delete) == 2
+    assert cli.run_command_line(delete) == 2
     assert "--even-in-use" in capsys.readouterr().err
     assert export.exists()
     moved = export.rename(tmp_path / "moved")
-    assert cli.run(delete) == 0, "what is not there any more is not needed"
+    assert cli.run_command_line(delete) == 0, "what is not there any more is not needed"
     assert moved.exists()
 
 
@@ -66,7 +66,7 @@ def test_a_model_in_use_is_deleted_by_who_says_so(home: Home) -> None:
     kim = store.find(home, "kim")
     export = shutil.copytree(sapo_assets.model_path("starter-1m"), kim.folder / "exports" / "kim-3-hf")
     store.create(home, "child", RunConfig(model=str(export)))
-    assert cli.run(["models", "delete", "kim", "--even-in-use", "--yes"]) == 0
+    assert cli.run_command_line(["models", "delete", "kim", "--even-in-use", "--yes"]) == 0
     assert not kim.folder.exists()
 
 

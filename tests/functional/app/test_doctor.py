@@ -120,7 +120,7 @@ async def test_a_node_that_does_not_answer_is_a_finding_with_the_way_out(
     async def silent(_home: Home) -> None:
         raise NodeNotAnswering(0, 9.0)
 
-    monkeypatch.setattr(supervisor, "running", silent)
+    monkeypatch.setattr(supervisor, "query_status", silent)
     found = await doctor._node(home)
     assert (found.verdict, found.what) == ("fail", "node")
     assert "not answering for 9 s: try again" in found.text

@@ -39,8 +39,8 @@ LONG_S = 240
 TYPE_VERB = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from sapo_desktop.cli import run
-sys.exit(run(sys.argv[1:]))
+from sapo_desktop.cli import run_command_line
+sys.exit(run_command_line(sys.argv[1:]))
 """
 """A child of a background shell would ignore Ctrl-C."""
 

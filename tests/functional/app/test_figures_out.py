@@ -38,7 +38,7 @@ def rounds_recorded() -> list[RoundFinished]:
 
 
 def written(source: Path, target: Path, format_: str, *more: str) -> int:
-    return cli.run(["models", "figures", str(source), "--format", format_, "-o", str(target), *more])
+    return cli.run_command_line(["models", "figures", str(source), "--format", format_, "-o", str(target), *more])
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def test_wrong_places_and_empty_runs_are_one_sentence(tmp_path: Path, capsys: py
     assert "is a folder" in capsys.readouterr().err
     assert written(recorded(tmp_path, [opened(0)]), tmp_path / "run.csv", "csv") == 1
     assert "has not been trained" in capsys.readouterr().err
-    assert cli.run(["models", "figures", str(RECORDING)]) == 2
+    assert cli.run_command_line(["models", "figures", str(RECORDING)]) == 2
     assert "-o figures.csv" in capsys.readouterr().err
 
 

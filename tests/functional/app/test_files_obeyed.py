@@ -27,13 +27,13 @@ OBEYED = set("\x1b\x07\x9b\u202e\u200b")
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With a model `one` from the small starter."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["new", "one", "--base", "starter-1m"]) == 0
+    assert cli.run_command_line(["new", "one", "--base", "starter-1m"]) == 0
     return tmp_path
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
-    cli.run(list(words))
+    cli.run_command_line(list(words))
     found = capsys.readouterr()
     return found.out + found.err
 
@@ -131,7 +131,7 @@ async def test_what_a_coordinator_says_to_who_contributes_is_shown_as_plain_text
     capsys.readouterr()
     async with coordinator(answer) as client:
         typed = ["contribute", "--answer", "--join", str(client.invite), "--tasks", "basic_arithmetic"]
-        assert await asyncio.to_thread(cli.run, typed) == code
+        assert await asyncio.to_thread(cli.run_command_line, typed) == code
     found = capsys.readouterr()
     assert word in found.out + found.err
     assert not set(found.out + found.err) & OBEYED

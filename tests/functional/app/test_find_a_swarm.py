@@ -45,7 +45,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     found.prepare()
     found.settings.write_text(FAKE)
     yield found
-    await supervisor.stop(found)
+    await supervisor.shut_down_node(found)
 
 
 def listing(join: str) -> bytes:
@@ -79,7 +79,7 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
     monkeypatch.setattr(trial, "ROUNDS", 4)
     monkeypatch.setattr(screen, "ROUNDS", 4)
     async with coordinator(tmp_path / "host", "--port", "0", "--open") as (invite, _), served(listing(invite)) as file:
-        await supervisor.start(home, [])
+        await supervisor.launch_node(home, [])
         app = dashboard(home)
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: app.state.rounds >= 1)
@@ -100,8 +100,8 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
             await until(pilot, lambda: app.state.trial.rounds >= 1)
             assert app.state.run is not None
             assert app.state.run.external_groups == trial.EXTERNAL
-        await supervisor.stop(home)
-        await supervisor.start(home, [])
+        await supervisor.shut_down_node(home)
+        await supervisor.launch_node(home, [])
         app = dashboard(home)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.press("2")
@@ -111,7 +111,7 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
             await until(pilot, lambda: app.state.run is not None and not app.state.run.trial)
             assert app.state.run is not None
             assert (app.state.run.mode, app.state.run.external_groups) == ("swarm", 8)
-            assert trial.find(home.invite, parse_invite(invite).swarm) is None
+            assert trial.find_trial(home.invite, parse_invite(invite).swarm) is None
             await until(pilot, lambda: "stay" not in str(app.screen.query_one(KeyBar).render()))
     started = [event for event in journal(home.config) if isinstance(event, RunStarted)]
     assert [bool(event.trial) for event in started] == [False, True, True, False]
@@ -123,7 +123,7 @@ async def test_leaving_a_trial_leaves_nothing_behind(home: Home, tmp_path: Path)
     """No invite, no trial, no group in the swarm's pool."""
     async with coordinator(tmp_path / "host", "--port", "0", "--open", "--list") as (invite, process):
         assert process.stdout is not None
-        settings.change(home.settings, "run.tasks", "basic_arithmetic")
+        settings.write_setting(home.settings, "run.tasks", "basic_arithmetic")
         await HomeActions(home).join(invite, listed=True)
         app = dashboard(home)
         async with app.run_test(size=(80, 24)) as pilot:
@@ -136,17 +136,17 @@ async def test_leaving_a_trial_leaves_nothing_behind(home: Home, tmp_path: Path)
         async with NodeClient(parse_invite(invite), Identity.generate()) as other:
             await other.join("Ada", "starter")
             assert (await other.exchange([], 8)).sample == ()
-    assert not settings.load(home.settings).swarm.join
+    assert not settings.load_settings(home.settings).swarm.join
     assert sorted(path.name for path in home.config.iterdir()) == ["cache", "config.toml", "data", "logs", "run"]
 
 
 async def test_leaving_without_the_key_forgets_the_invite_all_the_same(home: Home) -> None:
     """Over SSH the keyring that holds it is locked, say."""
-    membership.save("sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "c" * 16, home.invite)
+    membership.save_invite("sapo://127.0.0.1:7361/#t=" + "a" * 32 + "&s=" + "c" * 16, home.invite)
     folder = home.data / "identity"
     folder.mkdir(parents=True)
     (folder / "node.id").write_text(Identity.generate().node)
-    said = await membership.leave(home)
+    said = await membership.leave_swarm(home)
     assert said.startswith(
         "Left the swarm. The coordinator could not be told: The node's secret key is in the system's keyring"
     )
@@ -161,7 +161,7 @@ async def test_the_first_run_finds_a_swarm_too(home: Home, tmp_path: Path) -> No
     hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
     join = str(hosted.invite)
     async with served(listing(join)) as file, app.run_test(size=(80, 24)) as pilot:
-        settings.change(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
+        settings.write_setting(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
         app.push_screen(FirstRunScreen(FirstRunInfo()), answered.append)
         await pilot.pause()
         await pilot.press("left", "enter")
@@ -174,10 +174,10 @@ async def test_the_first_run_finds_a_swarm_too(home: Home, tmp_path: Path) -> No
     await hosted.stop()
     assert answered[0] is not None
     assert (answered[0].mode, answered[0].invite, answered[0].listed) == ("swarm", join, True)
-    first_run.persist(answered[0], home.settings, home.invite)
-    kept = settings.load(home.settings).swarm
+    first_run.save_answers(answered[0], home.settings, home.invite)
+    kept = settings.load_settings(home.settings).swarm
     assert (kept.join, len(kept.directories)) == (True, 1)
-    assert trial.find(home.invite, parse_invite(join).swarm) is not None
+    assert trial.find_trial(home.invite, parse_invite(join).swarm) is not None
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -194,7 +194,7 @@ async def test_a_listed_swarm_that_is_gone_or_closed_changes_nothing(home: Home,
             join = join.replace(f":{hosted.port}/", f":{again.port}/")
         file = await stack.enter_async_context(served(listing(join)))
         pilot = await stack.enter_async_context(app.run_test(size=(80, 24)))
-        settings.change(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
+        settings.write_setting(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
         await pilot.press("2", "f")
         await until(pilot, lambda: isinstance(app.screen, FindDialog) and len(app.screen.rows) == 2)
         await pilot.press("enter")
@@ -207,7 +207,7 @@ async def test_a_listed_swarm_that_is_gone_or_closed_changes_nothing(home: Home,
 async def test_what_is_wrong_with_a_directory_stands_in_the_dialog(home: Home) -> None:
     app = dashboard(home)
     async with served(b"{}") as file, app.run_test(size=(40, 10)) as pilot:
-        settings.change(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
+        settings.write_setting(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
         await pilot.press("2", "f")
         await until(pilot, lambda: isinstance(app.screen, FindDialog))
         await until(pilot, lambda: "It is not signed." in str(app.screen.query_one("#state", Static).visual))

@@ -243,8 +243,8 @@ async def test_a_start_that_takes_a_while_does_not_hold_the_screen() -> None:
 @pytest.mark.parametrize("preset", ["starter", "paper"])
 def test_answering_the_nine_tasks_after_an_own_one_gives_the_nine(tmp_path: Path, preset: str) -> None:
     settings, invite = tmp_path / "config.toml", tmp_path / "invite"
-    assert first_run.persist(FirstRunAnswers(task="my_sums"), settings, invite).run.tasks == ("my_sums",)
-    kept = first_run.persist(FirstRunAnswers(tasks=preset), settings, invite).run
+    assert first_run.save_answers(FirstRunAnswers(task="my_sums"), settings, invite).run.tasks == ("my_sums",)
+    kept = first_run.save_answers(FirstRunAnswers(tasks=preset), settings, invite).run
     assert (kept.tasks, kept.preset) == (PAPER_TASKS, preset)
 
 

@@ -64,16 +64,18 @@ def test_weights_that_are_not_all_there_are_said_in_one_sentence(
 ) -> None:
     damage(base)
     for verb in (("models", "show", str(base)), ("new", "kim", "--base", str(base))):
-        assert cli.run(verb) == 1
+        assert cli.run_command_line(verb) == 1
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
-    assert cli.run(["models", "--json"]) == 0
+    assert cli.run_command_line(["models", "--json"]) == 0
     assert capsys.readouterr().out == ""
 
 
 def test_weights_in_shards_that_are_all_there_are_a_base(base: Path) -> None:
     in_shards(base)
-    assert cli.run(["new", "kim", "--base", str(base)]) == 0
+    assert cli.run_command_line(["new", "kim", "--base", str(base)]) == 0
     (base / INDEX).write_text("cut o")
-    assert cli.run(["new", "leo", "--base", str(base)]) == 0, "the names of the files say how many there are"
+    assert cli.run_command_line(["new", "leo", "--base", str(base)]) == 0, (
+        "the names of the files say how many there are"
+    )

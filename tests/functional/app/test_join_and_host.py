@@ -29,7 +29,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_desktop.services.swarms import directories, hosting, invite_text, membership
 from sapo_desktop.services.swarms.actions import HomeActions
-from sapo_desktop.services.swarms.interface import Hosted
+from sapo_desktop.services.swarms.interface import HostedSwarm
 from sapo_swarm.events import RunStarted
 from sapo_swarm.node.control_api import ControlClient
 from sapo_swarm.protocol.client import NodeClient
@@ -48,9 +48,9 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     found.prepare()
     found.settings.write_text(FAKE)
     yield found
-    await supervisor.stop(found)
-    if hosting.find(found) is not None:
-        await hosting.stop(found)
+    await supervisor.shut_down_node(found)
+    if hosting.find_coordinator(found) is not None:
+        await hosting.stop_coordinator(found)
 
 
 async def until(pilot: Pilot[object], wanted: Callable[[], bool]) -> None:
@@ -64,7 +64,7 @@ def dashboard(home: Home) -> SapoDashboard:
 
 async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> None:
     """h hosts in the background and shows an invite; j takes part after the round; l leaves and trains alone."""
-    await supervisor.start(home, [])
+    await supervisor.launch_node(home, [])
     app = dashboard(home)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: app.state.rounds >= 1)
@@ -74,13 +74,13 @@ async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> 
         await until(pilot, lambda: isinstance(app.screen, HostedDialog))
         shown = app.screen.query_one("#line", Static).visual
         assert parse_invite(str(shown)).token
-        state = hosting.find(home)
+        state = hosting.find_coordinator(home)
         assert state is not None
         await pilot.press("j")
         await until(pilot, lambda: app.state.run is not None and app.state.run.mode == "swarm")
         await until(pilot, lambda: app.state.swarm is not None and app.state.swarm.connected)
-        assert settings.load(home.settings).swarm.join
-        assert membership.load(home.invite).swarm == state.access().swarm
+        assert settings.load_settings(home.settings).swarm.join
+        assert membership.load_invite(home.invite).swarm == state.access().swarm
         await pilot.press("l")
         await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("enter")
@@ -89,12 +89,12 @@ async def test_a_swarm_is_hosted_joined_and_left_from_screen_two(home: Home) -> 
         await pilot.press("h")
         await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
-        await until(pilot, lambda: hosting.find(home) is None)
+        await until(pilot, lambda: hosting.find_coordinator(home) is None)
 
 
 async def test_a_node_that_waits_is_let_in_with_one_key(home: Home) -> None:
     """The host sees who waits, and a is all it takes; the next one comes up. Names are shown as plain text."""
-    state = await hosting.start(home, ["--port", "0", "--approve"])
+    state = await hosting.start_coordinator(home, ["--port", "0", "--approve"])
     async with state.client() as admin:
         invite = (await admin.new_invite())[-1]
     ada, ben = Identity.generate(), Identity.generate()
@@ -139,13 +139,13 @@ async def test_the_first_run_in_swarm_mode_ends_in_the_swarm(home: Home, tmp_pat
     """The answers keep the invite (for its owner only) and the node that is then started takes part."""
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         answers = FirstRunAnswers(mode="swarm", invite=invite, hardware="fake", model="fake:0.002", name="Ada")
-        first_run.persist(answers, home.settings, home.invite)
+        first_run.save_answers(answers, home.settings, home.invite)
         assert home.invite.stat().st_mode & 0o077 == 0
-        status = await supervisor.start(home, [])
+        status = await supervisor.launch_node(home, [])
         assert status.mode == "swarm"
         async with ControlClient(home.socket) as client:
             await reaches(client, ("run_started",), lambda _: True)
-        await supervisor.stop(home)
+        await supervisor.shut_down_node(home)
     started = next(e for e in journal(home.config) if isinstance(e, RunStarted))
     assert (started.local_groups, started.external_groups) == (2, 8)
 
@@ -154,50 +154,50 @@ async def test_an_invite_that_the_coordinator_refuses_names_the_ways_out(home: H
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         parsed = parse_invite(invite)
         wrong = invite.replace(parsed.token, "0" * 32)
-        membership.save(wrong, home.invite)
-        settings.change(home.settings, "swarm.join", "true")
+        membership.save_invite(wrong, home.invite)
+        settings.write_setting(home.settings, "swarm.join", "true")
         with pytest.raises(Exception, match="sapo-desktop leave"):
-            await supervisor.start(home, [])
+            await supervisor.launch_node(home, [])
 
 
 def _begins(home: Home) -> None:
     """Wait until a node has read its settings and holds its lock; it answers a moment later."""
-    while children.noted(home.lock) is None:
+    while children.read_node_pid(home.lock) is None:
         time.sleep(0.01)
 
 
 async def test_leaving_while_the_node_starts_leaves_no_node_in_the_swarm(home: Home, tmp_path: Path) -> None:
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
-        membership.save(invite, home.invite)
-        settings.change(home.settings, "swarm.join", "true")
-        start = asyncio.create_task(supervisor.start(home, []))
+        membership.save_invite(invite, home.invite)
+        settings.write_setting(home.settings, "swarm.join", "true")
+        start = asyncio.create_task(supervisor.launch_node(home, []))
         await asyncio.to_thread(_begins, home)
-        said = await membership.leave(home)
+        said = await membership.leave_swarm(home)
         await asyncio.wait([start])
-        status = await supervisor.found(home)
+        status = await supervisor.wait_for_status(home)
     assert said == "Left the swarm. The coordinator knows. The invite is forgotten."
     assert status is not None
     assert status.mode == "silo"
 
 
 async def test_deleting_a_model_whose_node_starts_ends_that_node_first(home: Home) -> None:
-    model = store.create(home, "kim", settings.load(home.settings).run)
-    start = asyncio.create_task(supervisor.start(home, [model.name]))
+    model = store.create(home, "kim", settings.load_settings(home.settings).run)
+    start = asyncio.create_task(supervisor.launch_node(home, [model.name]))
     await asyncio.to_thread(_begins, home)
     assert await control.delete(home, model) > 0
     assert (await start).name == "kim"  # it answered, and was stopped
-    assert await supervisor.found(home) is None
+    assert await supervisor.wait_for_status(home) is None
     assert not model.folder.exists()
 
 
 async def test_an_invite_that_is_typed_in_lines_is_for_the_node_at_work(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await supervisor.start(home, [])
+    await supervisor.launch_node(home, [])
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         assert await _verb(home, ["node", "--join", invite]) == 0
-        status = await supervisor.running(home)
-        await supervisor.stop(home)
+        status = await supervisor.query_status(home)
+        await supervisor.shut_down_node(home)
     assert "goes on in the swarm" in capsys.readouterr().out
     assert status is not None
     assert status.mode == "swarm"
@@ -206,7 +206,7 @@ async def test_an_invite_that_is_typed_in_lines_is_for_the_node_at_work(
 async def test_a_restart_keeps_what_was_typed(home: Home) -> None:
     """The node that joins a swarm works with the flags its starter gave it."""
     async with node(home.config, "--silo", *TASKS, "--model", "fake:0.002", "--group-size", "5", "--algorithm", "rloo"):
-        status = await supervisor.restart(home)
+        status = await supervisor.relaunch_node(home)
         from sapo_swarm.node.control_api import ControlClient
 
         async with ControlClient(home.socket) as client:
@@ -221,7 +221,7 @@ def test_the_code_holds_every_module_of_the_invite() -> None:
     import segno
 
     rows = []
-    for line in invite_text.lines(INVITE):
+    for line in invite_text.qr_code_lines(INVITE):
         rows.append([glyph in "▀█" for glyph in line])
         rows.append([glyph in "▄█" for glyph in line])
     code = segno.make(INVITE, error="l", micro=False, boost_error=False)
@@ -236,7 +236,7 @@ async def test_the_qr_code_is_shown_whole_or_not_at_all(home: Home, size: tuple[
     invite = INVITE.replace("#t=", "#fp=" + "c" * 64 + "&t=").replace("127.0.0.1", "192.168.100.200")
     app = dashboard(home)
     async with app.run_test(size=size) as pilot:
-        app.push_screen(HostedDialog(Hosted("friends", (invite,), "https://127.0.0.1:7361/"), True))
+        app.push_screen(HostedDialog(HostedSwarm("friends", (invite,), "https://127.0.0.1:7361/"), True))
         await pilot.pause()
         box = app.screen.query_one(".hosted")
         assert ("▀" in str(app.screen.query_one("#qr", Static).visual)) == code
@@ -248,7 +248,7 @@ async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None
     """Found by name and port; nothing else is told. Skipped where the machine has no multicast."""
     pytest.importorskip("zeroconf")
     try:
-        async with directories.announced("friends of Ada", 7361, ["127.0.0.1"]):
+        async with directories.announce_coordinator("friends of Ada", 7361, ["127.0.0.1"]):
             found = await directories.look_lan(2.0)
     except OSError as error:
         pytest.skip(f"no multicast here: {error}")

@@ -13,7 +13,7 @@ from tests.support.node_process import FAKE, sapo
 from tests.support.own_tasks import write_folder
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.tasks.ratings import rate
+from sapo_desktop.services.tasks.ratings import save_rating
 from sapo_swarm.events import GroupRecorded, RoundFinished, RunStarted
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.rubric import Endpoint, Judge, JudgeAway
@@ -32,7 +32,7 @@ def prepared(home: Path) -> None:
     write_folder(home / "data" / "tasks" / "brief", JUDGED, rows[:30], rows[30:])
     place = Home(home, home / "data", home, home, home)
     for n in range(30):
-        rate(place, "me", f"Say {n}.", "x" * (n + 1), (n % 2 == 0) != (n in (4, 9)))
+        save_rating(place, "me", f"Say {n}.", "x" * (n + 1), (n % 2 == 0) != (n in (4, 9)))
 
 
 def answers(messages: list[str]) -> list[str]:

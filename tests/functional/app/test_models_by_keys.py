@@ -40,9 +40,9 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     found.prepare()
     found.settings.write_text(SETTINGS)
     yield found
-    await supervisor.stop(found)
-    if hosting.find(found) is not None:
-        await hosting.stop(found)
+    await supervisor.shut_down_node(found)
+    if hosting.find_coordinator(found) is not None:
+        await hosting.stop_coordinator(found)
 
 
 class Keys:

@@ -52,7 +52,7 @@ async def halted(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[s
     """A node that was halted; another model and an invite lie beside it."""
     async with node(home.config, *SLOW) as (_, process):
         store.create(home, "other", RunConfig(model="fake", trainer="fake"))
-        membership.save(INVITE, home.invite)
+        membership.save_invite(INVITE, home.invite)
         monkeypatch.setattr(control_api, "ANSWER_S", 0.3)
         os.kill(process.pid, signal.SIGSTOP)
         yield process

@@ -29,7 +29,7 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
     async with coordinator(host, "--port", "0") as (invite, _):
         done = await asyncio.to_thread(sapo, host, "tasks", "share", "my_sums")
         assert done.returncode == 0, done.stderr
-        await supervisor.start(home, [])
+        await supervisor.launch_node(home, [])
         app = dashboard(home)
         async with app.run_test(size=(120, 40)) as pilot:
             await until(pilot, lambda: app.state.rounds >= 1)
@@ -53,5 +53,5 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
             assert app.state.run is not None
             assert (app.state.run.mode, app.state.run.tasks) == ("swarm", ("basic_arithmetic", "my_sums"))
             assert library.has("my_sums")
-        await supervisor.stop(home)
+        await supervisor.shut_down_node(home)
     library.use(None)

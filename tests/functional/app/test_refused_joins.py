@@ -45,11 +45,11 @@ def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
     home = Home.find()
     home.prepare()
     home.settings.write_text(FAKE)
-    membership.save(INVITE, home.invite)
+    membership.save_invite(INVITE, home.invite)
     with NodeLock(home.lock) if code == 1 else nullcontext():
-        assert cli.run([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
-    assert membership.load(home.invite) == parse_invite(INVITE)
-    assert trial.find(home.invite, "c" * 16) is None
+        assert cli.run_command_line([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
+    assert membership.load_invite(home.invite) == parse_invite(INVITE)
+    assert trial.find_trial(home.invite, "c" * 16) is None
 
 
 async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
@@ -63,20 +63,20 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
     async with coordinator(tmp_path / "host", "--port", "0", "--invite-uses", "1") as (invite, _):
         async with NodeClient(parse_invite(invite), Identity.generate()) as other:
             await other.join("Ada", "starter")
-        before = await supervisor.start(home, [])
+        before = await supervisor.launch_node(home, [])
         try:
             with pytest.raises(USER_ERRORS, match=r"The coordinator refuses: .*used up.* Nothing was changed\."):
                 await HomeActions(home).join(invite)
-            after = await supervisor.running(home)
+            after = await supervisor.query_status(home)
         finally:
-            await supervisor.stop(home)
+            await supervisor.shut_down_node(home)
         typed = await asyncio.to_thread(sapo, home.config, "node", "--join", invite)
     assert after is not None
     assert (after.pid, after.mode) == (before.pid, "silo")
     assert typed.returncode == 2
     assert "used up" in typed.stderr
     assert not home.invite.exists()
-    assert not settings.load(home.settings).swarm.join
+    assert not settings.load_settings(home.settings).swarm.join
 
 
 async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(
@@ -85,7 +85,7 @@ async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(
     """On the screen and in lines: saved, it would keep the node from ever starting."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
     Home.find().prepare()
-    info = FirstRunInfo(let_in=first_run.refused)
+    info = FirstRunInfo(let_in=first_run.invite_refusal)
     answers: list[FirstRunAnswers | None] = []
     app = SapoDashboard(ScriptedFeed([]), first_run=True, start=answers.append, info=lambda: info)
     async with coordinator(tmp_path / "host", "--port", "0", "--invite-uses", "1") as (invite, _):
@@ -114,12 +114,12 @@ async def test_contributing_to_another_swarm_leaves_the_saved_invite_as_it_was(
     monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
     home = Home.find()
     home.prepare()
-    membership.save(INVITE, home.invite)
+    membership.save_invite(INVITE, home.invite)
     other = await start(hosting(tmp_path, open=True))
     typed = ["contribute", "--answer", "--join", str(other.invite), "--tasks", "basic_arithmetic"]
-    code = await asyncio.to_thread(cli.run, typed)
+    code = await asyncio.to_thread(cli.run_command_line, typed)
     members = await other.store.members()
     await other.stop()
     assert (code, len(members)) == (0, 1)
-    assert membership.load(home.invite) == parse_invite(INVITE)
-    assert trial.find(home.invite, other.invite.swarm) is None
+    assert membership.load_invite(home.invite) == parse_invite(INVITE)
+    assert trial.find_trial(home.invite, other.invite.swarm) is None

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import NEWEST, PAGE, GroupSource, JournalGroups
 from sapo_desktop.dashboard.screens.rollouts.detail import GroupList
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.services.tasks.looking import Truths
+from sapo_desktop.services.tasks.looking import TruthLookup
 from sapo_swarm.events import GroupRecorded, decode
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.scoring.process import ScorerUnavailable
@@ -231,7 +231,7 @@ async def test_a_worker_that_did_not_start_is_asked_again_for_a_right_answer(mon
         return found
 
     monkeypatch.setattr(Scorer, "truth", truth)
-    truths = Truths()
+    truths = TruthLookup()
     assert [await truths.of(question) for _ in range(3)] == ["not known: no more processes", "2", "2"]
     await truths.close()
 

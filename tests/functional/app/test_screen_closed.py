@@ -26,7 +26,7 @@ async def test_a_node_whose_restart_is_taken_back_goes_on_as_it_was(home: Home, 
         await reaches(client, ("state",), lambda event: event.state == "running")
         if before:
             await client.post(before)
-        restart = asyncio.create_task(supervisor.restart(home))
+        restart = asyncio.create_task(supervisor.relaunch_node(home))
         await reaches(client, ("state",), lambda event: event.state == "finishing")
         restart.cancel()
         with pytest.raises(asyncio.CancelledError):

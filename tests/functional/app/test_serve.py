@@ -178,7 +178,7 @@ async def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path, browser: 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.run(["serve", "--port", str(port)]) == 1
+        assert cli.run_command_line(["serve", "--port", str(port)]) == 1
     said = capsys.readouterr().err
     assert f"Port {port} cannot be used" in said
     assert f"--port {port + 1}" in said

@@ -70,7 +70,7 @@ async def test_a_search_puts_the_cursor_on_the_setting_of_that_name(pilot: Pilot
 async def test_every_setting_is_listed_with_its_value_and_where_it_comes_from(pilot: Pilot[object], home: Home) -> None:
     screen = pilot.app.screen
     assert isinstance(screen, SettingsScreen)
-    assert [row.key for row in screen.rows] == [field.key for field in settings.fields()]
+    assert [row.key for row in screen.rows] == [field.key for field in settings.setting_fields()]
     lines = said(pilot)
     assert "run.model" in lines
     assert str(home.settings)[-20:] in lines, "of a long path the end is shown"
@@ -116,7 +116,7 @@ async def test_yes_and_no_are_turned_and_choices_are_chosen(pilot: Pilot[object]
     options.highlighted = sorted(pilot.app.available_themes).index("sapo-light")
     await pilot.press("enter")
     await until(pilot, lambda: pilot.app.theme == "sapo-light")
-    found = settings.load(home.settings)
+    found = settings.load_settings(home.settings)
     assert (found.limits.pause_when_active, found.ui.theme) == (True, "sapo-light")
 
 
@@ -145,7 +145,7 @@ async def test_a_theme_from_the_palette_stays_for_the_next_time(home: Home) -> N
     async with app.run_test(size=(80, 24)) as pilot:
         app.theme = "nord"
         await until(pilot, home.settings.exists)
-    assert settings.load(home.settings).ui.theme == "nord"
+    assert settings.load_settings(home.settings).ui.theme == "nord"
 
 
 async def test_what_was_changed_reaches_the_node_when_it_is_asked_to_start_again(home: Home) -> None:
@@ -180,7 +180,7 @@ async def test_a_schedule_counts_at_once_for_the_node_that_runs_and_can_be_overr
                     return
 
         await waits_for("running", "")
-        await asyncio.to_thread(editing.change, home.settings, "limits.schedule", closed_now())
+        await asyncio.to_thread(editing.change_setting, home.settings, "limits.schedule", closed_now())
         await waits_for("paused", "schedule")
         assert "out of hours until" in states[-1].sentence
         await client.post("run_anyway", for_s=3600)
@@ -194,15 +194,15 @@ def closed_now() -> str:
 
 
 def test_the_terminal_changes_and_resets_settings_as_f2_does(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["config", "set", "run.preset", "starte"]) == 2
-    assert cli.run(["config", "set", "limits.schedule", "8-17"]) == 2
+    assert cli.run_command_line(["config", "set", "run.preset", "starte"]) == 2
+    assert cli.run_command_line(["config", "set", "limits.schedule", "8-17"]) == 2
     assert "mon-fri 18:00-08:00" in capsys.readouterr().err
     assert not home.settings.exists()
-    assert cli.run(["config", "set", "run.rounds", "12"]) == 0
-    assert cli.run(["config", "get"]) == 0
+    assert cli.run_command_line(["config", "set", "run.rounds", "12"]) == 0
+    assert cli.run_command_line(["config", "get"]) == 0
     assert "run.rounds = 12   (from config.toml; default 0)" in capsys.readouterr().out
-    assert cli.run(["config", "reset", "run.rounds"]) == 0
-    assert [row.key for row in editing.rows(home.settings) if row.saved] == []
+    assert cli.run_command_line(["config", "reset", "run.rounds"]) == 0
+    assert [row.key for row in editing.setting_rows(home.settings) if row.saved] == []
 
 
 async def test_simple_settings_come_first_and_can_be_seen_alone(pilot: Pilot[object]) -> None:

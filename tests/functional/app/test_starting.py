@@ -31,7 +31,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_that_starting_d
 ) -> None:
     """steps: of the event loop; None: as soon as there is a process."""
     before = set(background._children)
-    starting = asyncio.create_task(supervisor.start(home, []))
+    starting = asyncio.create_task(supervisor.launch_node(home, []))
     for step in count():
         if step == steps or set(background._children) - before:
             break
@@ -41,7 +41,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_that_starting_d
     await asyncio.get_running_loop().shutdown_default_executor()
     children = set(background._children) - before
     try:
-        assert [supervisor.starting(home)] == ([child.pid for child in children] or [None])
+        assert [supervisor.starting_pid(home)] == ([child.pid for child in children] or [None])
     finally:
         for child in children:
             child.kill()
@@ -77,26 +77,26 @@ async def test_a_node_that_is_being_started_is_waited_for_and_no_second_one_is_s
 ) -> None:
     home.settings.write_text('[run]\ntrainer = "fake"\nmodel = "fake"\ntasks = ["basic_arithmetic"]\n' + CALM)
     spawned: list[int] = []
-    spawn = background.spawn
+    spawn = background.spawn_detached
 
     def noted(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
         spawned.append((process := spawn(home, arguments, errors)).pid)
         return process
 
-    monkeypatch.setattr(background, "spawn", noted)
+    monkeypatch.setattr(background, "spawn_detached", noted)
     first = asyncio.create_task(dashboard._start(home, None))
     for _ in count():
-        if await asyncio.to_thread(supervisor.starting, home) is not None:
+        if await asyncio.to_thread(supervisor.starting_pid, home) is not None:
             break
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     try:
         await dashboard._start(home, None)
-        status = await supervisor.running(home)
+        status = await supervisor.query_status(home)
         assert status is not None
         assert [status.pid] == spawned
     finally:
-        await supervisor.stop(home)
+        await supervisor.shut_down_node(home)
 
 
 async def test_a_key_that_leaves_right_behind_the_one_that_starts_the_node_warns_of_nothing() -> None:

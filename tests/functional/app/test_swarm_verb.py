@@ -51,7 +51,7 @@ async def test_swarm_status_names_the_nodes_that_exchange(home: Home, tmp_path: 
         told = ""
         while "1 node" not in told:  # the figures are two seconds old at most
             told = (await asyncio.to_thread(sapo, home.config, "swarm")).stdout
-        access = hosting.need(home)
+        access = hosting.require_coordinator(home)
         write_access(Path(access.admin), msgspec.structs.replace(access.access(), url="http://127.0.0.1:1", port=1))
         away = await asyncio.to_thread(sapo, home.config, "swarm", "status")
     assert "Seen in the last 5 minutes: 1 node. Groups in the last hour: 3\n" in told
@@ -68,7 +68,7 @@ def test_an_import_names_the_command_that_hosts_the_swarm_as_it_was(
     """Members reach it, and an open one stays open."""
     file = tmp_path / "x.swarm"
     file.write_bytes(asyncio.run(exported(tmp_path, is_open)))
-    assert cli.run(["swarm", "import", str(file)]) == 0
+    assert cli.run_command_line(["swarm", "import", str(file)]) == 0
     assert f"Host it with: sapo-desktop coordinator {flags}" in capsys.readouterr().out
 
 
@@ -77,15 +77,15 @@ def test_an_export_for_which_the_disk_had_no_room_is_made_under_the_same_name_on
 ) -> None:
     old, new = tmp_path / "old.swarm", str(tmp_path / "new.swarm")
     old.write_bytes(asyncio.run(exported(tmp_path, False)))
-    assert cli.run(["swarm", "import", str(old)]) == 0
+    assert cli.run_command_line(["swarm", "import", str(old)]) == 0
 
     def full(_handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        assert cli.run(["swarm", "export", new]) == 1
+        assert cli.run_command_line(["swarm", "export", new]) == 1
     assert not list(tmp_path.glob("*new.swarm*"))
-    assert cli.run(["swarm", "export", new]) == 0
-    assert cli.run(["swarm", "export", new]) == 2
+    assert cli.run_command_line(["swarm", "export", new]) == 0
+    assert cli.run_command_line(["swarm", "export", new]) == 2
     assert "exists already: choose another name." in capsys.readouterr().err

@@ -59,7 +59,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     found.prepare()
     found.settings.write_text(SETTINGS)
     yield found
-    await supervisor.stop(found)
+    await supervisor.shut_down_node(found)
 
 
 def dashboard(home: Home) -> SapoDashboard:
@@ -254,7 +254,7 @@ async def test_an_example_is_taken_in_the_wizard(home: Home) -> None:
     async with dashboard(home).run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await until(pilot, lambda: isinstance(pilot.app.screen, PlacesScreen) and "gear_ratio" in said(pilot))
-        await pilot.press(*["down"] * (2 + examples.names().index("gear_ratio")), "enter")
+        await pilot.press(*["down"] * (2 + examples.example_names().index("gear_ratio")), "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "446 rows" in said(pilot))
         await pilot.press("enter")
         await stopped(pilot)

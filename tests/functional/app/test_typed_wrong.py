@@ -24,9 +24,9 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.nodes.children import child
+from sapo_desktop.services.nodes.children import child_process
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
-from sapo_desktop.services.tasks.wizard.interface import Answers
+from sapo_desktop.services.tasks.wizard.interface import WizardAnswers
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control_api import NodeNotRunning
 from sapo_swarm.tasks.catalogue import UnknownTask
@@ -79,14 +79,14 @@ def test_what_is_written_below_a_file_is_refused_with_the_name_of_the_file(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("SAPO_HOME", str(home))
-    assert cli.run(["new", "kim", "--base", "starter-1m"]) == 0
+    assert cli.run_command_line(["new", "kim", "--base", "starter-1m"]) == 0
     below = str(file / "a" / "b")
     for verb in (
         ("export", "kim", "--checkpoint", "base", "--to", below),
         ("models", "figures", "kim", "--format", "csv", "-o", below),
         ("backup", below),
     ):
-        assert cli.run(verb) == 2
+        assert cli.run_command_line(verb) == 2
         assert f"{file} is a file" in capsys.readouterr().err
 
 
@@ -108,7 +108,7 @@ async def test_the_wizard_complains_of_a_path_while_it_is_typed(home: Home, type
     with pytest.raises(USER_ERRORS):
         await HomeTasks(home).places(typed)
     with pytest.raises(USER_ERRORS):
-        await HomeTasks(home).look(Answers(typed))
+        await HomeTasks(home).look(WizardAnswers(typed))
 
 
 @pytest.mark.parametrize("typed", ["~nobody1/x.jsonl", LONG, ""])
@@ -170,7 +170,7 @@ def test_the_command_line_answers_such_a_path_with_one_line(
     home: Home, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = cli.run(arguments)
+        code = cli.run_command_line(arguments)
     except SystemExit as left:
         code = int(str(left.code))
     assert code in (1, 2)
@@ -187,7 +187,7 @@ def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytes
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(home.data / "gone"))
     with pytest.raises(USER_ERRORS, match="open it again"):
-        async with child(["chat"]):
+        async with child_process(["chat"]):
             pass
     with pytest.raises(USER_ERRORS):
         await anext(aiter(stream()))

@@ -49,22 +49,22 @@ def test_a_dashboard_that_crashed_is_no_success(verb: list[str], home: Home, mon
     monkeypatch.setattr(SapoDashboard, "return_code", 1)
     for module in (dashboard, replay):
         monkeypatch.setattr(module, "require_terminal", lambda _instead: None)
-    assert cli.run(verb) == 1
+    assert cli.run_command_line(verb) == 1
     assert shown == [("sapo-light", True)], "as it is set"
 
 
 @pytest.mark.usefixtures("home")
 def test_a_recording_without_a_terminal_says_how_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["tour"]) == 1
+    assert cli.run_command_line(["tour"]) == 1
     assert "sapo-desktop tour --linear" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("asked")
 def test_ctrl_d_at_a_question_is_a_no(home: Home) -> None:
     store.create(home, "ada", RunConfig(model="fake", trainer="fake"))
-    assert cli.run(["models", "delete", "ada"]) == 1
-    assert cli.run(["uninstall", "--data"]) == 1
-    assert cli.run(["login"]) == 2
+    assert cli.run_command_line(["models", "delete", "ada"]) == 1
+    assert cli.run_command_line(["uninstall", "--data"]) == 1
+    assert cli.run_command_line(["login"]) == 2
     assert [model.name for model in store.all_models(home)] == ["ada"]
 
 
@@ -86,15 +86,15 @@ def test_a_manual_page_that_cannot_be_written_is_one_sentence(home: Home) -> Non
 @pytest.mark.usefixtures("home")
 def test_a_task_that_there_is_not_leaves_no_empty_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal, out = journal_with(tmp_path / "journal.db", 1), tmp_path / "out.jsonl"
-    assert cli.run(["rollouts", str(journal), "--task", "typo", "-o", str(out)]) == 2
+    assert cli.run_command_line(["rollouts", str(journal), "--task", "typo", "-o", str(out)]) == 2
     assert "There is no group of the task 'typo'" in capsys.readouterr().err
     assert not out.exists()
-    assert cli.run(["rollouts", str(journal), "-o", str(out)]) == 0
+    assert cli.run_command_line(["rollouts", str(journal), "-o", str(out)]) == 0
     assert "Wrote 1 group to" in capsys.readouterr().out
 
 
 def test_a_snooze_without_an_end_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["snooze", "--for", "0"]) == 2
+    assert cli.run_command_line(["snooze", "--for", "0"]) == 2
     assert "sapo-desktop pause" in capsys.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_the_first_line_of_a_watched_status_is_there_at_once(home: Home, monkeyp
 
     monkeypatch.setattr(control, "ControlClient", OneStatus)
     monkeypatch.setattr(control, "print", lambda _line, flush=False: told.append(flush), raising=False)
-    assert cli.run(["status", "--watch"]) == 0
+    assert cli.run_command_line(["status", "--watch"]) == 0
     assert told == [True]
 
 
@@ -122,7 +122,7 @@ async def test_a_verb_of_our_own_that_dies_does_not_say_how_far_it_was_in_place_
 ) -> None:
     code = "import sys; print('40 % writing', file=sys.stderr); raise SystemExit(3)"
     monkeypatch.setattr(children, "own_command", lambda: [sys.executable, "-c", code])
-    steps = children.run([])
+    steps = children.stream_verb([])
     assert await anext(steps) == "40 % writing"
     with pytest.raises(AppError, match="It ended without a word"):
         await anext(steps)

@@ -17,11 +17,11 @@ import pytest
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
-from sapo_desktop.commands.tasks.verifiers import arguments
+from sapo_desktop.commands.tasks.verifiers import parse_environment_args
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.services.models.endpoint import Answering, Endpoint
 from sapo_desktop.services.tasks.bridge.child import MARK
-from sapo_desktop.services.tasks.bridge.running import BridgeJob, Told, _told, run
+from sapo_desktop.services.tasks.bridge.running import BridgeJob, BridgeMessage, _told, run_environment
 from sapo_swarm.node.engine_thread import EngineThread
 
 TOKEN = "a-token-of-the-bridge-s-tests-alone"
@@ -90,9 +90,9 @@ async def test_an_environment_runs_in_its_own_python_through_the_endpoint(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET", "of the person's")
-    shown: list[Told] = []
+    shown: list[BridgeMessage] = []
     async with job("sums", first=5) as wanted:
-        found = await run(python, wanted, shown.append, 60.0)
+        found = await run_environment(python, wanted, shown.append, 60.0)
     assert (found.rewards, found.failed, found.version) == ((1.0, 1.0, 1.0), 0, "0.1.14")
     assert "Calculate 5 + 12." in shown[0].prompt
     assert shown[0].completion.splitlines()[0] == "assistant: <answer>17</answer>"
@@ -101,16 +101,16 @@ async def test_an_environment_runs_in_its_own_python_through_the_endpoint(
 async def test_an_environment_that_does_not_load_is_one_sentence(python: Path) -> None:
     async with job("crossword") as wanted:
         with pytest.raises(AppError, match=r"'crossword' did not run: ValueError: no such environment"):
-            await run(python, wanted, lambda _: None, 60.0)
+            await run_environment(python, wanted, lambda _: None, 60.0)
 
 
 async def test_an_environment_that_never_ends_is_ended(python: Path) -> None:
     async with job("asyncio:sleep") as wanted:
         slow = BridgeJob("time:sleep", {}, wanted.url, TOKEN, "model", 1, 1, 0.0, 8)
         with pytest.raises(AppError, match="did not run: TypeError"):
-            await run(python, slow, lambda _: None, 60.0)
+            await run_environment(python, slow, lambda _: None, 60.0)
         with pytest.raises(AppError, match=r"was not done after 0\.01 s"):
-            await run(python, wanted, lambda _: None, 0.01)
+            await run_environment(python, wanted, lambda _: None, 0.01)
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -127,14 +127,14 @@ def test_a_reward_that_is_no_number_is_a_failed_rollout(reward: str) -> None:
 async def test_without_its_python_the_commands_to_make_it_are_told(tmp_path: Path) -> None:
     async with job("sums") as wanted:
         with pytest.raises(AppError, match=r"There is no Python at .* uv venv .*verifiers==0\.1\.14"):
-            await run(tmp_path / "none" / "bin" / "python", wanted, lambda _: None, 1.0)
+            await run_environment(tmp_path / "none" / "bin" / "python", wanted, lambda _: None, 1.0)
 
 
 def test_arguments_are_json_or_text() -> None:
-    assert arguments(["gym=leg_counting", "size=3", 'deep={"a": [1]}']) == {
+    assert parse_environment_args(["gym=leg_counting", "size=3", 'deep={"a": [1]}']) == {
         "gym": "leg_counting",
         "size": 3,
         "deep": {"a": [1]},
     }
     with pytest.raises(UsageError, match="KEY=VALUE"):
-        arguments(["gym"])
+        parse_environment_args(["gym"])

@@ -115,16 +115,16 @@ def test_a_recording_and_groups_that_are_not_there_are_one_sentence_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["replay", "nosuch"]) == 2
+    assert cli.run_command_line(["replay", "nosuch"]) == 2
     assert "There is no file 'nosuch'. There is no model yet. Make one" in capsys.readouterr().err
     model = store.create(Home.find(), "such", RunConfig(model="fake", trainer="fake"))
-    assert cli.run(["replay", "nosuch"]) == 2
+    assert cli.run_command_line(["replay", "nosuch"]) == 2
     assert "There is no file 'nosuch'. There is no model 'nosuch'. Did you mean 'such'?" in capsys.readouterr().err
     (tmp_path / "such").touch()
     monkeypatch.chdir(tmp_path)
     for name in ("such", "Such", model.record.id):
-        assert cli.run(["replay", name]) == 1
+        assert cli.run_command_line(["replay", name]) == 1
         assert f"There is no journal at {model.folder / 'journal.db'}" in capsys.readouterr().err
     Journal(tmp_path / "journal.db").close()
-    assert cli.run(["rollouts", str(tmp_path / "journal.db"), "--task", "foo"]) == 2
+    assert cli.run_command_line(["rollouts", str(tmp_path / "journal.db"), "--task", "foo"]) == 2
     assert "There is no group of the task 'foo'. No groups yet." in capsys.readouterr().err

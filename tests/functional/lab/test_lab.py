@@ -15,7 +15,7 @@ import pytest
 from tests.support.lab_runs import RUN, Play, Stopped, build, experiment, learning, play, rounds_of, scorer
 from tests.support.watched_node import CALM
 
-from sapo_desktop.cli import run as cli
+from sapo_desktop.cli import run_command_line as cli
 from sapo_lab.report.results import load_run
 from sapo_lab.running.checkpoint import SwarmState
 from sapo_lab.running.nodes import open_node

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.support.lab_runs import RUN, Play, experiment, play, rounds_of, scorer
 
-from sapo_desktop.cli import run as cli
+from sapo_desktop.cli import run_command_line as cli
 from sapo_lab.report import node_types
 from sapo_lab.report.results import load_run
 from sapo_lab.report.table import rows

@@ -11,8 +11,8 @@ from tests.contract.conftest import write_model
 from tests.support.lab_runs import build, experiment, learning, play, rounds_of, scorer
 
 import sapo_assets
-from sapo_desktop.cli import run as cli
-from sapo_desktop.commands.machine.lab import changed
+from sapo_desktop.cli import run_command_line as cli
+from sapo_desktop.commands.machine.lab import override_settings
 from sapo_lab.running.run import Clock, PieceOver, run_arm, run_folder
 from sapo_lab.schema import Experiment, load
 from sapo_swarm.config import PAPER_TASKS
@@ -66,7 +66,7 @@ async def test_the_papers_experiment_runs_in_pieces_on_the_shape_of_its_model(sc
     folder = write_model(tmp_path, "qwen2")
     shape = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 4096}), "utf-8")
-    shipped = changed(load(sapo_assets.experiments()["paper-0.5b"]), model=str(folder), device="cpu")
+    shipped = override_settings(load(sapo_assets.experiments()["paper-0.5b"]), model=str(folder), device="cpu")
     arm = shipped.arm("2-8")
     assert (arm.run.tasks, arm.run.preset, arm.run.method) == (PAPER_TASKS, "paper", "lora")
     small = {"rounds": 2, "group_size": 2, "max_new_tokens": 8, "eval_items": 1, "threads": 1}

@@ -12,7 +12,7 @@ import tomli_w
 from msgspec.structs import replace
 
 import sapo_assets
-from sapo_desktop.cli import run as cli
+from sapo_desktop.cli import run_command_line as cli
 from sapo_lab.report.results import load_all
 from sapo_lab.report.saved_runs import FILE, judged, save_runs, with_saved_runs
 from sapo_lab.schema import BadExperiment, Experiment, load, parse

@@ -87,11 +87,11 @@ async def test_a_node_in_the_background_is_started_found_and_stopped(
     monkeypatch.setenv("PYTHONPATH", node_process.environment(tmp_path)["PYTHONPATH"])
     node_process.calm(tmp_path)
     home = Home.find()
-    status = await supervisor.start(home, SLOW)
-    assert children.alive(status.pid)
-    stopped = await supervisor.stop(home)
+    status = await supervisor.launch_node(home, SLOW)
+    assert children.is_process_alive(status.pid)
+    stopped = await supervisor.shut_down_node(home)
     assert stopped is not None
-    assert not children.alive(stopped.pid)
+    assert not children.is_process_alive(stopped.pid)
 
 
 @pytest.mark.parametrize("content", [b'{"port": 9, "token": "x"}', b'{"port": 0, "token": "x"}', b"{", b"\xff" * 5000])

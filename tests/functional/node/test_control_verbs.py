@@ -52,7 +52,7 @@ async def test_a_node_that_waits_for_a_chat_is_told_to_resume_and_runs_when_that
         await reaches(client, ("state",), lambda e: e.state == "running")
         await client.post("hold")
         await reaches(client, ("state",), lambda e: e.reason == "held")
-        assert (await supervisor.tell(Home.find(), "resume")).state == "running"
+        assert (await supervisor.send_command(Home.find(), "resume")).state == "running"
 
 
 async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ async def test_stop_comes_back_when_the_process_is_gone_and_says_what_is_saved(t
         stopped = await asyncio.to_thread(sapo, tmp_path, "stop")
         assert stopped.stdout.startswith("Stopped"), stopped
         assert "rounds done" in stopped.stdout
-        assert not children.alive(pid)
+        assert not children.is_process_alive(pid)
         assert await asyncio.to_thread(process.wait) == 0
     again = await asyncio.to_thread(sapo, tmp_path, "stop")
     assert again.returncode != 0
@@ -73,7 +73,7 @@ async def test_stop_says_that_a_swarm_is_still_hosted_and_how_it_is_closed(tmp_p
     with mock.patch.dict(os.environ, environment(tmp_path)):
         home = Home.find()
     home.prepare()
-    with hosting.announced(home, hosting.this_process("mine", False, "")):
+    with hosting.record_coordinator(home, hosting.this_process("mine", False, "")):
         done = await asyncio.to_thread(sapo, tmp_path, "stop")
         assert (
             "No node is running. The swarm that you host is still open. To close it: sapo-desktop swarm stop"
@@ -87,7 +87,7 @@ async def test_stop_says_that_a_swarm_is_still_hosted_and_how_it_is_closed(tmp_p
 
 def written(home: Home) -> None:
     """Until the process of the node that is being started is known."""
-    while supervisor.starting(home) is None:
+    while supervisor.starting_pid(home) is None:
         continue
 
 
@@ -99,15 +99,15 @@ async def test_a_node_that_is_only_being_started_is_stopped_too(
         monkeypatch.setenv(name, value)
     await asyncio.to_thread(calm, tmp_path)
     home = Home.find()
-    starting = asyncio.create_task(supervisor.start(home, SLOW))
+    starting = asyncio.create_task(supervisor.launch_node(home, SLOW))
     await asyncio.to_thread(written, home)
     assert not home.socket.exists()
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
-    status = await supervisor.stop(home)
+    status = await supervisor.shut_down_node(home)
     assert status is not None
-    assert not await asyncio.to_thread(children.alive, status.pid)
-    assert await supervisor.stop(home) is None
+    assert not await asyncio.to_thread(children.is_process_alive, status.pid)
+    assert await supervisor.shut_down_node(home) is None
 
 
 async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_when_it_goes_on(
@@ -166,7 +166,7 @@ async def test_a_node_that_is_too_busy_to_answer_while_it_starts_is_waited_for(
         silent.bind(str(home.socket))
         silent.listen()
         with pytest.raises(NodeNotAnswering):
-            await supervisor.running(home)
+            await supervisor.query_status(home)
         assert await supervisor._answer(home) is None
         stream = ControlFeed(home.socket).events()
         link = await anext(stream)
@@ -182,8 +182,8 @@ async def test_a_node_that_takes_too_long_to_start_is_named_with_the_way_out(
     monkeypatch.setattr(supervisor, "START_LIMIT_S", 0.0)
     home = Home.find()
     with pytest.raises(AppError, match=r"still starting: wait for it .*, or end it with kill \d+\."):
-        await supervisor.start(home, SLOW)
-    pid = supervisor.starting(home)
+        await supervisor.launch_node(home, SLOW)
+    pid = supervisor.starting_pid(home)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
@@ -195,22 +195,26 @@ def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Ho
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.read(1) == b"0", "its command can be read from now on"
-        for began, found in (("", stranger.pid), (children.born(stranger.pid), stranger.pid), ("earlier", None)):
+        for began, found in (
+            ("", stranger.pid),
+            (children.process_start_stamp(stranger.pid), stranger.pid),
+            ("earlier", None),
+        ):
             (home.runtime / left).write_text(f"{stranger.pid} {began}", "utf-8")
-            assert supervisor.starting(home) == found
+            assert supervisor.starting_pid(home) == found
         stranger.communicate(b"\n")
 
 
 def test_a_node_that_was_started_this_moment_is_found_before_its_command_can_be_read(home: Home) -> None:
     """Linux shows an empty command while the process turns into its program."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        (home.runtime / "node.starting").write_text(children.note(process.pid), "utf-8")
-        assert supervisor.starting(home) == process.pid
+        (home.runtime / "node.starting").write_text(children.format_pid_record(process.pid), "utf-8")
+        assert supervisor.starting_pid(home) == process.pid
         process.communicate(b"\n")
 
 
 def test_a_lock_tells_which_process_holds_it(home: Home) -> None:
     with NodeLock(home.lock):
-        assert home.lock.read_text("ascii") == f"{os.getpid()} {children.born(os.getpid())}"
+        assert home.lock.read_text("ascii") == f"{os.getpid()} {children.process_start_stamp(os.getpid())}"
         with pytest.raises(AppError, match=rf"\(process {os.getpid()}\)"), NodeLock(home.lock):
             pass

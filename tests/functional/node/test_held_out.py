@@ -16,7 +16,7 @@ from tests.support.own_tasks import library_in, sums
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import Engine
-from sapo_desktop.services.against_base import unpaired
+from sapo_desktop.services.against_base import unpaired_reason
 from sapo_desktop.services.machine.engines import builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
@@ -227,7 +227,7 @@ async def test_an_account_of_the_untrained_model_that_was_cut_off_is_as_if_it_ha
     assert len(await examiner.base_missing()) == 8
     alone = await examiner.examine(25, 8, lambda part: None)
     assert alone.delta is None
-    assert "has not answered 8 of these questions" in unpaired(alone)
+    assert "has not answered 8 of these questions" in unpaired_reason(alone)
     await examiner.examine(0, 8, lambda part: None)
     assert await examiner.base_missing() == []
     assert (await examiner.examine(25, 8, lambda part: None)).delta is not None

@@ -22,7 +22,7 @@ def test_without_the_package_there_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.run(["mcp"]) == 4
+    assert cli.run_command_line(["mcp"]) == 4
     said = capsys.readouterr().err
     assert said.startswith("sapo-desktop: This needs the package mcp: ")
     assert said.endswith("pip install mcp\n")

@@ -69,7 +69,7 @@ def test_a_folder_that_is_typed_on_screen_4_or_in_the_first_questions_or_f2_is_k
     ann = creating.new(home, "ann", RunConfig(model="owner/name"))
     assert (ann.config.model, ann.record.base) == (str(base), str(base))
     [bea] = first_run.first_model(FirstRunAnswers(model="owner/name"), home)
-    assert store.find(home, bea).config.model == settings.load(home.settings).run.model == str(base)
+    assert store.find(home, bea).config.model == settings.load_settings(home.settings).run.model == str(base)
     settings_actions.change(ann, "run.model", "owner/name")
     assert store.find(home, "ann").config.model == str(base)
 

@@ -112,6 +112,6 @@ def test_a_model_that_was_made_with_a_limit_of_40_tokens_is_trained_with_40(tmp_
 def test_a_model_of_the_first_questions_has_room_for_reasoning_before_its_first_start(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     home.prepare()
-    settings.change(home.settings, "run.thinking", "on")
+    settings.write_setting(home.settings, "run.thinking", "on")
     [name] = first_run.first_model(FirstRunAnswers(), home)
     assert store.find(home, name).config.max_new_tokens == REASONING_TOKENS

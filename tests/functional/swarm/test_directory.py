@@ -13,11 +13,11 @@ from tests.support.served_file import ServedFile, served
 from tests.unit.swarm.test_directory import JOIN, KEEPER, LIST, NOW
 
 from sapo_desktop import settings
-from sapo_desktop.cli import run
+from sapo_desktop.cli import run_command_line
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories
-from sapo_desktop.services.swarms.interface import Directory
+from sapo_desktop.services.swarms.interface import SwarmDirectory
 from sapo_swarm.coordinator.host import start
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
@@ -34,8 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return found
 
 
-async def look(home: Home, fresh: bool = False, now: float = NOW + 5) -> Directory:
-    (found,) = await directories.look(home, fresh, lambda: now)
+async def look(home: Home, fresh: bool = False, now: float = NOW + 5) -> SwarmDirectory:
+    (found,) = await directories.read_directories(home, fresh, lambda: now)
     return found
 
 
@@ -43,7 +43,7 @@ async def look(home: Home, fresh: bool = False, now: float = NOW + 5) -> Directo
 async def listed(home: Home, body: bytes | None = None) -> AsyncIterator[ServedFile]:
     """A directory in this home's settings."""
     async with served(seal(LIST, KEEPER) if body is None else body) as file:
-        directories.add(home, f"{file.url}#key={KEEPER.node}")
+        directories.follow_directory(home, f"{file.url}#key={KEEPER.node}")
         yield file
 
 
@@ -161,21 +161,21 @@ HERE = (
 async def test_an_entry_of_the_network_never_sends_a_reader_to_its_own_machine() -> None:
     for host in HERE:
         here = msgspec.structs.replace(LIST.swarms[0], join=f"sapo://{host}:22/#fp={'a' * 64}&s={'b' * 16}")
-        assert directories.listed(here, here=False).join == "", host
-        assert directories.listed(here, here=True).join
+        assert directories.listed_swarm(here, here=False).join == "", host
+        assert directories.listed_swarm(here, here=True).join
     for host in ("localhost.example.org", "128.0.0.1", "10.0.0.1", "[2001:db8::1]", "[::ffff:10.0.0.1]", "1.example"):
         away = msgspec.structs.replace(LIST.swarms[0], join=f"sapo://{host}:22/#fp={'a' * 64}&s={'b' * 16}")
-        assert directories.listed(away, here=False).join, host
+        assert directories.listed_swarm(away, here=False).join, host
 
 
 def test_the_line_to_join_with_is_written_anew_and_holds_nothing_for_a_shell() -> None:
     odd = msgspec.structs.replace(LIST.swarms[0], join=JOIN.replace("/#", "/';touch${IFS}x;'#"))
-    assert directories.listed(odd, here=False).join == JOIN
+    assert directories.listed_swarm(odd, here=False).join == JOIN
 
 
 def test_texts_of_a_directory_are_made_safe() -> None:
     odd = msgspec.structs.replace(LIST.swarms[0], name="a\x1b[2J\u202eb", trains="x\ny", checks="\x07")
-    one = directories.listed(odd, here=False)
+    one = directories.listed_swarm(odd, here=False)
     assert (one.name + one.trains + one.checks).isprintable()
 
 
@@ -242,27 +242,27 @@ def test_a_list_is_written_signed_edited_and_signed_anew_by_the_verb(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "swarms.json")
-    assert run(["directory", "new", path]) == 0
-    assert run(["directory", "sign", path, "--days", "7"]) == 0
+    assert run_command_line(["directory", "new", path]) == 0
+    assert run_command_line(["directory", "sign", path, "--days", "7"]) == 0
     signed = capsys.readouterr().out
     assert "Signed 1 swarm for 7 days" in signed
     key = signed.rpartition("#key=")[2].strip()
     text = Path(path).read_text()
     Path(path).write_text(text.replace('"example"', '"evenings"'))
-    assert run(["directory", "show", path]) == 2
+    assert run_command_line(["directory", "show", path]) == 2
     assert "signature does not hold" in capsys.readouterr().err
-    assert run(["directory", "sign", path]) == 0
-    assert run(["directory", "show", path]) == 0
+    assert run_command_line(["directory", "sign", path]) == 0
+    assert run_command_line(["directory", "show", path]) == 0
     said = capsys.readouterr().out
     assert "evenings: 0 nodes" in said
     assert key in said
-    assert run(["directory", "new", path]) == 2
-    assert run(["directory"]) == 0
+    assert run_command_line(["directory", "new", path]) == 2
+    assert run_command_line(["directory"]) == 0
     assert "none is built in" in capsys.readouterr().out
 
 
 def test_a_setting_that_is_no_directory_is_refused(home: Home) -> None:
-    assert run(["config", "set", "swarm.directories", "https://example.org/a.json"]) == 2
+    assert run_command_line(["config", "set", "swarm.directories", "https://example.org/a.json"]) == 2
     with pytest.raises(UsageError, match="needs #key="):
-        directories.add(home, "https://example.org/a.json")
-    assert settings.load(home.settings).swarm.directories == ()
+        directories.follow_directory(home, "https://example.org/a.json")
+    assert settings.load_settings(home.settings).swarm.directories == ()

@@ -117,7 +117,7 @@ def test_wrong_flags_are_usage_errors(
 ) -> None:
     """Exit code 2, and a sentence; a swarm that no node could be in is not hosted."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["coordinator", *arguments]) == 2
+    assert cli.run_command_line(["coordinator", *arguments]) == 2
     told = capsys.readouterr().err
     assert said in told
     assert "$" not in told
@@ -138,7 +138,7 @@ def test_a_store_that_does_not_open_is_an_error_with_a_sentence(
 ) -> None:
     """Exit code 1."""
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["coordinator", "--store", "mysql://x"]) == 1
+    assert cli.run_command_line(["coordinator", "--store", "mysql://x"]) == 1
     assert "is no store" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.functional.swarm.test_members import settings
 from tests.support.own_tasks import sums
 
-from sapo_desktop.cli import run
+from sapo_desktop.cli import run_command_line
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
@@ -46,8 +46,8 @@ async def test_an_empty_reason_bans_all_the_same(tmp_path: Path, monkeypatch: py
     state = hosting.this_process("s", False, str(admin_path(settings(tmp_path))))
     async with NodeClient(running.invite, Identity.generate()) as client:
         await client.join()
-        with hosting.announced(home, state):
-            assert await asyncio.to_thread(run, ["ban", client.identity.node, "--reason", ""]) == 0
+        with hosting.record_coordinator(home, state):
+            assert await asyncio.to_thread(run_command_line, ["ban", client.identity.node, "--reason", ""]) == 0
         result = await client.exchange([], 0)
     await running.stop()
     assert result.code == "banned"

@@ -100,7 +100,7 @@ async def test_a_group_whose_upload_began_before_its_node_was_banned_never_enter
 async def test_a_node_that_waited_to_be_let_in_shares_the_part_that_the_swarm_asks_for(tmp_path: Path) -> None:
     hosted = await start(settings(tmp_path, approve=True, share_fraction=0.25))
     who = StoredIdentity(Identity.generate(), "file", "")
-    exchange, said = await membership.enter(hosted.invite, who, Settings(), RunConfig())
+    exchange, said = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig())
     assert "The host has not let this node in yet" in said[0]
     assert exchange.share_fraction == 0.25
     await exchange.client.__aexit__(None, None, None)
@@ -210,17 +210,17 @@ def test_a_pid_file_of_another_process_is_no_coordinator(tmp_path: Path) -> None
     home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
     home.prepare()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    began, born = psutil.Process(stranger.pid).create_time(), children.born(stranger.pid)
+    began, born = psutil.Process(stranger.pid).create_time(), children.process_start_stamp(stranger.pid)
     for word, started, found in (
         (born, 0.0, True),
-        (children.born(os.getpid()), 0.0, False),
+        (children.process_start_stamp(os.getpid()), 0.0, False),
         ("", began, True),  # an older version's file
         ("", began - 3600.0, False),
         ("", 0.0, False),  # one of a version before that
     ):
-        state = hosting.Hosting(pid=stranger.pid, name="s", open=False, admin="", born=word, started=started)
-        with hosting.announced(home, state):
-            assert (hosting.find(home) is not None) is found
+        state = hosting.HostedCoordinator(pid=stranger.pid, name="s", open=False, admin="", born=word, started=started)
+        with hosting.record_coordinator(home, state):
+            assert (hosting.find_coordinator(home) is not None) is found
     stranger.communicate(b"\n")
 
 
@@ -229,11 +229,11 @@ def test_a_coordinator_is_found_after_the_clock_was_set(tmp_path: Path, monkeypa
     """The boot time that psutil adds moves with the clock."""
     home = Home(*(tmp_path / name for name in ("config", "data", "cache", "logs", "run")))
     home.prepare()
-    with hosting.announced(home, hosting.this_process("s", False, "")):
-        assert hosting.find(home) is not None
+    with hosting.record_coordinator(home, hosting.this_process("s", False, "")):
+        assert hosting.find_coordinator(home) is not None
         booted = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600.0)
-        assert hosting.find(home) is not None
+        assert hosting.find_coordinator(home) is not None
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows shows arguments to their owner alone")

@@ -21,15 +21,15 @@ async def test_a_coordinator_that_is_asked_to_stop_without_signals_closes_its_st
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", node_process.environment(tmp_path)["PYTHONPATH"])
     home = Home.find()
-    found = await hosting.start(home, ["--port", "0"])
+    found = await hosting.start_coordinator(home, ["--port", "0"])
     log = home.data / "swarm.sqlite-wal"
     assert log.exists()
     signals: list[int] = []
     monkeypatch.setattr(hosting, "os", SimpleNamespace(kill=lambda pid, number: signals.append(pid)))
     try:
-        assert await hosting.stop(home) == found
+        assert await hosting.stop_coordinator(home) == found
     finally:
-        if hosting.find(home) is not None:
+        if hosting.find_coordinator(home) is not None:
             os.kill(found.pid, signal.SIGTERM)
     assert signals == []
     assert not log.exists(), "SQLite removes it when the store is closed"

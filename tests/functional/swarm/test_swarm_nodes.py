@@ -232,9 +232,9 @@ async def test_an_open_swarm_is_a_trial_also_where_its_own_tasks_cannot_be_asked
     monkeypatch.setattr(NodeClient, "tasks", away)
     hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
     who, saved = StoredIdentity(Identity.generate(), "file", ""), tmp_path / "invite"
-    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig(), saved=saved)
-    assert trial.find(saved, hosted.invite.swarm)
-    assert exchange.policy == trial.strict(exchange.policy), "the rules of a trial"
+    exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig(), saved=saved)
+    assert trial.find_trial(saved, hosted.invite.swarm)
+    assert exchange.policy == trial.trial_rules(exchange.policy), "the rules of a trial"
     await exchange.client.__aexit__(None, None, None)
     await hosted.stop()
 
@@ -247,7 +247,7 @@ async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_n
     hosted = await start(CoordinatorSettings(port=0, store=store))
     await hosted.stop()
     who = StoredIdentity(Identity.generate(), "file", "")
-    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig(), saved=saved)
+    exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig(), saved=saved)
     exchange.attach(engine, scorer)
     hosted = await start(CoordinatorSettings(port=hosted.port, store=store, open=True))
     for number in (1, 2, 3):
@@ -257,7 +257,7 @@ async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_n
     news = exchange.news()
     assert (news.connected, news.held) == (False, "trial at the next start")
     assert "when the node starts again · training goes on alone" in news.sentence
-    assert trial.find(saved, hosted.invite.swarm)
+    assert trial.find_trial(saved, hosted.invite.swarm)
     await exchange.close()
     await hosted.stop()
 
@@ -270,7 +270,7 @@ async def test_a_member_that_started_while_the_coordinator_was_away_shares_the_p
     async with NodeClient(hosted.invite, who.identity) as client:
         await client.join()
     await hosted.stop()
-    exchange, _ = await membership.enter(hosted.invite, who, Settings(), RunConfig())
+    exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig())
     exchange.attach(engine, scorer)
     hosted = await start(CoordinatorSettings(port=hosted.port, store=store, share_fraction=0.25))
     exchange.client.next_at = 0.0

@@ -77,19 +77,19 @@ def kept_record(folder: Path) -> int:
 
 
 def keep_setting(folder: Path, number: int) -> None:
-    settings.change(folder / "config.toml", "run.rounds", str(number))
+    settings.write_setting(folder / "config.toml", "run.rounds", str(number))
 
 
 def kept_setting(folder: Path) -> int:
-    return settings.load(folder / "config.toml").run.rounds
+    return settings.load_settings(folder / "config.toml").run.rounds
 
 
 def keep_invite(folder: Path, number: int) -> None:
-    membership.save(f"sapo://127.0.0.1:{number}/#s={'a' * 16}", folder / "invite")
+    membership.save_invite(f"sapo://127.0.0.1:{number}/#s={'a' * 16}", folder / "invite")
 
 
 def kept_invite(folder: Path) -> int:
-    return membership.load(folder / "invite").port if (folder / "invite").exists() else 0
+    return membership.load_invite(folder / "invite").port if (folder / "invite").exists() else 0
 
 
 def keep_access(folder: Path, number: int) -> None:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 from tests.support.records import finished, group_of, opened
 
-from sapo_desktop.commands.nodes.control import describe
+from sapo_desktop.commands.nodes.control import describe_status
 from sapo_desktop.dashboard.feed import _HISTORY
 from sapo_desktop.dashboard.look import ASCII, UNICODE, to_ascii
 from sapo_desktop.dashboard.screens.dashboard import share_lines
@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, in_order, step
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.chart import legend
 from sapo_desktop.dashboard.widgets.plot import View
-from sapo_desktop.services.swarms.trial import MEANINGS, shares
+from sapo_desktop.services.swarms.trial import MEANINGS, contribution_rows
 from sapo_swarm.events import Event, FirstSuccess, SwarmUpdated
 from sapo_swarm.node.control_api import NodeStatus
 from sapo_swarm.node.swarm_stats import SHARE_WINDOW, SwarmStats
@@ -149,7 +149,7 @@ def test_own_row_is_marked_and_shows_the_same_figures_as_the_overview_and_the_ch
     assert "25.0 %" in own
     assert "20.0 %" not in own
     assert "(me)" not in peer_rows(state.swarm, 100, UNICODE).plain.replace("Ada (me)", "")
-    assert shares(state.swarm) == (("my share", "25.0 %"), ("uptake", "0"), ("external share", "37.5 %"))
+    assert contribution_rows(state.swarm) == (("my share", "25.0 %"), ("uptake", "0"), ("external share", "37.5 %"))
     page = overview(state, 0.0, 76, 4, UNICODE).plain
     line = legend(share_lines(state), [], View(), None, 70, UNICODE, lambda name: name).plain
     for label, value in (("my share", "25.0 %"), ("external share", "37.5 %")):
@@ -209,7 +209,7 @@ STATUS = NodeStatus(
 )
 def test_a_verb_names_verbs_where_the_dashboard_names_keys(state: str, sentence: str, said: str) -> None:
     status = msgspec.structs.replace(STATUS, state=state, sentence=sentence, since=time.time())
-    first = describe(status).splitlines()[0]
+    first = describe_status(status).splitlines()[0]
     assert re.sub(r" for \d+ s", " for X", first) == said
 
 
@@ -217,13 +217,13 @@ def test_the_status_verb_says_how_it_stands_with_the_swarm_and_the_same_figures(
     now, shares = time.time(), {"share": 0.25, "uptake": 3, "external_share": 0.375}
     news = msgspec.structs.replace(NEWS, time=now, sentence="Connected: 3 nodes.", **shares)
     status = STATUS
-    assert describe(status, news).splitlines()[-2:] == [
+    assert describe_status(status, news).splitlines()[-2:] == [
         "Connected: 3 nodes.",
         "my share 25.0 % · uptake 3 · external share 37.5 %",
     ]
     away = msgspec.structs.replace(news, connected=False, sentence="h:1 cannot be reached: nothing listens there.")
-    assert "\nAlone: h:1 cannot be reached" in describe(status, away)
-    assert "share" not in describe(status)
+    assert "\nAlone: h:1 cannot be reached" in describe_status(status, away)
+    assert "share" not in describe_status(status)
 
 
 def test_a_share_is_drawn_as_it_was_told_whatever_the_smoothing() -> None:

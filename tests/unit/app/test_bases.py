@@ -28,7 +28,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
-from sapo_desktop.services.nodes.report import Reporter
+from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import identity
 
@@ -97,7 +97,7 @@ def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home:
     told = "too large   2 checkpoints of this model's weights take 1.08 GB"
     assert card.lines(one)[-1].startswith(told)
     with pytest.raises(UsageError, match="too large: 2 checkpoints"):
-        node._tell_what_it_needs(home, full, Reporter(io.StringIO(), False, True), 0, trained=False)
+        node._tell_what_it_needs(home, full, ConsoleReporter(io.StringIO(), False, True), 0, trained=False)
     for fits in (msgspec.structs.replace(full, method="lora"), msgspec.structs.replace(full, disk_budget_gb=0.0)):
         assert not card.card(home, fits).over_budget
 
@@ -139,20 +139,20 @@ def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
     monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 2560 << 20)
     monkeypatch.setattr(Home, "find", classmethod(lambda _cls: home))
     home.settings.parent.mkdir()
-    settings.change(home.settings, "run.trainer", "torch")
-    settings.change(home.settings, "run.device", "cpu")
-    settings.change(home.settings, "run.precision", "bfloat16")
+    settings.write_setting(home.settings, "run.trainer", "torch")
+    settings.write_setting(home.settings, "run.device", "cpu")
+    settings.write_setting(home.settings, "run.precision", "bfloat16")
 
     def shown() -> tuple[bool, int, bool, str]:
-        bases.shown(home, argparse.Namespace(names=[SMOL], json=True))
+        bases.show_base(home, argparse.Namespace(names=[SMOL], json=True))
         one = json.loads(capsys.readouterr().out)
-        bases.listed(home, argparse.Namespace(json=True))
+        bases.list_bases(home, argparse.Namespace(json=True))
         listed = next(row for row in map(json.loads, capsys.readouterr().out.splitlines()) if row["base"] == SMOL)
         return one["fits"], one["memory"]["needed"], listed["fits"], asyncio.run(first_run.wrong_with(SMOL))
 
     fits, short, listed, wrong = shown()
     assert (fits, listed, wrong) == (True, True, "")
-    settings.change(home.settings, "run.thinking", "on")
+    settings.write_setting(home.settings, "run.thinking", "on")
     fits, long, listed, wrong = shown()
     assert (fits, listed) == (False, False)
     assert "does not fit" in wrong

@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.screens.dashboard import reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
-from sapo_desktop.services.nodes.report import Reporter
+from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.events import Event, RunStarted
 from sapo_swarm.node.base_trial import no_questions
 
@@ -43,7 +43,7 @@ def after(count: int) -> DashboardState:
 
 def test_a_node_s_lines_count_steps_of_examples_and_rounds_of_practice_apart(tmp_path: Path) -> None:
     out = io.StringIO()
-    reporter = Reporter(out, json=False, quiet=False)
+    reporter = ConsoleReporter(out, json=False, quiet=False)
     for event in PHASE:
         reporter.show(event)
     reporter.summary(tmp_path)

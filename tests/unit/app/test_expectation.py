@@ -30,7 +30,7 @@ async def test_the_share_of_mixed_groups_is_that_of_the_success_however_large_th
     config = RunConfig(model="fake", trainer="fake", tasks=("easy",), temperature=0.88, max_new_tokens=8)
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await expectation.measure(library.find("easy"), config, scorer)
+            found = await expectation.measure_expectation(library.find("easy"), config, scorer)
     assert found is not None
     assert (found.prompts, found.rate) == (400, pytest.approx(0.15, abs=0.03))
     assert found.mixed == pytest.approx(expectation.chance_of_mixed(found.rate, config.group_size), abs=0.1)
@@ -66,31 +66,31 @@ def trial(**changes: object) -> expectation.Expectation:
 def test_the_verdict_names_the_cause_and_begins_with_the_rows_as_examples(
     changes: dict[str, object], cause: str
 ) -> None:
-    verdict = expectation.sentences(trial(**changes))[-1]
+    verdict = expectation.describe_expectation(trial(**changes))[-1]
     assert verdict.startswith(cause)
     assert verdict.endswith("Training begins with your rows as examples; practice follows where it helps.")
 
 
 def test_an_answer_limit_below_the_persons_own_answers_is_to_be_raised() -> None:
-    assert "raise max_new_tokens" in expectation.sentences(trial(truncated=0.7, longest=20))[-1]
+    assert "raise max_new_tokens" in expectation.describe_expectation(trial(truncated=0.7, longest=20))[-1]
 
 
 def test_without_right_answers_to_show_the_remedy_is_the_persons() -> None:
-    assert expectation.sentences(trial(reference=""))[-1].startswith(
+    assert expectation.describe_expectation(trial(reference=""))[-1].startswith(
         "Too hard for this model: where nothing is ever right"
     )
 
 
 def test_what_worked_examples_brought_is_told_and_whether_they_stay() -> None:
-    left = expectation.sentences(trial(tried=(2, 0.05)))[-2]
+    left = expectation.describe_expectation(trial(tried=(2, 0.05)))[-2]
     assert (
         left == "With 2 worked examples in each question: 5 % at temperature 0. That is no help, and they are left out."
     )
     better = trial(shots=2, greedy=0.5, tried=(0, 0.05))
-    assert expectation.sentences(better, kept=True)[-2].endswith(
+    assert expectation.describe_expectation(better, kept=True)[-2].endswith(
         "without: 5 % at temperature 0. The task has them from now on."
     )
-    assert expectation.sentences(better)[-2].endswith("Write shots = 2 into task.toml to have them.")
+    assert expectation.describe_expectation(better)[-2].endswith("Write shots = 2 into task.toml to have them.")
 
 
 async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
@@ -114,7 +114,7 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
     with library_in(home.tasks):
         before = library.find("sums")
         async with Scorer() as scorer:
-            found = await expectation.measure(before, config, scorer)
+            found = await expectation.measure_expectation(before, config, scorer)
         assert found is not None
         assert (found.shots, found.greedy, found.tried) == (2, 1.0, (0, 0.0))
         after = keep_shots(before, found.shots, home)
@@ -133,7 +133,7 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
 )
 def test_when_something_can_be_compared_follows_the_setting_of_examples(examples: str, when: str, verdict: str) -> None:
     """A large model was promised its first comparison after 75 minutes, though examples come first."""
-    lines = expectation.sentences(trial(examples=examples, round_s=179.7))
+    lines = expectation.describe_expectation(trial(examples=examples, round_s=179.7))
     assert lines[2].startswith(when)
     assert lines[-1].endswith(verdict)
 
@@ -142,7 +142,7 @@ def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None
     """With the examples, a round and an evaluation, each as long as it takes here."""
     time = Forecast(trial=3.0, examples=95.0, round=4.2, evaluation=15.0, every=25, answer=4.0, counts=None)
     hard = trial(rate=0.0, greedy=0.0, mixed=0.0, formed=1.0, reference="plumber", fitting=0.0)
-    text = " ".join(expectation.sentences(hard, time=time))
+    text = " ".join(expectation.describe_expectation(hard, time=time))
     assert "Examples come first: 63 s to 4 min here, at most 10 minutes" in text
     assert "has rounds of about 4.2 s, a held-out evaluation every 25 about 15 s." in text
-    assert "usually 2 to 5 minutes" in " ".join(expectation.sentences(hard))
+    assert "usually 2 to 5 minutes" in " ".join(expectation.describe_expectation(hard))

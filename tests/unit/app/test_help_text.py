@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from sapo_desktop.cli import GROUPS, RARE, VERBS, parser
+from sapo_desktop.cli import GROUPS, RARE, VERBS, build_parser
 
 
 def test_every_verb_stands_in_the_help_under_its_group() -> None:
-    text = parser().format_help()
+    text = build_parser().format_help()
     for group, verbs in GROUPS.items():
         part = text.split(f"\n  {group}\n")[1].split("\n\n")[0]
         for verb in verbs:
@@ -25,7 +25,7 @@ def test_a_verb_with_many_flags_explains_the_everyday_ones_and_names_the_way_to_
 ) -> None:
     for flag, there in (("--help", False), ("--help-all", True)):
         with pytest.raises(SystemExit) as ended:
-            parser(verb).parse_args([verb, flag])
+            build_parser(verb).parse_args([verb, flag])
         text = capsys.readouterr().out
         assert ended.value.code == 0
         assert shown in text
@@ -34,4 +34,4 @@ def test_a_verb_with_many_flags_explains_the_everyday_ones_and_names_the_way_to_
 
 
 def test_a_hidden_flag_is_still_taken() -> None:
-    assert parser("node").parse_args(["node", "--tripwire", "0.5"]).tripwire == "0.5"
+    assert build_parser("node").parse_args(["node", "--tripwire", "0.5"]).tripwire == "0.5"

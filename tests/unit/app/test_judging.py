@@ -34,7 +34,7 @@ GOOD, BAD = [True] * 12, [False] * 12
 def test_a_judge_is_trained_on_when_it_agrees_beyond_chance_with_enough_ratings(
     person: list[bool], said: list[bool], sentence: str
 ) -> None:
-    found = judging.refusal("t", agreement(person, said), WHO, 0.6)
+    found = judging.judge_refusal("t", agreement(person, said), WHO, 0.6)
     assert sentence in found
     assert bool(found) == bool(sentence)
 

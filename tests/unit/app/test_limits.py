@@ -16,14 +16,14 @@ def test_a_preset_sets_the_switches_that_it_shows_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["config", "set", "limits.schedule", "22:00-07:00"]) == 0
-    assert cli.run(["config", "preset", "eco"]) == 0
+    assert cli.run_command_line(["config", "set", "limits.schedule", "22:00-07:00"]) == 0
+    assert cli.run_command_line(["config", "preset", "eco"]) == 0
     assert "limits.pause_when_active = true" in capsys.readouterr().out
-    kept = settings.load(tmp_path / "config.toml").limits
+    kept = settings.load_settings(tmp_path / "config.toml").limits
     assert (kept.schedule, kept.pause_when_active, kept.nice) == ("22:00-07:00", True, 19)
-    assert cli.run(["config", "preset", "ekko"]) == 2
+    assert cli.run_command_line(["config", "preset", "ekko"]) == 2
     assert "eco|balanced|full" in capsys.readouterr().err
-    assert settings.load(tmp_path / "config.toml").limits == kept
+    assert settings.load_settings(tmp_path / "config.toml").limits == kept
 
 
 def test_a_sensor_that_is_not_there_is_said_to_be_not_available_here(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def app(home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     found = Home(*(home / f"app-{name}" for name in ("config", "data", "cache", "logs", "run")))
     found.settings.parent.mkdir()
     for key, value in (("trainer", "torch"), ("device", "cpu")):
-        settings.change(found.settings, f"run.{key}", value)
+        settings.write_setting(found.settings, f"run.{key}", value)
     monkeypatch.setattr(Home, "find", classmethod(lambda _cls: found))
     return found
 
@@ -125,7 +125,7 @@ def test_models_for_vectors_and_pictures_are_counted_only(home: Path) -> None:
 def test_names_of_others_do_nothing_to_the_terminal(app: Home, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lm_studio(home, "red\x1b[31m\u202e\n.gguf", of_family("new\x1b]52;c;aGk=\x07"))
     (home / ".lmstudio" / "models" / "\x1b[2J").symlink_to("\x1b[2J")
-    bases.listed(app, argparse.Namespace(json=False))
+    bases.list_bases(app, argparse.Namespace(json=False))
     printed = capsys.readouterr().out
     assert "red·[31m·⏎" in printed
     assert "architecture new·]52" in printed
@@ -168,7 +168,7 @@ def test_a_disk_that_does_not_answer_costs_its_own_models_only(home: Path, stuck
 async def test_the_loop_goes_on_while_a_disk_does_not_answer(app: Home, home: Path, stuck: threading.Event) -> None:
     """blockbuster's own rule, and here with a clock: a tick comes through in time."""
     lm_studio(home, "smol.gguf")
-    offered = asyncio.create_task(first_run.offered())
+    offered = asyncio.create_task(first_run.list_starting_models())
     ticks = 0
     while not offered.done():
         await asyncio.sleep(0.01)
@@ -194,8 +194,8 @@ def test_nothing_is_written_to_the_folders_of_others(app: Home, home: Path) -> N
         return sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in theirs)
 
     before = state()
-    bases.listed(app, argparse.Namespace(json=True))
-    asyncio.run(first_run.offered())
+    bases.list_bases(app, argparse.Namespace(json=True))
+    asyncio.run(first_run.list_starting_models())
     assert state() == before
 
 
@@ -204,7 +204,7 @@ def test_the_list_of_bases_tells_them_in_lines_and_for_programs(
 ) -> None:
     blob = pulled(home / ".ollama" / "models", f"{LIBRARY}/qwen2.5-coder/0.5b")
     lm_studio(home, "new.gguf", of_family("mamba99"))
-    bases.listed(app, argparse.Namespace(json=False))
+    bases.list_bases(app, argparse.Namespace(json=False))
     lines = capsys.readouterr().out.splitlines()
     heads = [place for place, line in enumerate(lines) if line.startswith(("Bundled:", "On this", "To download:"))]
     shown = lines[heads[1] + 1 : heads[2] - 1]
@@ -212,7 +212,7 @@ def test_the_list_of_bases_tells_them_in_lines_and_for_programs(
         f"ollama:qwen2.5-coder:0.5b              fits, {size_text(blob.stat().st_size)}, Q4_K_M, Ollama",
         "lmstudio:new                           cannot be trained: the architecture mamba99 is not supported",
     ]
-    bases.listed(app, argparse.Namespace(json=True))
+    bases.list_bases(app, argparse.Namespace(json=True))
     rows = {row["base"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     row = rows["ollama:qwen2.5-coder:0.5b"]
     assert (row["place"], row["path"], row["quantisation"], row["fit"]) == ("Ollama", str(blob), "Q4_K_M", "fits")
@@ -221,7 +221,7 @@ def test_the_list_of_bases_tells_them_in_lines_and_for_programs(
 
 def _groups(app: Home) -> tuple[BaseGroup, ...]:
     assert app.settings.exists()
-    return asyncio.run(first_run.offered(True))
+    return asyncio.run(first_run.list_starting_models(True))
 
 
 def test_without_a_network_what_is_here_is_offered_and_the_rest_is_grey(app: Home, home: Path) -> None:
@@ -263,6 +263,6 @@ def test_a_hub_that_does_not_answer_is_away_within_its_time(monkeypatch: pytest.
 def test_the_settings_keep_an_ollama_model_by_its_name(app: Home, home: Path) -> None:
     """Its file is called by a hash, and another one after the next pull."""
     pulled(home / ".ollama" / "models", f"{LIBRARY}/qwen2.5-coder/0.5b")
-    kept = first_run.persist(FirstRunAnswers(model="ollama:qwen2.5-coder:0.5b"), app.settings, app.invite)
+    kept = first_run.save_answers(FirstRunAnswers(model="ollama:qwen2.5-coder:0.5b"), app.settings, app.invite)
     assert kept.run.model == "ollama:qwen2.5-coder:0.5b"
-    assert msgspec.structs.asdict(settings.load(app.settings).run)["model"] == "ollama:qwen2.5-coder:0.5b"
+    assert msgspec.structs.asdict(settings.load_settings(app.settings).run)["model"] == "ollama:qwen2.5-coder:0.5b"

@@ -34,7 +34,7 @@ TORCH = RunConfig(trainer="torch", precision="float32", threads=2, device="cpu")
 
 def replace_config(config: RunConfig, **changes: object) -> RunConfig:
     changed = msgspec.structs.replace(config, **changes)
-    flags.check(changed)
+    flags.check_config(changed)
     return changed
 
 

@@ -33,7 +33,7 @@ def test_the_decode_path_of_the_last_training_is_shown_where_its_engine_said_it(
         for said in ("", "own decoder, compiled C kernels", ""):
             journal.append([session(said)])
             one = overview(store.find(home, "kim"))
-            assert cli.run(["models", "show", "kim"]) == 0
+            assert cli.run_command_line(["models", "show", "kim"]) == 0
             shown = (whole(one, 0.0, 100, UNICODE).plain, capsys.readouterr().out)
             for text in shown:
                 assert ("own decoder, compiled C kernels, float32 on cpu" in text) == bool(said)

@@ -246,7 +246,7 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
     def told(*events: Event) -> str:
         with closing(Journal(kim.folder / "journal.db")) as journal:
             journal.append(events)
-        assert cli.run(["models", "show", "kim"]) == 0
+        assert cli.run_command_line(["models", "show", "kim"]) == 0
         return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out"))
 
     assert told(evaluation(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0)"

@@ -12,11 +12,11 @@ from tests.support.declared import judge
 from tests.support.own_tasks import library_in, task_of
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, rows_of
-from sapo_desktop.services.tasks.proposal.options import find, put_in
-from sapo_desktop.services.tasks.review import measure, numbered, review, sentences
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task, rows_of
+from sapo_desktop.services.tasks.proposal.options import find_options, put_in
+from sapo_desktop.services.tasks.review import describe_shortcuts, measure_shortcuts, number_rows, review_rows
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
-from sapo_desktop.services.tasks.wizard.interface import Answers
+from sapo_desktop.services.tasks.wizard.interface import WizardAnswers
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
@@ -27,17 +27,17 @@ TOWNS = ("Paris", "Rome", "Vienna", "Oslo")
 ASKED = "Capital {n}?\nA) Paris\nB) Rome\nC) Vienna\nD) Oslo\nAnswer with the letter of the right option."
 
 
-def of(folder: Path, rows: list[dict[str, object]], **wishes: str) -> Draft:
+def of(folder: Path, rows: list[dict[str, object]], **wishes: str) -> TaskDraft:
     (folder / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return draft(folder / "quiz.jsonl", Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(folder / "quiz.jsonl", ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
-def sheet(folder: Path, head: str, lines: list[str], **wishes: str) -> Draft:
+def sheet(folder: Path, head: str, lines: list[str], **wishes: str) -> TaskDraft:
     (folder / "quiz.csv").write_text("\n".join([head, *lines]) + "\n", "utf-8")
-    return draft(folder / "quiz.csv", Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(folder / "quiz.csv", ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
-def questions(found: Draft) -> dict[str, str]:
+def questions(found: TaskDraft) -> dict[str, str]:
     """Question -> answer of every row, both sides."""
     task = found.task
     return {task.spec.fill(row): row[task.spec.answer] for row in (*task.train, *task.held_out)}
@@ -169,7 +169,7 @@ def test_words_that_every_question_shares_make_no_two_rows_alike(tmp_path: Path)
     lines = [f"Is {word}land in Italy?,true,false,{'ab'[len(word) % 2]}" for word in "abcdefghijklmnopqrstuvwxyz" + "ß"]
     found = sheet(tmp_path, "question,a,b,answer", lines)
     assert (len(found.task.train), len(found.task.held_out)) == (22, 5)
-    assert "Leak" not in "\n".join(review(found.task, numbered(found.task)))
+    assert "Leak" not in "\n".join(review_rows(found.task, number_rows(found.task)))
 
 
 def science(n: int) -> dict[str, object]:
@@ -233,7 +233,7 @@ async def test_the_wizard_proposes_the_same_however_often_it_looks(tmp_path: Pat
     lines = [f"{n},Capital {n}?,{','.join(TOWNS)},{'ABCD'[n % 4]}" for n in range(12)]
     (tmp_path / "quiz.csv").write_text("\n".join(["nr,Question,A,B,C,D,Answer", *lines]), "utf-8")
     actions = HomeTasks(home)
-    first = await actions.look(Answers(str(tmp_path / "quiz.csv")))
+    first = await actions.look(WizardAnswers(str(tmp_path / "quiz.csv")))
     assert (first.answers.question, first.answers.answer, first.answers.verifier) == ("question", "answer", "choice")
     assert first.columns == ("nr", "question", "a", "b", "c", "d", "answer")
     assert first.rows[0][0].endswith("? A) Paris B) Rome C) Vienna D) Oslo")
@@ -247,9 +247,9 @@ async def test_the_chance_of_a_guess_is_told_beside_the_best_constant_answer(tmp
     write_task(sheet(tmp_path, "question,A,B,C,answer", lines).task, tmp_path / "quiz")
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await measure(library.find("quiz"), scorer, [f"row {n}" for n in range(30)])
+            found = await measure_shortcuts(library.find("quiz"), scorer, [f"row {n}" for n in range(30)])
     assert found.chance == 1 / 3
-    assert "held-out rows (a guess: 33.3 %)." in sentences(found)[0]
+    assert "held-out rows (a guess: 33.3 %)." in describe_shortcuts(found)[0]
     assert found.wrong == ()
 
 
@@ -274,7 +274,7 @@ def test_any_cells_become_rows_whose_letter_is_among_their_options_or_a_sentence
         rows=[{"question": "q", **dict(zip(names, row, strict=True))} for row in rows],
         numbers=[*range(len(rows))],
     )
-    found = find(table, "", "")
+    found = find_options(table, "", "")
     if found is None:
         return
     made = put_in(table, found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sapo_desktop.cli import VERBS, parser, run
+from sapo_desktop.cli import VERBS, build_parser, run_command_line
 from sapo_desktop.errors import UsageError
-from sapo_desktop.settings.editing import known
+from sapo_desktop.settings.editing import require_setting
 from sapo_swarm.registry import nearest
 from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, settings
 
@@ -29,9 +29,9 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
     assert "Did you mean 'calendar_arithmetic'?" in str(task.value)
     assert sum(f"'{name}'" in str(task.value) for name in CATALOGUE) <= 3
     with pytest.raises(UsageError, match=r"Did you mean 'run\.temperature'"):
-        known("run.temprature")
+        require_setting("run.temprature")
     with pytest.raises(SystemExit):
-        run(["rollout"])
+        run_command_line(["rollout"])
     said = capsys.readouterr().err
     assert "there is no verb 'rollout'. Did you mean 'rollouts'?" in said
     assert sum(f"'{verb}'" in said for verb in VERBS) <= 3
@@ -51,7 +51,7 @@ def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
     capsys: pytest.CaptureFixture[str], typed: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(typed)
+        run_command_line(typed)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err.partition("\n")[0]
 
@@ -68,6 +68,6 @@ def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
     ],
 )
 def test_a_flag_may_stand_between_the_words_of_its_verb(typed: list[str], meant: dict[str, object]) -> None:
-    args, extra = parser(typed[0]).parse_known_args(typed)
+    args, extra = build_parser(typed[0]).parse_known_args(typed)
     assert extra == []
     assert {name: getattr(args, name) for name in meant} == meant

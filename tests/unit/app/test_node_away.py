@@ -191,7 +191,7 @@ async def test_a_node_that_takes_its_time_to_stop_leaves_no_empty_terminal(
         lines.append(line)
         told.set()
 
-    monkeypatch.setattr(supervisor, "stop", until_told)
+    monkeypatch.setattr(supervisor, "shut_down_node", until_told)
     monkeypatch.setattr(dashboard, "PATIENCE_S", 0.01)
     monkeypatch.setattr(dashboard, "print", heard, raising=False)
     assert await dashboard.stop_node(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)) == 0

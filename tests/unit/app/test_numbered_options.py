@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 
 HEADS = ("option1,option2,option3,option4", "1,2,3,4", "A,B,C,D", "option_a,option_b,option_c,option_d")
 
 
-def sheet(folder: Path, head: str, lines: list[str]) -> Draft:
+def sheet(folder: Path, head: str, lines: list[str]) -> TaskDraft:
     (folder / "quiz.csv").write_text("\n".join([f"question,{head},answer", *lines]) + "\n", "utf-8")
-    return draft(folder / "quiz.csv", Wishes())
+    return draft_task(folder / "quiz.csv", ImportOptions())
 
 
-def keys(found: Draft) -> dict[str, str]:
+def keys(found: TaskDraft) -> dict[str, str]:
     return {row["question"]: row["answer"] for row in (*found.task.train, *found.task.held_out)}
 
 

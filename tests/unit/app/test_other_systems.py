@@ -24,9 +24,9 @@ def test_a_lock_whose_holder_cannot_be_read_is_refused_in_words_all_the_same() -
 
 
 def test_a_node_in_the_background_belongs_to_no_console() -> None:
-    assert children.detached("linux") == {"start_new_session": True}
+    assert children.detached_popen_options("linux") == {"start_new_session": True}
     no_window, group_of_its_own = 0x08000000, 0x200
-    assert children.detached("win32") == {"creationflags": no_window | group_of_its_own}
+    assert children.detached_popen_options("win32") == {"creationflags": no_window | group_of_its_own}
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,18 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
 from sapo_desktop.services.models.shelf.store import Record, train_on
 from sapo_desktop.services.tasks import looking, store
-from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, sentences
-from sapo_desktop.services.tasks.proposal.columns import propose
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
-from sapo_desktop.services.tasks.ratings import rate, rated_file
-from sapo_desktop.services.tasks.review import Shortcuts, measure, numbered, review, too_long, warnings
+from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, describe_expectation
+from sapo_desktop.services.tasks.proposal.columns import best_verifier
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
+from sapo_desktop.services.tasks.ratings import rated_file, save_rating
+from sapo_desktop.services.tasks.review import (
+    ShortcutScores,
+    measure_shortcuts,
+    number_rows,
+    review_rows,
+    shortcut_warnings,
+    too_long,
+)
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
@@ -29,13 +36,13 @@ from sapo_swarm.tasks.own.import_rows import Table
 from sapo_swarm.tasks.own.spec import Choice, Exact, JsonEqual, Length, Number, Regex, TaskSpec, Verifier
 
 
-def of(folder: Path, text: str, **wishes: str) -> Draft:
+def of(folder: Path, text: str, **wishes: str) -> TaskDraft:
     (folder / "my file.csv").write_text(text)
-    return draft(folder / "my file.csv", Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(folder / "my file.csv", ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
-def said(found: Draft) -> str:
-    return "\n".join(review(found.task, numbered(found.task, found.table)))
+def said(found: TaskDraft) -> str:
+    return "\n".join(review_rows(found.task, number_rows(found.task, found.table)))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def said(found: Draft) -> str:
     ],
 )
 def test_a_verifier_is_proposed_from_the_answers(truths: list[str], verifier: Verifier) -> None:
-    assert propose(truths)[0] == verifier
+    assert best_verifier(truths)[0] == verifier
 
 
 def test_columns_are_found_by_their_usual_names_or_by_what_they_hold(tmp_path: Path) -> None:
@@ -110,14 +117,14 @@ def test_a_held_out_question_that_is_trained_on_is_a_leak() -> None:
     rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)]
     task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=[rows[1]], numbers=[1]))
     assert "Leak: 1 held-out questions are also trained on (heldout.jsonl row 1)" in "\n".join(
-        review(task, numbered(task))
+        review_rows(task, number_rows(task))
     )
 
 
 def test_rows_without_room_in_the_context_are_named() -> None:
     rows = [{"question": "x" * size, "answer": "y" * size} for size in (5, 500, 6)]
     task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=rows[:1], numbers=[1]))
-    found = too_long(task, numbered(task), len, 200, 50)
+    found = too_long(task, number_rows(task), len, 200, 50)
     assert found[0].startswith("Train.jsonl row 2 is too long: question and answer must fit into 200 tokens.")
     assert found[1].startswith("Train.jsonl row 2 is answered in more than 50 tokens")
 
@@ -137,12 +144,12 @@ async def test_shortcuts_are_seen_before_a_model_finds_them(tmp_path: Path) -> N
         from sapo_swarm.tasks.own import library
 
         async with Scorer() as scorer:
-            found = await measure(library.find("easy"), scorer, [f"row {n}" for n in range(80)])
+            found = await measure_shortcuts(library.find("easy"), scorer, [f"row {n}" for n in range(80)])
     assert found.constant == ("yes", 0.75)
     assert found.permuted == 0.0  # another answer than the row's own is wrong, however often 'yes' is right
     assert found.truth == 1.0
     assert (found.echo, found.wrong) == (0.0, ())
-    assert len(warnings(found)) == 1
+    assert len(shortcut_warnings(found)) == 1
 
 
 async def test_an_honest_task_has_no_shortcut_and_a_row_that_contradicts_its_verifier_is_named(tmp_path: Path) -> None:
@@ -153,9 +160,9 @@ async def test_an_honest_task_has_no_shortcut_and_a_row_that_contradicts_its_ver
         from sapo_swarm.tasks.own import library
 
         async with Scorer() as scorer:
-            found = await measure(library.find("sums"), scorer, [f"row {n}" for n in range(1, 82)])
+            found = await measure_shortcuts(library.find("sums"), scorer, [f"row {n}" for n in range(1, 82)])
     assert (found.constant[1], found.permuted, found.wrong) == (0.0, 0.0, ("row 81",))
-    assert "judged wrong in 1 of the rows looked at (row 81)" in warnings(found)[0]
+    assert "judged wrong in 1 of the rows looked at (row 81)" in shortcut_warnings(found)[0]
 
 
 async def test_a_pattern_that_hangs_is_told_of_and_ends(tmp_path: Path) -> None:
@@ -164,7 +171,7 @@ async def test_a_pattern_that_hangs_is_told_of_and_ends(tmp_path: Path) -> None:
     write_task(task, tmp_path / "t")
     with library_in(tmp_path):
         async with Scorer(margin_s=60.0) as scorer:
-            found = await measure(task, scorer, ["row 1"])
+            found = await measure_shortcuts(task, scorer, ["row 1"])
     assert [reason.partition(":")[0] for reason in found.hanging] == ["row 1"]
     assert found.constant[1] == 0.0
 
@@ -190,7 +197,7 @@ def test_the_chance_of_a_mixed_group_is_that_of_neither_all_right_nor_all_wrong(
 def test_what_to_expect_is_said_in_one_sentence(changes: dict[str, float], word: str) -> None:
     usual = {"rate": 0.3, "mixed": 0.7, "formed": 1.0, "truncated": 0.0, "sample": ""}
     figures = {"model": "m", "prompts": 64, "answers": 512, "low": 0.2, "high": 0.4, "group_size": 8, "round_s": 4.0}
-    lines = sentences(Expectation(**(figures | usual | changes)))  # type: ignore[arg-type]
+    lines = describe_expectation(Expectation(**(figures | usual | changes)))  # type: ignore[arg-type]
     assert word in lines[-1]
     assert "comes in about 2 minutes" in lines[2]
 
@@ -203,18 +210,18 @@ def test_the_commands_that_train_repeat_what_was_tried() -> None:
     assert train_on("t") == "sapo-desktop new t --tasks t, then: sapo-desktop node t"
 
 
-@pytest.mark.parametrize("name", store.names())
+@pytest.mark.parametrize("name", store.example_names())
 def test_an_example_is_clean_and_its_name_is_free(name: str) -> None:
-    task = store.one(name)
+    task = store.load_example(name)
     assert name not in CATALOGUE
     assert task.spec.licence
     assert task.spec.description
     assert task.problems == ()
-    assert [line for line in review(task, numbered(task)) if not line.startswith("The answer stands")] == []
+    assert [line for line in review_rows(task, number_rows(task)) if not line.startswith("The answer stands")] == []
 
 
 def test_four_examples_ship() -> None:
-    assert len(store.names()) == 4
+    assert len(store.example_names()) == 4
 
 
 @pytest.mark.parametrize(
@@ -246,16 +253,16 @@ def test_a_task_that_is_another_than_the_one_trained_on_is_told_of(
 
 def test_a_rating_that_is_given_again_replaces_the_first_and_only_good_answers_become_rows(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
-    assert rate(home, "me", "2 + 3?", "I think.<answer> 5 </answer>", True) == (1, 0)
-    assert rate(home, "me", "2 + 3?", "<answer>6</answer>", True) == (2, 0)
-    assert rate(home, "me", "2 + 3?", "<answer>6</answer>", False) == (1, 1)
-    assert rate(home, "me", "4 + 4?", "eight", True) == (2, 1)
-    found = draft(rated_file(home, "me"), Wishes())
+    assert save_rating(home, "me", "2 + 3?", "I think.<answer> 5 </answer>", True) == (1, 0)
+    assert save_rating(home, "me", "2 + 3?", "<answer>6</answer>", True) == (2, 0)
+    assert save_rating(home, "me", "2 + 3?", "<answer>6</answer>", False) == (1, 1)
+    assert save_rating(home, "me", "4 + 4?", "eight", True) == (2, 1)
+    found = draft_task(rated_file(home, "me"), ImportOptions())
     assert [row["answer"] for row in found.table.rows] == ["5", "eight"]
     assert found.table.problems == ["Row 2: you rated this answer bad."]
-    rate(home, "me", "4 + 4?", "eight", False)
+    save_rating(home, "me", "4 + 4?", "eight", False)
     with pytest.raises(UsageError, match="holds one question, and a task needs at least two"):
-        draft(rated_file(home, "me"), Wishes())
+        draft_task(rated_file(home, "me"), ImportOptions())
 
 
 def test_a_file_of_reviews_labelled_good_and_bad_keeps_both_labels(tmp_path: Path) -> None:
@@ -268,7 +275,7 @@ def test_a_file_of_reviews_labelled_good_and_bad_keeps_both_labels(tmp_path: Pat
 def test_a_row_without_a_question_is_left_out_and_named(tmp_path: Path) -> None:
     rows = "".join(f"{'' if n == 3 else f'twice {n}'},{2 * n}\n" for n in range(20))
     found = of(tmp_path, "question,answer\n" + rows)
-    assert looking.problems(found.task, found.table) == ["Left out. Row 5: its question is empty."]
+    assert looking.describe_problems(found.task, found.table) == ["Left out. Row 5: its question is empty."]
     alpaca = "".join(f"Double the number {n}.,{n if n % 2 else ''},{2 * n}\n" for n in range(20))
     found = of(tmp_path, "instruction,input,output\n" + alpaca)
     assert (found.task.spec.prompt, found.notes) == ("{instruction}", ("Not used: column input.",))
@@ -303,7 +310,7 @@ def test_columns_in_other_languages_are_known_and_who_checked_a_row_is_no_answer
 
 def test_rows_that_were_left_out_for_one_reason_are_one_sentence(tmp_path: Path) -> None:
     found = of(tmp_path, "question,answer\n" + "".join(f"{n} + 1?,{n + 1 if n % 3 else ''}\n" for n in range(30)))
-    assert looking.problems(found.task, found.table) == [
+    assert looking.describe_problems(found.task, found.table) == [
         "Left out. Rows 2, 5, 8, 11, 14 and 5 more: answer is empty or missing."
     ]
 
@@ -311,7 +318,7 @@ def test_rows_that_were_left_out_for_one_reason_are_one_sentence(tmp_path: Path)
 def test_what_chance_earns_among_options_is_no_shortcut() -> None:
     def found(options: int, constant: float, permuted: float) -> list[str]:
         chance = 1 / options if options else 0.0
-        return warnings(Shortcuts(100, 1.0, (), (), ("A", constant), permuted, 0.0, chance))
+        return shortcut_warnings(ShortcutScores(100, 1.0, (), (), ("A", constant), permuted, 0.0, chance))
 
     assert found(3, 0.4, 0.4) == []
     assert found(2, 0.6, 0.5) == []

@@ -48,7 +48,7 @@ def test_a_folder_that_another_account_made_in_advance_is_not_used(
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     with pytest.raises(AppError, match="belongs to another account"):
         Home.find()
-    assert cli.run([verb]) == 1
+    assert cli.run_command_line([verb]) == 1
     assert "belongs to another account" in capsys.readouterr().err
 
 

@@ -11,19 +11,19 @@ from tests.support.own_tasks import task_of
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import looking
-from sapo_desktop.services.tasks.proposal.columns import proposals, propose
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.columns import best_verifier, propose_verifiers
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_swarm.tasks.own.spec import Exact, Number, Verifier
 
 
-def of(folder: Path, answers: list[str], **wishes: str) -> Draft:
+def of(folder: Path, answers: list[str], **wishes: str) -> TaskDraft:
     """A draft of a spreadsheet's file with these answers."""
     lines = "".join(f"question {n}?;{answer}\r\n" for n, answer in enumerate(answers))
     (folder / "codes.csv").write_bytes(f"\ufeffquestion;answer\r\n{lines}".encode())
-    return draft(folder / "codes.csv", Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(folder / "codes.csv", ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
-def paid(found: Draft, truth: str, answer: str) -> float:
+def paid(found: TaskDraft, truth: str, answer: str) -> float:
     task = task_of(*found.task.spec.verifier, row={"question": "q", "answer": truth})
     return judge(task, f"<answer>{answer}</answer>", truth)
 
@@ -72,7 +72,7 @@ def test_each_answer_of_a_file_earns_its_reward_and_what_is_near_it_nothing(
     ],
 )
 def test_a_verifier_takes_numbers_as_they_are_written(truths: list[str], verifier: Verifier) -> None:
-    assert propose(truths)[0] == verifier
+    assert best_verifier(truths)[0] == verifier
 
 
 def test_one_sentence_says_how_a_number_is_read_that_can_be_read_in_two_ways(tmp_path: Path) -> None:
@@ -85,13 +85,18 @@ def test_one_sentence_says_how_a_number_is_read_that_can_be_read_in_two_ways(tmp
 def test_tolerance_units_and_decimal_mark_stand_beside_judged_by(tmp_path: Path) -> None:
     found = of(tmp_path, [f"{n},5 kg" for n in range(30)])
     assert 'Judged by: number, abs 0.05, units kg, decimal mark "," (the answers are numbers with a unit)' in "\n".join(
-        looking.described(found.task, found.reason)
+        looking.describe_task(found.task, found.reason)
     )
 
 
 def test_a_verifier_that_calls_the_files_own_answers_wrong_is_not_on_offer(tmp_path: Path) -> None:
-    assert {one.kind for one in proposals(["a, b", "b, a, b", "c, c", "d"])} == {"exact", "choice", "list", "set"}
-    assert {one.kind for one in proposals(["4711A", "4737B"])} >= {"exact", "number"}
+    assert {one.kind for one in propose_verifiers(["a, b", "b, a, b", "c, c", "d"])} == {
+        "exact",
+        "choice",
+        "list",
+        "set",
+    }
+    assert {one.kind for one in propose_verifiers(["4711A", "4737B"])} >= {"exact", "number"}
     with pytest.raises(UsageError, match="The file's own answers are wrong by 'json_equal'"):
         of(tmp_path, [f"word {n}" for n in range(30)], verifier="json_equal")
 
@@ -99,7 +104,7 @@ def test_a_verifier_that_calls_the_files_own_answers_wrong_is_not_on_offer(tmp_p
 def test_words_of_difficulty_that_make_no_levels_are_left_alone_and_told_of(tmp_path: Path) -> None:
     lines = "".join(f"{n} + {n}?,{2 * n},class {n % 12}\n" for n in range(60))
     (tmp_path / "t.csv").write_text("question,answer,level\n" + lines, "utf-8")
-    found = draft(tmp_path / "t.csv", Wishes())
+    found = draft_task(tmp_path / "t.csv", ImportOptions())
     assert (found.task.spec.difficulty, len(found.task.train) + len(found.task.held_out)) == ("", 60)
     assert found.notes[0].startswith("No levels of difficulty: Column level has 12 different words")
 
@@ -109,16 +114,19 @@ def test_rows_without_a_level_are_kept(tmp_path: Path) -> None:
         json.dumps({"question": f"{n} + 1?", "answer": n + 1} | ({"level": n % 3} if n % 2 else {})) for n in range(60)
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(rows), "utf-8")
-    found = draft(tmp_path / "t.jsonl", Wishes())
+    found = draft_task(tmp_path / "t.jsonl", ImportOptions())
     assert (found.task.spec.difficulty, len(found.task.train) + len(found.task.held_out)) == ("", 60)
     assert found.notes == ("No levels of difficulty: column level is empty in 30 of 60 rows.",)
     every = [row.replace("1?", "2?") for row in rows if "level" in row]
     (tmp_path / "t.jsonl").write_text("\n".join(every), "utf-8")
-    assert (draft(tmp_path / "t.jsonl", Wishes()).task.spec.difficulty, found.task.problems) == ("level", ())
+    assert (draft_task(tmp_path / "t.jsonl", ImportOptions()).task.spec.difficulty, found.task.problems) == (
+        "level",
+        (),
+    )
 
 
 @pytest.mark.parametrize("answers", [["f", "f'", "g", "g'"], ["(a)", "a", "b"], ["125", "0,125", "3"]])
 def test_no_proposed_verifier_calls_two_answers_of_the_file_equal(answers: list[str]) -> None:
-    for one in proposals(answers * 20):
+    for one in propose_verifiers(answers * 20):
         paid = [judge(task_of(one.verifier), f"<answer>{a}</answer>", t) for a in answers for t in answers if a != t]
         assert not any(paid), one

@@ -13,7 +13,7 @@ from tests.support.records import evaluation
 
 from sapo_desktop.dashboard.state import evaluation_sentence
 from sapo_desktop.services.models.shelf.overview import gain
-from sapo_desktop.services.nodes.report import Reporter
+from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.events import GreedyScore, LogLine, RoundFinished, StateChanged
 
 
@@ -30,7 +30,7 @@ def test_a_summary_counts_short_runs_in_seconds_and_compares_no_single_rounds(
     rounds: int, took: float, said: str, local_reward: bool
 ) -> None:
     out = io.StringIO()
-    reporter = Reporter(out, json=False, quiet=True)
+    reporter = ConsoleReporter(out, json=False, quiet=True)
     for event in recording("silo", rounds, 1):
         if isinstance(event, RoundFinished):
             reporter.show(msgspec.structs.replace(event, seconds={"generate": took}))
@@ -42,7 +42,7 @@ def test_a_summary_counts_short_runs_in_seconds_and_compares_no_single_rounds(
 def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as out:
-        reporter = Reporter(out, json=False, quiet=False)
+        reporter = ConsoleReporter(out, json=False, quiet=False)
         reporter.show(LogLine(level="info", text="heard"))
         assert os.read(reading, 100) == b"          heard\n"
         os.close(reading)
@@ -53,7 +53,9 @@ def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
 def test_without_a_screen_a_pause_names_the_verb_that_goes_on_and_no_key() -> None:
     out = io.StringIO()
     sentence = "Paused: The disk is full. · space tries again"
-    Reporter(out, json=False, quiet=False).show(StateChanged(state="paused", sentence=sentence, reason="failure"))
+    ConsoleReporter(out, json=False, quiet=False).show(
+        StateChanged(state="paused", sentence=sentence, reason="failure")
+    )
     assert out.getvalue().strip() == "Paused: The disk is full. · sapo-desktop resume tries again"
 
 
@@ -66,7 +68,7 @@ def test_a_held_out_result_is_said_in_the_same_words_everywhere(delta: tuple[flo
     event = msgspec.structs.replace(evaluation(25), delta=at, delta_low=low, delta_high=high)
     said = f"{100 * at:+.1f} points against the base (95 %: {100 * low:+.1f} to {100 * high:+.1f}){more}"
     out = io.StringIO()
-    Reporter(out, json=False, quiet=False).show(event)
+    ConsoleReporter(out, json=False, quiet=False).show(event)
     assert out.getvalue().strip() == f"held-out pass@1 50.0 % (95 %: 40.0 to 60.0), 16 items; {said}"
     assert gain(event) == f"50.0 %, {said}"
     assert evaluation_sentence(event) == f"Held-out pass@1 50.0 % after round 25 (16 items, T=1): {said}"

@@ -107,15 +107,15 @@ def test_install_status_and_uninstall_leave_nothing_behind(
     systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / "sapo-desktop.service"
-    assert cli.run(["service", "status"]) == 0
-    assert cli.run(["service", "uninstall"]) == 0
+    assert cli.run_command_line(["service", "status"]) == 0
+    assert cli.run_command_line(["service", "uninstall"]) == 0
     assert not systemctl.exists()
-    assert cli.run(["service", "install", "--preset", "eco"]) == 0
+    assert cli.run_command_line(["service", "install", "--preset", "eco"]) == 0
     assert f'"SAPO_HOME={tmp_path / "home"}"' in unit.read_text()
     assert "pause_when_active = true" in (tmp_path / "home" / "config.toml").read_text()
-    assert cli.run(["service", "status"]) == 0
+    assert cli.run_command_line(["service", "status"]) == 0
     assert "active" in capsys.readouterr().out
-    assert cli.run(["service", "uninstall"]) == 0
+    assert cli.run_command_line(["service", "uninstall"]) == 0
     assert not unit.exists()
     assert verbs(systemctl) == ["daemon-reload", "enable", "disable"]
 
@@ -128,8 +128,8 @@ def verbs(told: Path) -> list[str]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd")
 def test_a_second_install_ends_the_node_of_the_first(systemctl: Path) -> None:
     """Else it would train the first one's model until the next login, and launchd refuses a second one."""
-    assert cli.run(["service", "install"]) == 0
-    assert cli.run(["service", "install", "--preset", "eco"]) == 0
+    assert cli.run_command_line(["service", "install"]) == 0
+    assert cli.run_command_line(["service", "install", "--preset", "eco"]) == 0
     assert verbs(systemctl) == ["daemon-reload", "enable", "disable", "daemon-reload", "enable"]
 
 
@@ -137,9 +137,9 @@ def test_a_second_install_ends_the_node_of_the_first(systemctl: Path) -> None:
 def test_what_the_system_has_forgotten_can_be_uninstalled(
     systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["service", "install"]) == 0
+    assert cli.run_command_line(["service", "install"]) == 0
     (tmp_path / "bin" / "fail").touch()
-    assert cli.run(["service", "uninstall"]) == 0
+    assert cli.run_command_line(["service", "uninstall"]) == 0
     assert "failed: no b" in capsys.readouterr().out
     assert not list((tmp_path / "config").rglob("*.service"))
 
@@ -197,12 +197,12 @@ def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_wha
     systemctl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bin" / "fail").touch()
-    assert cli.run(["service", "install"]) == 1
+    assert cli.run_command_line(["service", "install"]) == 1
     said = capsys.readouterr().err
     assert "no b\N{REPLACEMENT CHARACTER}s" in said
     assert "Nothing was installed" in said
     assert not list((tmp_path / "config").rglob("*.service"))
-    assert cli.run(["service", "install", "no-such-model"]) != 0
+    assert cli.run_command_line(["service", "install", "no-such-model"]) != 0
 
 
 def test_the_node_at_login_outlives_an_update_of_homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

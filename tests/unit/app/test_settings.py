@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from sapo_desktop import cli, settings
-from sapo_desktop.cli import VERBS, parser
+from sapo_desktop.cli import VERBS, build_parser
 from sapo_desktop.dashboard.look import choose
 from sapo_desktop.errors import UsageError
-from sapo_desktop.manual import manual
+from sapo_desktop.manual import render_manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RENAMED, RunConfig
@@ -29,7 +29,7 @@ def typed(*arguments: str) -> argparse.Namespace:
 
 
 def test_a_flag_wins_only_if_it_was_typed() -> None:
-    base = settings.convert({"run": {"rounds": 7, "group_size": 4}}, "test")
+    base = settings.settings_from_tables({"run": {"rounds": 7, "group_size": 4}}, "test")
     config = flags.run_config(base, typed("--group-size", "6"))
     assert (config.rounds, config.group_size) == (7, 6)
 
@@ -38,7 +38,7 @@ def test_new_refuses_a_precision_that_no_engine_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["new", "pr", "--base", "starter", "--precision", "foo"]) == 2
+    assert cli.run_command_line(["new", "pr", "--base", "starter", "--precision", "foo"]) == 2
     assert "There is no precision 'foo'. Known: 4bit, " in capsys.readouterr().err
     assert not list((tmp_path / "data" / "models").glob("*"))
     for precision in ("float32", "4bit-float32"):
@@ -58,27 +58,27 @@ def test_a_model_that_always_reasons_has_room_for_it_unless_a_limit_is_typed(tmp
 
 def test_a_file_that_was_written_reads_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    settings.change(path, "run.tasks", "bf, arc_1d")
-    settings.change(path, "limits.pause_on_battery", "false")
-    found = settings.load(path)
+    settings.write_setting(path, "run.tasks", "bf, arc_1d")
+    settings.write_setting(path, "limits.pause_on_battery", "false")
+    found = settings.load_settings(path)
     assert found.run.tasks == ("bf", "arc_1d")
     assert found.limits.pause_on_battery is False
 
 
 def test_a_refused_change_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    settings.change(path, "run.rounds", "5")
+    settings.write_setting(path, "run.rounds", "5")
     before = path.read_text()
     with pytest.raises(UsageError, match=r"run\.rounds"):
-        settings.change(path, "run.rounds", "-1")
+        settings.write_setting(path, "run.rounds", "-1")
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("key", [field.key for field in settings.fields() if "number" in field.kind])
+@pytest.mark.parametrize("key", [field.key for field in settings.setting_fields() if "number" in field.kind])
 def test_inf_is_refused_for_every_number_setting(tmp_path: Path, key: str) -> None:
     for value in ("inf", "nan"):
         with pytest.raises(UsageError, match=key):
-            settings.change(tmp_path / "config.toml", key, value)
+            settings.write_setting(tmp_path / "config.toml", key, value)
     assert not list(tmp_path.iterdir())
 
 
@@ -86,7 +86,7 @@ def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None
     path = tmp_path / "config.toml"
     limits = LiveLimits(path, Limits())
     assert limits() == Limits()
-    settings.change(path, "limits.max_celsius", "70")
+    settings.write_setting(path, "limits.max_celsius", "70")
     assert limits().max_celsius == 70
     path.write_text("[limits\n")
     assert limits().max_celsius == 70
@@ -96,27 +96,27 @@ def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None
 
 def test_resetting_a_key_leaves_the_others(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    settings.change(path, "run.rounds", "5")
-    settings.change(path, "run.group_size", "4")
-    assert settings.reset(path, "run.rounds").run.rounds == 0
-    assert settings.read(path) == {"run": {"group_size": 4}}
+    settings.write_setting(path, "run.rounds", "5")
+    settings.write_setting(path, "run.group_size", "4")
+    assert settings.remove_setting(path, "run.rounds").run.rounds == 0
+    assert settings.read_tables(path) == {"run": {"group_size": 4}}
 
 
 def test_every_setting_says_what_it_does() -> None:
-    silent = [f.key for f in settings.fields() if not f.help]
+    silent = [f.key for f in settings.setting_fields() if not f.help]
     assert silent == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_that_can_be_printed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parser(verb).parse_args([verb, "--help"])
+        build_parser(verb).parse_args([verb, "--help"])
     assert ended.value.code == 0
     assert "usage: sapo-desktop" in capsys.readouterr().out
 
 
 def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
-    (glyphs,) = (f for f in settings.fields() if f.key == "ui.glyphs")
+    (glyphs,) = (f for f in settings.setting_fields() if f.key == "ui.glyphs")
     assert len(glyphs.choices) == 3
     for choice in glyphs.choices:
         assert choose(choice).full
@@ -124,7 +124,7 @@ def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:
     """Mend it with: python -m sapo_desktop.manual > docs/manual.md"""
-    assert (ROOT / "docs" / "manual.md").read_text("utf-8") == manual()
+    assert (ROOT / "docs" / "manual.md").read_text("utf-8") == render_manual()
 
 
 def test_a_renamed_key_keeps_comments_and_order_of_the_file(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_renamed_key_keeps_comments_and_order_of_the_file(tmp_path: Path) -> N
     path.write_text(
         "# mine\n[person]\nname = 'Ada'  # not own_groups\n\n[run]\n# a few\n own_groups = 4 # groups\nrounds = 3\n"
     )
-    assert settings.load(path).run.local_groups == 4
+    assert settings.load_settings(path).run.local_groups == 4
     assert path.read_text() == (
         "# mine\n[person]\nname = 'Ada'  # not own_groups\n\n[run]\n# a few\n local_groups = 4 # groups\nrounds = 3\n"
     )
@@ -150,8 +150,8 @@ def test_a_renamed_key_keeps_comments_and_order_of_the_file(tmp_path: Path) -> N
 def test_a_renamed_key_is_found_however_it_is_written_and_the_name_of_today_wins(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
-    assert settings.load(path).run.local_groups == 4
-    assert settings.read(path) == {"run": {"local_groups": 4}}
+    assert settings.load_settings(path).run.local_groups == 4
+    assert settings.read_tables(path) == {"run": {"local_groups": 4}}
     assert "own_groups" not in path.read_text()
 
 
@@ -165,7 +165,7 @@ def test_a_renamed_key_counts_where_the_file_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert settings.load(path).run.local_groups == 4
+    assert settings.load_settings(path).run.local_groups == 4
     assert path.read_text() == "[run]\nown_groups = 4\n"
     assert "still has the old name" in caplog.text
 
@@ -189,7 +189,7 @@ def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
 )
 def test_what_cannot_be_meant_is_said_in_plain_words(tmp_path: Path, key: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        settings.change(tmp_path / "config.toml", key, "warm")
+        settings.write_setting(tmp_path / "config.toml", key, "warm")
     assert str(refused.value) == said
 
 
@@ -197,21 +197,21 @@ def test_a_base_and_a_theme_that_are_not_there_are_not_set_and_a_base_counts_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    assert cli.run(["config", "set", "run.model", str(tmp_path)]) == 2
+    assert cli.run_command_line(["config", "set", "run.model", str(tmp_path)]) == 2
     assert "has no config.json" in capsys.readouterr().err
-    assert cli.run(["config", "set", "ui.theme", "sapo-drak"]) == 2
+    assert cli.run_command_line(["config", "set", "ui.theme", "sapo-drak"]) == 2
     assert "Did you mean 'sapo-dark'?" in capsys.readouterr().err
-    assert cli.run(["config", "reset"]) == 2
+    assert cli.run_command_line(["config", "reset"]) == 2
     assert "sapo-desktop config reset KEY" in capsys.readouterr().err
     assert not (tmp_path / "config.toml").exists()
     for theme in ("sapo-light", "nord"):
-        assert cli.run(["config", "set", "ui.theme", theme]) == 0
-    assert cli.run(["config", "set", "run.model", "starter-1m"]) == 0
+        assert cli.run_command_line(["config", "set", "ui.theme", theme]) == 0
+    assert cli.run_command_line(["config", "set", "run.model", "starter-1m"]) == 0
     assert "Make one: sapo-desktop new NAME" in capsys.readouterr().err
 
 
 def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> None:
-    choices = {row.key: row.choices for row in editing.rows(tmp_path / "config.toml")}
+    choices = {row.key: row.choices for row in editing.setting_rows(tmp_path / "config.toml")}
     assert "maxrl" in choices["run.algorithm"]
     assert "library" in choices["run.preset"]
     assert "novelty" in choices["run.sampling"]

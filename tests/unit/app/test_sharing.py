@@ -12,7 +12,7 @@ from tests.support.own_tasks import library_in, sums, task_of, write_folder
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import membership, sharing
-from sapo_desktop.services.swarms.membership import standing, together
+from sapo_desktop.services.swarms.membership import active_shared_tasks, offer_status
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.wire import TaskOffer, pack, unpack_task
 from sapo_swarm.tasks.own import library
@@ -38,17 +38,17 @@ def offer_of(folder: Path, held_out: bool = False) -> tuple[TaskOffer, OwnTask]:
 
 def accepted(home: Home, folder: Path, held_out: bool = False) -> TaskOffer:
     offer, task = offer_of(folder, held_out)
-    assert sharing.accept(home, SWARM, offer, task) == f"Accepted my_sums, version {offer.hash[:12]}."
+    assert sharing.accept_task(home, SWARM, offer, task) == f"Accepted my_sums, version {offer.hash[:12]}."
     return offer
 
 
 def test_an_accepted_task_is_trained_on_together_and_says_that_there_is_no_score(home: Home, tmp_path: Path) -> None:
     offer = accepted(home, sums(tmp_path / "my_sums"))
-    active, said = together(CONFIG, SWARM, [offer])
+    active, said = active_shared_tasks(CONFIG, SWARM, [offer])
     assert active == {("my_sums", offer.generator)}
     assert "no held-out score" in said[1]
-    assert together(CONFIG, SWARM, None) == (active, [])
-    assert together(CONFIG, "b" * 16, None)[0] == frozenset()
+    assert active_shared_tasks(CONFIG, SWARM, None) == (active, [])
+    assert active_shared_tasks(CONFIG, "b" * 16, None)[0] == frozenset()
     membership.require_shared(RunConfig(tasks=("my_sums",)), SWARM)
     with pytest.raises(UsageError, match="private"):
         membership.require_shared(RunConfig(tasks=("my_sums",)), "b" * 16)
@@ -56,7 +56,7 @@ def test_an_accepted_task_is_trained_on_together_and_says_that_there_is_no_score
 
 def test_a_task_that_was_not_accepted_is_told_of_and_not_trained_on(home: Home, tmp_path: Path) -> None:
     offer, _ = offer_of(sums(tmp_path / "my_sums"))
-    active, said = together(RunConfig(tasks=("basic_arithmetic",)), SWARM, [offer])
+    active, said = active_shared_tasks(RunConfig(tasks=("basic_arithmetic",)), SWARM, [offer])
     assert active == frozenset()
     assert "You did not accept it" in said[0]
     assert "sapo-desktop tasks offered my_sums" in said[0]
@@ -65,13 +65,13 @@ def test_a_task_that_was_not_accepted_is_told_of_and_not_trained_on(home: Home, 
 def test_a_changed_task_asks_again_and_then_takes_the_place_of_the_old_version(home: Home, tmp_path: Path) -> None:
     accepted(home, sums(tmp_path / "my_sums"))
     newer, task = offer_of(sums(tmp_path / "new" / "my_sums", train=81), True)
-    assert standing(newer, SWARM) == "changed"
-    active, said = together(CONFIG, SWARM, [newer])
+    assert offer_status(newer, SWARM) == "changed"
+    active, said = active_shared_tasks(CONFIG, SWARM, [newer])
     assert active == frozenset()
     assert "The host changed my_sums" in said[0]
-    sharing.accept(home, SWARM, newer, task)
-    assert standing(newer, SWARM) == "accepted"
-    assert together(CONFIG, SWARM, [newer])[0] == {("my_sums", newer.generator)}
+    sharing.accept_task(home, SWARM, newer, task)
+    assert offer_status(newer, SWARM) == "accepted"
+    assert active_shared_tasks(CONFIG, SWARM, [newer])[0] == {("my_sums", newer.generator)}
     assert len(library.find("my_sums").train) == 81
     assert len(library.find("my_sums").held_out) == 20
 
@@ -81,19 +81,19 @@ def test_an_accepted_task_that_was_edited_here_is_sent_nowhere(home: Home, tmp_p
     with (home.tasks / "my_sums" / "train.jsonl").open("a") as file:
         file.write('{"question": "Calculate 1 + 1.", "answer": "2"}\n')
     library.use(home.tasks)
-    assert standing(offer, SWARM) == "edited"
-    active, said = together(CONFIG, SWARM, [offer])
+    assert offer_status(offer, SWARM) == "edited"
+    active, said = active_shared_tasks(CONFIG, SWARM, [offer])
     assert active == frozenset()
     assert "edited" in said[0]
     with pytest.raises(UsageError, match="would be lost"):
-        sharing.accept(home, SWARM, *offer_of(tmp_path / "my_sums"))
+        sharing.accept_task(home, SWARM, *offer_of(tmp_path / "my_sums"))
 
 
 def test_a_task_of_the_same_name_is_never_overwritten(home: Home, tmp_path: Path) -> None:
     sums(home.tasks / "my_sums", train=7)
     offer, task = offer_of(sums(tmp_path / "my_sums"))
     with pytest.raises(UsageError, match="Rename that folder"):
-        sharing.accept(home, SWARM, offer, task)
+        sharing.accept_task(home, SWARM, offer, task)
     assert len(read_task(home.tasks / "my_sums").train) == 7
     assert library.shared_in(SWARM) == {}
 
@@ -106,19 +106,19 @@ def test_a_task_of_the_same_name_that_does_not_load_is_another_task(home: Home, 
             library.remove(home.tasks, SWARM, "my_sums")
         library.use(home.tasks)
         with pytest.raises(UsageError, match="Rename that folder"):
-            sharing.accept(home, SWARM, offer, read_task(tmp_path / "my_sums"))
+            sharing.accept_task(home, SWARM, offer, read_task(tmp_path / "my_sums"))
 
 
 def test_the_same_task_that_is_here_already_keeps_its_held_out_rows(home: Home, tmp_path: Path) -> None:
     sums(home.tasks / "my_sums")
     offer = accepted(home, sums(tmp_path / "my_sums"))
     assert len(library.find("my_sums").held_out) == 20
-    assert together(CONFIG, SWARM, [offer])[0] == {("my_sums", offer.generator)}
+    assert active_shared_tasks(CONFIG, SWARM, [offer])[0] == {("my_sums", offer.generator)}
 
 
 def test_a_task_that_the_swarm_offers_no_more_stays_here(home: Home, tmp_path: Path) -> None:
     accepted(home, sums(tmp_path / "my_sums"))
-    active, said = together(CONFIG, SWARM, [])
+    active, said = active_shared_tasks(CONFIG, SWARM, [])
     assert active == frozenset()
     assert "nothing of it leaves this machine" in said[0]
 
@@ -129,7 +129,7 @@ def test_the_preview_is_plain_text_with_all_that_decides_a_verdict(tmp_path: Pat
         Exact(case=True), Number(rel=0.5), row={"question": "x" * 999, "answer": "a\u200bb"}, prompt=evil, system=evil
     )
     offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
-    lines = sharing.preview(offer, task)
+    lines = sharing.preview_offer(offer, task)
     text = "\n".join(lines)
     assert {"Judged by: exact (case = True)", "Judged by: number (rel = 0.5)"} <= set(lines)
     assert "System prompt: ·escape·]52;c;AAAA·⏎Calculate {question} [/bad]" in text
@@ -146,14 +146,14 @@ def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_
     judged = task_of(*choice, JsonSchema(), Number(column="second"), last, row=row, schema=schema, max_new_tokens=7)
     queries = task_of(Sql(column="query"), row=row, fixture=b"SQLite" * 300)
     offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
-    text = "\n".join(sharing.preview(offer, judged))
+    text = "\n".join(sharing.preview_offer(offer, judged))
     assert all(repr(option) in text for option in options)
     assert text.count("\nJudged by: ") == 5
     assert f"\nJudged by: regex (pattern = {last.pattern!r})\n" in text
     assert "only this" in text
     assert "Tokens of an answer, at most: 7" in text
     assert f"\n   answer: 10\n   second: {row['second']}" in text
-    asked = "\n".join(sharing.preview(offer, queries))
+    asked = "\n".join(sharing.preview_offer(offer, queries))
     assert "\n   query: select 1" in asked
     assert "A database of 1,800 bytes, which queries are tried on. What is in it is not shown here." in asked
     assert "sapo-desktop tasks accept t stores it as t/fixture.sqlite" in asked
@@ -163,9 +163,9 @@ def test_who_shares_a_task_has_nothing_to_accept(home: Home, tmp_path: Path) -> 
     offer, task = offer_of(sums(home.tasks / "my_sums"))
     library.add(home.tasks, library.Shared(swarm=SWARM, name="my_sums", digest=offer.hash, held_out=False, mine=True))
     library.use(home.tasks)
-    assert standing(offer, SWARM) == "shared"
+    assert offer_status(offer, SWARM) == "shared"
     with pytest.raises(UsageError, match="nothing to accept"):
-        sharing.accept(home, SWARM, offer, task)
+        sharing.accept_task(home, SWARM, offer, task)
 
 
 def test_a_folder_with_code_cannot_be_offered(home: Home, tmp_path: Path) -> None:

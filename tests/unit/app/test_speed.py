@@ -151,7 +151,7 @@ def test_explicit_settings_go_first(home: Home) -> None:
 
 def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(home: Home) -> None:
     """And what a round will need, before anything is loaded."""
-    settings.change(home.settings, "run.model", "starter-1m")
+    settings.write_setting(home.settings, "run.model", "starter-1m")
     memory, before = doctor.plans(home)
     assert (memory.verdict, memory.what) == ("ok", "memory")
     assert memory.text.startswith("starter-1m: a round of 32 groups of 8 needs about")

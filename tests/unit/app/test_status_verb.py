@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from tests.support.records import in_a_swarm, opened
 
-from sapo_desktop.commands.nodes.control import _news, describe
+from sapo_desktop.commands.nodes.control import _news, describe_status
 from sapo_desktop.commands.swarms.directory import _lines
 from sapo_desktop.dashboard.screens.swarm.find import _state
-from sapo_desktop.services.swarms.interface import Directory
+from sapo_desktop.services.swarms.interface import SwarmDirectory
 from sapo_swarm.events import Event
 from sapo_swarm.node.control_api import NodeStatus
 from sapo_swarm.node.control_server import Counted
@@ -57,14 +57,14 @@ def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
     paused = msgspec.structs.replace(STATUS, state="paused")
     assert "\nsapo_node_coordinator_connected 1" in counted.text(STATUS)
     assert "\nsapo_node_coordinator_connected 1" not in counted.text(paused)
-    assert "\nConnected: 3 nodes" in describe(STATUS, swarm)
-    assert "\nAs it was 2 h ago: Connected: 3 nodes" in describe(paused, swarm)
+    assert "\nConnected: 3 nodes" in describe_status(STATUS, swarm)
+    assert "\nAs it was 2 h ago: Connected: 3 nodes" in describe_status(paused, swarm)
     old = msgspec.structs.replace(swarm, window=3600.0)
-    assert "\nAs it was 2 h ago: Connected: 3 nodes" in describe(STATUS, old)
+    assert "\nAs it was 2 h ago: Connected: 3 nodes" in describe_status(STATUS, old)
 
 
 def test_the_verb_and_the_dialog_say_the_same_age_of_a_list() -> None:
     """It was "65 min" on `f` and "1 h 5 min" by the verb."""
-    read = Directory("example.org/list.json", "Directory", read=time.time() - 3900)
+    read = SwarmDirectory("example.org/list.json", "Directory", read=time.time() - 3900)
     assert _lines(read) == ["Directory (example.org/list.json), read 65 min ago"]
     assert _state((read,)).plain.startswith("Directory (example.org/list.json, read 65 min ago)")

@@ -12,9 +12,11 @@ import pytest
 
 import sapo_desktop
 from sapo_desktop.commands.parsing import no_text
-from sapo_desktop.streams import json_line, progress
+from sapo_desktop.streams import json_line, print_progress
 
-PROGRAM = "from sapo_desktop.streams import prepare; prepare(); print('✓ done'); assert input is not None"
+PROGRAM = (
+    "from sapo_desktop.streams import prepare_streams; prepare_streams(); print('✓ done'); assert input is not None"
+)
 
 
 def run(redirect: str, encoding: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +68,7 @@ def test_a_file_whose_name_is_no_utf_8_is_still_a_file(tmp_path: Path) -> None:
 
 
 def test_piped_bytes_that_are_no_utf_8_are_read_all_the_same() -> None:
-    program = "from sapo_desktop.streams import prepare; prepare(); print(ascii(input()))"
+    program = "from sapo_desktop.streams import prepare_streams; prepare_streams(); print(ascii(input()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
         told = subprocess.run(
@@ -101,13 +103,13 @@ def test_the_progress_of_every_verb_is_one_line_that_is_wiped_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And a line a step where there is no terminal. It was written in five ways."""
-    progress(0.5, "ada")
+    print_progress(0.5, "ada")
     assert capsys.readouterr().err == "50 % ada\n"
     screen, terminal = os.openpty()
     with open(terminal, "w", encoding="utf-8") as shown:
         monkeypatch.setattr(sys, "stderr", shown)
-        progress(0.5, "ada")
-        progress(1.0, "ada")
+        print_progress(0.5, "ada")
+        print_progress(1.0, "ada")
     expected, told = b"\r\x1b[K50 % ada\r\x1b[K", b""
     while len(told) < len(expected):  # on a busy machine it comes in pieces
         told += os.read(screen, 100)

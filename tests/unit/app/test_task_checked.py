@@ -9,13 +9,13 @@ import pytest
 from tests.support.own_tasks import library_in, sums, write_folder
 
 from sapo_desktop.commands.tasks.listing import give_to_all
-from sapo_desktop.commands.tasks.own import check
+from sapo_desktop.commands.tasks.own import check_task
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import Chosen
 from sapo_desktop.services.tasks import expectation, review
-from sapo_desktop.services.tasks.ratings import rate, rated_file, read
+from sapo_desktop.services.tasks.ratings import rated_file, read_ratings, save_rating
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.scoring.scorer import Scorer
@@ -37,13 +37,13 @@ async def test_eval_and_tasks_check_let_an_answer_be_as_long_as_training_does(tm
         refs = held_out_items(("short",), "", 20)
         (found,) = await comparing.measure((chosen, chosen), refs, (1.0,), 1, lambda *_: None)
         async with Scorer() as scorer:
-            expected = await expectation.measure(task, config, scorer)
+            expected = await expectation.measure_expectation(task, config, scorer)
     assert all(all(item.truncated) for item in found.after)
     assert expected is not None
     assert expected.truncated == 1.0
     rows = [{"question": f"Say number {n}.", "answer": "in so many words as these"} for n in range(9)]
     wordy = read_task(write_folder(tmp_path / "elsewhere" / "short", SHORT, rows[:8], rows[8:]))
-    told = review.room(wordy, review.numbered(wordy), RunConfig(model="starter", max_new_tokens=64))
+    told = review.length_warnings(wordy, review.number_rows(wordy), RunConfig(model="starter", max_new_tokens=64))
     assert "answered in more than 2 tokens" in told[0]
 
 
@@ -56,7 +56,7 @@ def test_check_measures_in_the_format_that_the_run_will_use(
     home.settings.write_text('[run]\nanswer_format = "boxed"\nmodel = "fake"\ntrainer = "fake"\n', "utf-8")
     sums(home.tasks / "sums")
     with library_in(home.tasks):
-        check(Namespace(target="sums", allow_code=False, json=False, model="", no_model=False))
+        check_task(Namespace(target="sums", allow_code=False, json=False, model="", no_model=False))
     said = capsys.readouterr().out
     assert "judged wrong" not in said
     assert "only 0 % of the answers hold an answer at all" in said  # the fake model writes tags
@@ -75,8 +75,8 @@ def test_a_good_rating_of_an_answer_keeps_what_stands_where_the_model_was_asked_
     tmp_path: Path, answer_format: AnswerFormat, text: str
 ) -> None:
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
-    rate(home, "me", "2 + 2?", text, True, answer_format)
-    assert [row["answer"] for row in read(rated_file(home, "me"))] == ["4"]
+    save_rating(home, "me", "2 + 2?", text, True, answer_format)
+    assert [row["answer"] for row in read_ratings(rated_file(home, "me"))] == ["4"]
 
 
 async def test_answer_gives_an_own_task_the_answer_where_the_task_looks_for_it(
@@ -101,15 +101,19 @@ async def test_a_task_with_alternatives_has_nothing_to_warn_of(tmp_path: Path) -
     with library_in(tmp_path):
         task = library.find("any_of")
         async with Scorer() as scorer:
-            found = await review.measure(task, scorer, review.train_places(task))
-    assert (found.truth, review.warnings(found), review.review(task, review.numbered(task))) == (1.0, [], [])
+            found = await review.measure_shortcuts(task, scorer, review.train_places(task))
+    assert (found.truth, review.shortcut_warnings(found), review.review_rows(task, review.number_rows(task))) == (
+        1.0,
+        [],
+        [],
+    )
 
 
 def test_answers_that_the_verifier_calls_equal_do_not_contradict_one_another(tmp_path: Path) -> None:
     rows = [("Is 4 even?", "Yes"), ("is 4 even", "yes"), ("Evaluate 5!", "120"), ("Evaluate 5.", "5"), ("Is 3?", "no")]
     named = [{"question": question, "answer": answer} for question, answer in [*rows, ("is 3?", "yes")]]
     found = read_task(write_folder(tmp_path / "t", "", named, [{"question": "Why?", "answer": "so"}]))
-    told = "\n".join(review.review(found, review.numbered(found)))
+    told = "\n".join(review.review_rows(found, review.number_rows(found)))
     assert "One question has different answers in different rows (train.jsonl row 5 and train.jsonl row 6)" in told
     assert "One question has several rows (train.jsonl row 1 and train.jsonl row 2)" in told
 
@@ -121,7 +125,7 @@ def test_an_answer_dominates_only_where_a_guess_does_not_earn_nearly_as_much(
     rows = [{"question": f"Is it {n} o'clock?", "answer": "yes" if n < yes else "no"} for n in range(400)]
     toml = '[[verifier]]\nkind = "choice"\noptions = ["yes", "no"]\n'
     found = read_task(write_folder(tmp_path / "t", toml, rows[::2], rows[1::2]))
-    assert any("dominates" in line for line in review.review(found, review.numbered(found))) is told
+    assert any("dominates" in line for line in review.review_rows(found, review.number_rows(found))) is told
 
 
 async def test_a_schema_with_an_unknown_type_is_told_of(tmp_path: Path) -> None:
@@ -130,5 +134,5 @@ async def test_a_schema_with_an_unknown_type_is_told_of(tmp_path: Path) -> None:
     (folder / "schema.json").write_text('{"type": "objekt"}')
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await review.measure(library.find("typed"), scorer, [])
-    assert "'objekt' is not valid" in review.warnings(found)[0]
+            found = await review.measure_shortcuts(library.find("typed"), scorer, [])
+    assert "'objekt' is not valid" in review.shortcut_warnings(found)[0]

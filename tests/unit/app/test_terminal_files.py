@@ -19,7 +19,7 @@ def flags() -> dict[str, set[str]]:
     """Of every verb, such as "lab run", its long flags that are shown."""
     return {
         name: {flag for action in verb._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
-        for name, _, verb in terminal_files.verbs(cli.parser())
+        for name, _, verb in terminal_files.walk_verbs(cli.build_parser())
     }
 
 
@@ -27,7 +27,7 @@ def flags() -> dict[str, set[str]]:
 def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
     files = {}
     for kind in ("bash", "zsh", "fish", "man"):
-        assert cli.run(["--print", kind]) == 0
+        assert cli.run_command_line(["--print", kind]) == 0
         files[kind] = tmp_path / kind
         files[kind].write_text(capsys.readouterr().out)
     return files
@@ -42,7 +42,7 @@ def test_no_flag_takes_a_value_only_sometimes_for_it_would_take_the_word_of_the_
             elif action.option_strings and action.nargs in ("?", "*", "+"):
                 yield f"{of.prog} {action.option_strings[0]}"
 
-    assert list(loose(cli.parser())) == []
+    assert list(loose(cli.build_parser())) == []
 
 
 def completed(file: Path, *words: str) -> set[str]:

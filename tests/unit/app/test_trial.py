@@ -31,32 +31,32 @@ def rounds(first: int, count: int, external: int = 1) -> list[Event]:
 
 def test_an_address_without_a_token_is_for_trial_an_invite_is_not(tmp_path: Path) -> None:
     path = tmp_path / "invite"
-    membership.save(OPEN, path)
-    assert trial.find(path, "b" * 16) is not None
-    assert trial.find(path, "c" * 16) is None
-    membership.save(INVITED, path)
-    assert trial.find(path, "c" * 16) is None
-    membership.forget(path)
-    membership.save(INVITED, path, listed=True)
-    assert trial.find(path, "c" * 16) is not None
+    membership.save_invite(OPEN, path)
+    assert trial.find_trial(path, "b" * 16) is not None
+    assert trial.find_trial(path, "c" * 16) is None
+    membership.save_invite(INVITED, path)
+    assert trial.find_trial(path, "c" * 16) is None
+    membership.forget_invite(path)
+    membership.save_invite(INVITED, path, listed=True)
+    assert trial.find_trial(path, "c" * 16) is not None
 
 
 def test_joining_again_where_one_stayed_is_no_new_trial(tmp_path: Path) -> None:
     path = tmp_path / "invite"
-    membership.save(OPEN, path)
-    trial.stay(path, "b" * 16)
-    membership.save(OPEN, path)
-    assert trial.find(path, "b" * 16) is None
+    membership.save_invite(OPEN, path)
+    trial.confirm_trial(path, "b" * 16)
+    membership.save_invite(OPEN, path)
+    assert trial.find_trial(path, "b" * 16) is None
     assert not trial.begin_once(path, "b" * 16)
-    membership.forget(path)
+    membership.forget_invite(path)
     assert trial.begin_once(path, "b" * 16)
-    assert trial.find(path, "b" * 16) is not None
+    assert trial.find_trial(path, "b" * 16) is not None
 
 
 def test_forgetting_the_invite_forgets_the_trial(tmp_path: Path) -> None:
     path = tmp_path / "invite"
-    membership.save(OPEN, path)
-    membership.forget(path)
+    membership.save_invite(OPEN, path)
+    membership.forget_invite(path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,20 +64,20 @@ def test_a_damaged_trial_file_is_a_trial(tmp_path: Path) -> None:
     path = tmp_path / "invite"
     for damage in (b"", b"\xff", b'{"swarm": 1}'):
         (tmp_path / "trial").write_bytes(damage)
-        assert trial.find(path, "b" * 16) == trial.Trial("b" * 16, 0.0)
+        assert trial.find_trial(path, "b" * 16) == trial.Trial("b" * 16, 0.0)
 
 
 def test_a_trial_takes_few_external_groups_in_a_batch_of_the_same_size() -> None:
-    few = trial.few(RunConfig(local_groups=24, external_groups=8, external_advantages="all", tripwire=0.0))
+    few = trial.trial_config(RunConfig(local_groups=24, external_groups=8, external_advantages="all", tripwire=0.0))
     assert (few.local_groups, few.external_groups) == (30, 2)
     assert (few.external_advantages, few.tripwire) == ("positive", 0.25)
-    assert trial.few(RunConfig(local_groups=4, external_groups=1)).external_groups == 1
+    assert trial.trial_config(RunConfig(local_groups=4, external_groups=1)).external_groups == 1
 
 
 def test_a_trial_is_stricter_in_every_rule_and_never_softer() -> None:
     own = frozenset({("t", "g")})
     mine = AcceptanceRules(rule=RewardRule(partial=True, contrast=4), own=own, presets=PRESETS, logprob_floor=-2.0)
-    strict = trial.strict(mine)
+    strict = trial.trial_rules(mine)
     assert strict.rule == RewardRule(partial=False, contrast=4)
     assert (strict.own, strict.presets) == (frozenset(), STRICT_PRESETS)
     assert (strict.logprob_floor, strict.length_factor, strict.max_age_s) == (-2.0, 2.0, 900.0)
@@ -85,26 +85,26 @@ def test_a_trial_is_stricter_in_every_rule_and_never_softer() -> None:
 
 def test_the_journal_counts_a_trial_over_restarts_and_a_second_one_from_nothing() -> None:
     events = [session(""), *rounds(0, 5), session("a-1", 5), *rounds(5, 30), session("a-1", 35), *rounds(35, 19)]
-    found = trial.progress(events)
+    found = trial.progress_from_events(events)
     assert (found.rounds, found.external, found.batches, found.asks) == (49, 49, 441, False)
     assert found.after(finished(54)).asks
-    assert trial.progress([*events, session("a-2", 54)]).rounds == 0
-    assert not trial.progress([*events, session("", 54), *rounds(54, 9)]).name
+    assert trial.progress_from_events([*events, session("a-2", 54)]).rounds == 0
+    assert not trial.progress_from_events([*events, session("", 54), *rounds(54, 9)]).name
 
 
 def test_a_node_on_trial_that_restarts_after_3000_rounds_does_not_ask_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     journal.append([session("a-0"), *rounds(0, 60), session("a-1", 60), *rounds(60, 3000)])
-    known = trial.known(journal, "a-1")
+    known = trial.progress_from_journal(journal, "a-1")
     assert (known.rounds, known.external, known.batches) == (3000, 3000, 27_000)
-    asked = trial.Asked(known)
+    asked = trial.TrialEndPrompt(known)
     assert not any(asked.after(event) for event in (session("a-1", 3060), *rounds(3060, 100)))
-    assert trial.known(journal, "a-2") == trial.Progress(), "another trial begins from nothing"
+    assert trial.progress_from_journal(journal, "a-2") == trial.TrialProgress(), "another trial begins from nothing"
     journal.close()
 
 
 def test_a_node_without_a_screen_asks_once() -> None:
-    asked = trial.Asked(trial.progress([session("a-1"), *rounds(0, 40)]))
+    asked = trial.TrialEndPrompt(trial.progress_from_events([session("a-1"), *rounds(0, 40)]))
     said = [line for event in (session("a-1", 40), *rounds(40, 30)) if (line := asked.after(event))]
     assert said == [
         "50 rounds of the trial are done: 50 of 450 groups came from others (11 %). sapo-desktop stay, or sapo-desktop leave"

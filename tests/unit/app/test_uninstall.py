@@ -64,16 +64,16 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
 
 
 def uninstalled() -> int:
-    return cli.run(["uninstall", "--data", "--yes"])
+    return cli.run_command_line(["uninstall", "--data", "--yes"])
 
 
 def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_system_keyring", lambda: None)
-    editing.preset(home.settings, "eco")
+    editing.apply_preset(home.settings, "eco")
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
     endpoint.read_or_make(home.config / "endpoint-token")
-    trial.begin(home.invite, "swarm")
+    trial.begin_trial(home.invite, "swarm")
     for half in (f"{tokens.NAME}.secret.partial", f".{tokens.NAME}.secret.0123abcd.partial"):
         (home.config / half).touch()
     assert uninstalled() == 0
@@ -82,10 +82,10 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
 
 def test_no_secret_stays_in_the_keyring(home: Home, ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
     """Listed before anybody says yes, and nothing of another program is touched."""
-    membership.identity(home)
+    membership.load_identity(home)
     tokens.keep(home, "hf_token")
     judging.keep_key(home, "sk-key")
-    assert cli.run(["uninstall"]) == 2
+    assert cli.run_command_line(["uninstall"]) == 2
     said = capsys.readouterr().out
     assert all(f"sapo-desktop, {name}" in said for name in ("node-", "hub-token-", "judge-key-"))
     assert len(ring.held) == 4
@@ -96,17 +96,17 @@ def test_no_secret_stays_in_the_keyring(home: Home, ring: Ring, capsys: pytest.C
 def test_two_homes_with_one_keyring_are_two_nodes_and_uninstalling_one_leaves_the_others_key(
     home: Home, ring: Ring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = membership.identity(home).identity.node
+    mine = membership.load_identity(home).identity.node
     tokens.keep(home, "hf_token")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "ada"))
     ada = Home.find()
     ada.prepare()
-    assert membership.identity(ada).identity.node != mine
+    assert membership.load_identity(ada).identity.node != mine
     assert tokens.kept(ada) is None
     assert len(ring.held) == 4
     assert uninstalled() == 0
     assert not ada.config.exists()
-    assert membership.identity(home).identity.node == mine
+    assert membership.load_identity(home).identity.node == mine
     assert tokens.kept(home) == "hf_token"
     assert len(ring.held) == 3
 
@@ -116,7 +116,7 @@ def test_secrets_that_cannot_be_removed_are_named(
 ) -> None:
     locked = Locked()
     monkeypatch.setattr(identity, "_system_keyring", lambda: locked)
-    membership.identity(home)
+    membership.load_identity(home)
     assert uninstalled() == 1
     assert "keyring does not answer (locked)" in capsys.readouterr().err
     assert home.data.exists()
@@ -147,10 +147,10 @@ def test_folders_that_lie_in_one_another_are_counted_once_and_gone(tmp_path: Pat
     home.prepare()
     home.settings.write_text("# mine")
     home.node_log.write_text("12345")
-    found = uninstall.made(home)
+    found = uninstall.find_created_paths(home)
     assert [one.path for one in found] == [data, home.runtime]
     assert "your settings" in found[0].what
-    assert uninstall.remove(home, found) == len("# mine") + len("12345")
+    assert uninstall.remove_paths(home, found) == len("# mine") + len("12345")
     assert not data.exists()
     assert not home.runtime.exists()
 
@@ -170,7 +170,7 @@ def test_the_lock_is_let_go_before_its_folder_goes(home: Home, monkeypatch: pyte
 
 
 def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    with hosting.announced(home, hosting.this_process("mine", False, "")):
+    with hosting.record_coordinator(home, hosting.this_process("mine", False, "")):
         assert uninstalled() == 1
     assert "sapo-desktop swarm stop" in capsys.readouterr().err
     unit = login.starter(home).file
@@ -188,6 +188,6 @@ def test_where_nobody_can_answer_it_is_refused_in_the_words_of_every_other_verb(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert cli.run(["uninstall", "--data"]) == 1
+    assert cli.run_command_line(["uninstall", "--data"]) == 1
     assert "for ever? Nobody can answer here: add --yes." in capsys.readouterr().err
     assert home.data.exists()

@@ -13,7 +13,7 @@ import pytest
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.wizard import actions
-from sapo_desktop.services.tasks.wizard.interface import Answers, Seen
+from sapo_desktop.services.tasks.wizard.interface import TaskPreview, WizardAnswers
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-async def opened(folder: Path) -> tuple[actions.HomeTasks, Seen]:
+async def opened(folder: Path) -> tuple[actions.HomeTasks, TaskPreview]:
     (folder / "sums.csv").write_text("question,answer\n" + "".join(f"{n} + {n}?,{2 * n}\n" for n in range(99)))
     tasks = actions.HomeTasks(Home(folder, folder / "data", folder, folder, folder))
-    return tasks, await tasks.look(Answers(str(folder / "sums.csv")))
+    return tasks, await tasks.look(WizardAnswers(str(folder / "sums.csv")))
 
 
-async def given_up(tasks: actions.HomeTasks, answers: Answers) -> None:
+async def given_up(tasks: actions.HomeTasks, answers: WizardAnswers) -> None:
     """A look that the next change ends while it is under way."""
     look = asyncio.create_task(tasks.look(answers))
     await asyncio.sleep(0)

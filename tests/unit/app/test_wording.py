@@ -12,20 +12,20 @@ import pytest
 from tests.support.declared import judge
 from tests.support.own_tasks import task_of
 
-from sapo_desktop.services.tasks.proposal.columns import date_form, propose, unlike
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
-from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural
+from sapo_desktop.services.tasks.proposal.columns import best_verifier, date_form, lookalike_answer
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
+from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural_noun
 from sapo_swarm.tasks.own.spec import Choice, Exact, Items, ItemSet, JsonEqual, Number, Verifier
 
 REAL = "SmolLM2-135M-Instruct-Q4_1.gguf"
 Pairs = list[tuple[str, str]]
 
 
-def of(folder: Path, head: tuple[str, str], pairs: Pairs, **wishes: str) -> Draft:
+def of(folder: Path, head: tuple[str, str], pairs: Pairs, **wishes: str) -> TaskDraft:
     """The draft for a real model of a table with these columns."""
     with (folder / "table.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([head, *pairs])
-    return draft(folder / "table.csv", Wishes(**({"base": REAL} | wishes)))  # type: ignore[arg-type]
+    return draft_task(folder / "table.csv", ImportOptions(**({"base": REAL} | wishes)))  # type: ignore[arg-type]
 
 
 def messages() -> Pairs:
@@ -82,7 +82,7 @@ def names() -> Pairs:
     ]
 
 
-def verdicts(found: Draft, truth: str, *answers: str) -> list[float]:
+def verdicts(found: TaskDraft, truth: str, *answers: str) -> list[float]:
     task = task_of(*found.task.spec.verifier, row={"question": "q", "answer": truth}, extract=found.task.spec.extract)
     return [judge(task, answer, truth) for answer in answers]
 
@@ -116,7 +116,12 @@ def test_the_words_of_the_columns_are_those_of_the_question(tmp_path: Path) -> N
     assert prompt.endswith("Reply no or yes only.")
     stars = [(f"The room was fine, says guest {n}", str(n % 5 + 1)) for n in range(40)]
     assert "It is one of these: 1, 2, 3, 4, 5." in of(tmp_path, ("review", "stars"), stars).task.spec.prompt
-    assert [plural(word) for word in ("category", "class", "box", "tags")] == ["categories", "classes", "boxes", "tags"]
+    assert [plural_noun(word) for word in ("category", "class", "box", "tags")] == [
+        "categories",
+        "classes",
+        "boxes",
+        "tags",
+    ]
 
 
 def test_a_number_with_a_unit_is_asked_for_in_its_form_and_compared_as_one(tmp_path: Path) -> None:
@@ -162,8 +167,8 @@ def test_a_list_is_asked_for_with_what_stands_between_its_items(
 
 
 def test_a_name_with_a_comma_in_it_is_no_list() -> None:
-    assert propose([f"Smith {n}, Dr" for n in range(40)])[0] == Exact()
-    assert propose([f"Well, it was fine, thanks, and number {n} was good." for n in range(40)])[0] == Exact()
+    assert best_verifier([f"Smith {n}, Dr" for n in range(40)])[0] == Exact()
+    assert best_verifier([f"Well, it was fine, thanks, and number {n} was good." for n in range(40)])[0] == Exact()
 
 
 @pytest.mark.parametrize(
@@ -222,11 +227,11 @@ def test_a_wording_of_the_person_s_own_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_answer_has_room_and_no_more(tmp_path: Path) -> None:
     assert 20 <= of(tmp_path, ("message", "category"), messages()).task.spec.max_new_tokens <= 32
-    thinking = draft(tmp_path / "table.csv", Wishes(base=REAL, reasons=True)).task.spec
+    thinking = draft_task(tmp_path / "table.csv", ImportOptions(base=REAL, reasons=True)).task.spec
     assert thinking.max_new_tokens == 0
 
 
 def test_a_made_up_example_is_no_answer_of_the_file() -> None:
     for answers in ([f"{n} km" for n in range(100)], ["1", "2", "3"], ["0.5", "0.25"], ["1,250 €", "17 €"]):
-        assert unlike(answers) not in answers
-        assert propose([*answers, unlike(answers)])[0] == propose(answers)[0]
+        assert lookalike_answer(answers) not in answers
+        assert best_verifier([*answers, lookalike_answer(answers)])[0] == best_verifier(answers)[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.services.swarms.answering import Desk
+from sapo_desktop.services.swarms.answering import AnswerSession
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import sources_in_words
@@ -117,8 +117,10 @@ def test_the_announcement_says_where_the_texts_come_from() -> None:
 def test_a_right_answer_of_who_contributes_is_kept_and_a_disk_that_refuses_is_told_of(tmp_path: Path) -> None:
     """What stands in the way of keeping it ends nothing: the answer is shared all the same."""
     asked, whose = Question(ref(), "Which?", "0" * 64), Identity.generate()
-    desk = Desk(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "answers.jsonl")
+    desk = AnswerSession(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "answers.jsonl")
     assert desk.keep(asked, "a") == ""
     assert read_written(tmp_path / "answers.jsonl") == [Written(ref(), "a")]
     (tmp_path / "file").touch()
-    assert "Not kept" in Desk(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "file" / "a").keep(asked, "a")
+    assert "Not kept" in AnswerSession(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "file" / "a").keep(
+        asked, "a"
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sapo_desktop.services.swarms import answering
-from sapo_desktop.services.swarms.membership import label, mixed
+from sapo_desktop.services.swarms.membership import public_model_name, swarm_config
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.exchange import STRETCH, worst_stretch
@@ -163,20 +163,20 @@ def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: li
 def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:
     """A tiny model takes one of others for one of its own."""
     for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (8, 8))):
-        config = mixed(RunConfig(), set(), parameters)
+        config = swarm_config(RunConfig(), set(), parameters)
         assert (config.local_groups, config.external_groups) == groups
     for chosen, groups in (((6, 0), (6, 8)), ((0, 4), (2, 4)), ((16, 3), (16, 3))):
-        config = mixed(RunConfig(local_groups=chosen[0], external_groups=chosen[1]), set())
+        config = swarm_config(RunConfig(local_groups=chosen[0], external_groups=chosen[1]), set())
         assert (config.local_groups, config.external_groups) == groups
-    nothing = mixed(RunConfig(local_groups=6), {"local_groups", "external_groups"})
+    nothing = swarm_config(RunConfig(local_groups=6), {"local_groups", "external_groups"})
     assert (nothing.local_groups, nothing.external_groups) == (6, 0)
-    generates = mixed(RunConfig(method="none", external_groups=4), set())
+    generates = swarm_config(RunConfig(method="none", external_groups=4), set())
     assert (generates.external_groups, generates.eval_every) == (0, 0)
 
 
 def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
-    assert label("/home/ada/models/été\x1b[31m") == "?t??[31m"
-    assert len(label("x" * 200)) == 80
+    assert public_model_name("/home/ada/models/été\x1b[31m") == "?t??[31m"
+    assert len(public_model_name("x" * 200)) == 80
 
 
 @pytest.mark.parametrize(
@@ -190,17 +190,17 @@ def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
     ],
 )
 def test_a_bare_line_of_a_person_is_the_answer(answer_format: AnswerFormat, typed: str, text: str) -> None:
-    assert answering.attempt(typed, REF, answer_format) == text
+    assert answering.parse_attempt(typed, REF, answer_format) == text
 
 
 def test_an_answer_to_an_own_task_that_is_read_elsewhere_stays_as_it_is_typed() -> None:
-    assert answering.attempt(" 7 ", TaskRef("mine", "own", 1, generator="task-0123")) == "7"
+    assert answering.parse_attempt(" 7 ", TaskRef("mine", "own", 1, generator="task-0123")) == "7"
 
 
 @pytest.mark.parametrize("typed", ["", "  ", "x" * 9000])
 def test_an_attempt_that_cannot_travel_says_why(typed: str) -> None:
     with pytest.raises(ValueError, match="attempt"):
-        answering.attempt(typed, REF)
+        answering.parse_attempt(typed, REF)
 
 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=60), st.integers(1, 40))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.own_tasks import sums
 
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, rows_of
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task, rows_of
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.tasks.own.import_rows import read_table, read_text
 from sapo_swarm.tasks.own.spec import BadTask
@@ -21,9 +21,9 @@ TAKEN = (
 )
 
 
-def of(folder: Path, content: bytes, **wishes: object) -> Draft:
+def of(folder: Path, content: bytes, **wishes: object) -> TaskDraft:
     (folder / "quiz.csv").write_bytes(content)
-    return draft(folder / "quiz.csv", Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(folder / "quiz.csv", ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
 def test_a_sheet_that_excel_saved_on_windows_keeps_every_row_and_says_how_it_was_read(tmp_path: Path) -> None:

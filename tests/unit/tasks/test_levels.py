@@ -14,7 +14,7 @@ from tests.support.own_tasks import library_in, write_folder
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.held_out import levels as shown
 from sapo_desktop.services.models.screen.settings_actions import fitted
-from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.round_phases import candidate_refs
@@ -74,7 +74,7 @@ def test_a_node_asks_more_of_the_level_that_it_solves_half_of_the_time(tmp_path:
 
 def test_a_column_called_difficulty_is_found_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("question,answer,difficulty\n" + "".join(f"q{n},a{n},{n % 2}\n" for n in range(9)))
-    assert draft(tmp_path / "f.csv", Wishes()).task.spec.difficulty == "difficulty"
+    assert draft_task(tmp_path / "f.csv", ImportOptions()).task.spec.difficulty == "difficulty"
 
 
 def said(*asked: tuple[str, str, tuple[float, ...]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-from sapo_desktop.services.tasks.review import Numbered, review
+from sapo_desktop.services.tasks.review import NumberedRow, review_rows
 from sapo_swarm.tasks.own.folder import make
 from sapo_swarm.tasks.own.import_rows import MAX_ROWS, Table
 from sapo_swarm.tasks.own.row_roles import clusters, held_out_places
@@ -40,17 +40,17 @@ def test_a_full_file_of_texts_from_one_template_needs_little_memory_a_row() -> N
     assert peak < 4000 * rows
 
 
-class Unlike(Numbered):
+class Unlike(NumberedRow):
     """A row that fails where it is compared with another: a look at every pair would take minutes."""
 
     def __eq__(self, _other: object) -> bool:
         raise AssertionError("rows are compared in pairs")
 
-    __hash__ = Numbered.__hash__
+    __hash__ = NumberedRow.__hash__
 
 
 def test_20_000_doubled_questions_with_different_answers_are_reviewed() -> None:
     rows = [{"question": f"q{n % 20_000}", "answer": str(n)} for n in range(40_000)]
     task = make(TaskSpec(name="t"), Table(rows=rows[:1], numbers=[1]), Table(rows=rows[1:2], numbers=[1]))
-    said = review(task, [Unlike("", number, row) for number, row in enumerate(rows, 2)])
+    said = review_rows(task, [Unlike("", number, row) for number, row in enumerate(rows, 2)])
     assert said[0].startswith("20,000 questions have different answers in different rows (row 2 and row 20002;")

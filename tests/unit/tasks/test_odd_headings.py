@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_swarm.tasks.own.folder import read_task, write_task
 from sapo_swarm.tasks.own.import_rows import cell, read_jsonl, read_table
 
 CHINESE = "".join(f"{n} 加 1 等于几?,{n + 1}\n" for n in range(30))
 
 
-def drafted(path: Path, content: str, **wishes: object) -> Draft:
+def drafted(path: Path, content: str, **wishes: object) -> TaskDraft:
     path.write_text(content, "utf-8")
-    return draft(path, Wishes(**wishes))  # type: ignore[arg-type]
+    return draft_task(path, ImportOptions(**wishes))  # type: ignore[arg-type]
 
 
 def test_columns_named_in_another_script_are_found_by_their_own_names(tmp_path: Path) -> None:

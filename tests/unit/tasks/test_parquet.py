@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.services.tasks.proposal.draft import Wishes, draft
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_ROWS, read_table
 from sapo_swarm.tasks.own.spec import BadTask, Number
 
@@ -42,7 +42,7 @@ def test_rows_and_kinds_of_cells_are_read_and_bad_rows_named(tmp_path: Path) -> 
 @needs_pyarrow
 def test_a_task_is_made_from_it(tmp_path: Path) -> None:
     rows: dict[str, list[object]] = {"question": [f"{n} + 1?" for n in range(90)], "answer": list(range(1, 91))}
-    task = draft(written(tmp_path / "sums.parquet", rows), Wishes()).task
+    task = draft_task(written(tmp_path / "sums.parquet", rows), ImportOptions()).task
     assert (len(task.train), len(task.held_out)) == (72, 18)
     assert task.spec.verifier == (Number(),)
 

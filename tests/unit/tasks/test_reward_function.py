@@ -146,7 +146,7 @@ async def test_a_function_that_never_ends_is_ended(tmp_path: Path, scorer: Score
 )
 async def test_a_file_that_does_not_load_is_told_of(tmp_path: Path, scorer: Scorer, code: str, reason: str) -> None:
     library.allow(read_task(with_code(tmp_path / "t", code)).code)
-    found = await review.measure(library.find("t"), scorer, ["row 1"])
+    found = await review.measure_shortcuts(library.find("t"), scorer, ["row 1"])
     assert reason in found.hanging[0]
     assert not (Path.cwd() / "canary").exists()
 

@@ -39,11 +39,11 @@ def edited(home: Home, text: str) -> None:
 
 
 def test_a_task_that_is_replaced_is_kept_with_what_the_person_changed(home: Home, tmp_path: Path) -> None:
-    assert store.keep(task(tmp_path), home, replace=False) is None
+    assert store.store_task(task(tmp_path), home, replace=False) is None
     with pytest.raises(UsageError, match="say --replace"):
-        store.keep(task(tmp_path, 60), home, replace=False)
+        store.store_task(task(tmp_path, 60), home, replace=False)
     edited(home, "My wording:")
-    kept = store.keep(task(tmp_path, 70), home, replace=True)
+    kept = store.store_task(task(tmp_path, 70), home, replace=True)
     assert kept == home.data / "replaced" / "tasks" / "my_sums"
     assert read_task(kept).spec.prompt == "My wording: {question}"
     assert len(library.find("my_sums").train) == 70
@@ -52,13 +52,13 @@ def test_a_task_that_is_replaced_is_kept_with_what_the_person_changed(home: Home
 
 
 def test_one_copy_is_kept_and_the_same_task_again_does_not_push_it_out(home: Home, tmp_path: Path) -> None:
-    store.keep(task(tmp_path), home, replace=False)
+    store.store_task(task(tmp_path), home, replace=False)
     edited(home, "Mine:")
-    kept = store.keep(task(tmp_path, 70), home, replace=True)
+    kept = store.store_task(task(tmp_path, 70), home, replace=True)
     assert kept is not None
-    assert store.keep(read_task(home.tasks / "my_sums"), home, replace=True) is None
+    assert store.store_task(read_task(home.tasks / "my_sums"), home, replace=True) is None
     assert read_task(kept).spec.prompt == "Mine: {question}"
-    assert store.keep(task(tmp_path, 60), home, replace=True) == kept
+    assert store.store_task(task(tmp_path, 60), home, replace=True) == kept
     assert len(read_task(kept).train) == 70
     assert [path.name for path in kept.parent.iterdir()] == ["my_sums"]
 
@@ -70,17 +70,17 @@ def model(home: Home, name: str, *tasks: str) -> None:
 def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_swarms(
     home: Home, tmp_path: Path
 ) -> None:
-    store.keep(task(tmp_path), home, replace=False)
-    store.keep(task(tmp_path, 60), home, replace=True)
+    store.store_task(task(tmp_path), home, replace=False)
+    store.store_task(task(tmp_path, 60), home, replace=True)
     library.allow(library.consent(library.find("my_sums")))
     for swarm, mine in (("a" * 16, True), ("b" * 16, False)):
         entry = Shared(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
         library.add(home.tasks, entry)
     library.add(home.tasks, Shared(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True))
     code = library.consent(library.find("my_sums"))
-    store.delete(home, "my_sums")
+    store.remove_task(home, "my_sums")
     assert library.names() == []
-    assert not store.replaced(home, "my_sums").exists()
+    assert not store.replaced_task_path(home, "my_sums").exists()
     assert not library.allowed(code)
     assert [entry.name for entry in library.read(home.tasks)] == ["other"]
     assert not [path for path in home.tasks.iterdir() if path.is_dir()]
@@ -90,14 +90,14 @@ def test_a_task_that_cannot_be_read_and_one_that_is_a_link_can_be_deleted(home: 
     (home.tasks / "broken").mkdir(parents=True)
     (home.tasks / "broken" / "task.toml").write_text("name = ")
     (home.tasks / "linked").symlink_to(sums(tmp_path / "linked"))
-    store.delete(home, "broken")
-    store.delete(home, "linked")
+    store.remove_task(home, "broken")
+    store.remove_task(home, "linked")
     assert library.names() == []
     assert (tmp_path / "linked" / "task.toml").exists()
 
 
 def test_a_task_that_settings_name_is_in_use_and_says_by_whom(home: Home, tmp_path: Path) -> None:
-    store.keep(task(tmp_path), home, replace=False)
+    store.store_task(task(tmp_path), home, replace=False)
     store.require_unused(home, "my_sums")
     model(home, "maths", "my_sums", "bf")
     model(home, "other", "bf")
@@ -130,7 +130,7 @@ def test_a_yes_to_code_that_another_task_has_too_outlives_the_deleted_one(home: 
         write_folder(home.tasks / name, '[[verifier]]\nkind = "function"\n', [{"question": "a"}], [{"question": "b"}])
         (home.tasks / name / "reward.py").write_bytes(code)
     library.allow(code)
-    store.delete(home, "one")
+    store.remove_task(home, "one")
     assert library.allowed(code)
-    store.delete(home, "two")
+    store.remove_task(home, "two")
     assert not library.allowed(code)

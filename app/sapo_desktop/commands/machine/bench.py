@@ -19,7 +19,7 @@ from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.speed import Subject
 from sapo_desktop.settings import flags
-from sapo_desktop.streams import json_line, overwrite
+from sapo_desktop.streams import json_line, overwrite_line
 from sapo_swarm.config import RunConfig
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    config = flags.run_config(settings.load(home.settings), args, fetching.look)
+    config = flags.run_config(settings.load_settings(home.settings), args, fetching.look)
     available = _available(config)
     try:
         if args.verify:
@@ -103,9 +103,9 @@ def _available(config: RunConfig) -> list[str]:
 
 
 async def _warn(home: Home) -> None:
-    from sapo_desktop.services.nodes.supervisor import running
+    from sapo_desktop.services.nodes.supervisor import query_status
 
-    status = await running(home)
+    status = await query_status(home)
     if status is not None and status.state == "running":
         _note("A node is training at the same time, so every figure will be too low. Pause it: sapo-desktop pause")
 
@@ -249,6 +249,6 @@ def _note(text: str) -> None:
 
 def _progress(doing: str) -> None:
     """What is done now, see overwrite; without a terminal each in a line of its own."""
-    overwrite(doing and f"{doing} ...")
+    overwrite_line(doing and f"{doing} ...")
     if doing and not sys.stderr.isatty():
         print(doing, file=sys.stderr, flush=True)

@@ -43,30 +43,30 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError("Write: sapo-desktop config set KEY VALUE")
         if args.key == "ui.theme":
             _require_theme(args.value)
-        print(f"{args.key} = {editing.change(path, args.key, args.value)}")
+        print(f"{args.key} = {editing.change_setting(path, args.key, args.value)}")
         _tell_whose(args.key)
     elif args.action == "reset":
         if not args.key:
             raise UsageError("Write: sapo-desktop config reset KEY")
         strange = args.key in editing.strange_keys(path)
-        value = editing.reset(path, args.key) or "(empty)"
+        value = editing.reset_setting(path, args.key) or "(empty)"
         print(f"{args.key} was taken out" if strange else f"{args.key} = {value}   (the default)")
     elif args.action == "preset":
-        for row in editing.preset(path, args.key):
+        for row in editing.apply_preset(path, args.key):
             print(f"{row.key} = {row.value}   # {row.help}")
     else:
         _get(path, args.key)
-    for sentence in editing.strangers(path):
+    for sentence in editing.describe_unknown_keys(path):
         print(f"sapo-desktop: {safe_text(sentence, lines=False)}", file=sys.stderr)
     return 0
 
 
 def _get(path: Path, key: str) -> None:
     if key:
-        editing.known(key)
-        print(next(safe_text(row.value, lines=False) for row in editing.rows(path) if row.key == key))
+        editing.require_setting(key)
+        print(next(safe_text(row.value, lines=False) for row in editing.setting_rows(path) if row.key == key))
         return
-    for row in editing.rows(path):
+    for row in editing.setting_rows(path):
         origin = f"from {path.name}; default {row.default or 'empty'}" if row.saved else "default"
         print(safe_text(f"{row.key} = {row.value or '(empty)'}   ({origin})   # {row.help}", lines=False))
 

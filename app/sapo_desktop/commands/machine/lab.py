@@ -68,12 +68,12 @@ def main(args: argparse.Namespace) -> int:
         return _list(args.out)
     if args.out or vars(args).get("to"):
         umask.as_in_the_shell()
-    file = find(args.experiment)
+    file = find_experiment(args.experiment)
     experiment = load(file)
     out = (args.out or Home.find().data / "lab") / experiment.name
     if args.action == "report":
         return _report(experiment, file, out, args.to or out / "report")
-    chosen = plan(changed(experiment, device=args.device, model=args.model), args.only, args.seeds)
+    chosen = plan_runs(override_settings(experiment, device=args.device, model=args.model), args.only, args.seeds)
     if args.minutes < 0 or (args.minutes and args.jobs > 1):
         raise UsageError("--minutes is not negative, and goes with one job.")
     if args.jobs < 1:
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def find(name: str) -> Path:
+def find_experiment(name: str) -> Path:
     """The file, or the shipped experiment of that name. Raises UsageError."""
     import sapo_assets
 
@@ -100,7 +100,7 @@ def find(name: str) -> Path:
     return Path(name)
 
 
-def changed(experiment: Experiment, **settings: str) -> Experiment:
+def override_settings(experiment: Experiment, **settings: str) -> Experiment:
     """The experiment with these settings in all arms; "" leaves one as it is. Raises UsageError."""
     given = {name: value for name, value in settings.items() if value}
     if "model" in given and any(arm.conditions.models for arm in experiment.arms):
@@ -111,7 +111,7 @@ def changed(experiment: Experiment, **settings: str) -> Experiment:
     return replace(experiment, arms=tuple(replace(arm, run=replace(arm.run, **given)) for arm in experiment.arms))
 
 
-def plan(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
+def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
     """The runs asked for, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
     arms = [experiment.arm(name) for name in only.split(",")] if only else list(experiment.arms)
     try:

@@ -8,11 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from sapo_backends.errors import size_text
-from sapo_desktop.paths import Home, typed, typed_target
+from sapo_desktop.paths import Home, quote_command, typed_target
 from sapo_desktop.services.personal_data import archive
 from sapo_desktop.services.personal_data import archive as saving
 from sapo_desktop.services.personal_data import restore as restoring
-from sapo_desktop.streams import agreed
+from sapo_desktop.streams import ask_yes_no
 from sapo_swarm.protocol.safe_text import safe_text
 
 
@@ -40,27 +40,27 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _backup(home: Home, args: argparse.Namespace) -> int:
-    saved = saving.backup(home, typed_target(args.file), args.keys)
+    saved = saving.create_backup(home, typed_target(args.file), args.keys)
     _print(saved.manifest)
     print(
-        f"{saved.path}: {size_text(saved.size)}. To bring it back: {typed('sapo-desktop', 'restore', str(saved.path))}"
+        f"{saved.path}: {size_text(saved.size)}. To bring it back: {quote_command('sapo-desktop', 'restore', str(saved.path))}"
     )
     for sentence in saved.besides:
         print(sentence)
     return 0
 
 
-def _print(manifest: archive.Manifest) -> None:
+def _print(manifest: archive.BackupManifest) -> None:
     """A line for each thing."""
     sizes: dict[str, int] = defaultdict(int)
     for entry in manifest.files:
-        sizes[archive.item(entry.name)] += entry.size
+        sizes[archive.restore_unit(entry.name)] += entry.size
     for item, size in sizes.items():
         print(f"{size_text(size):>8}  {safe_text(item, 120, lines=False)}")
 
 
 def _list(home: Home, path: Path) -> int:
-    _print(restoring.listed(home, path))
+    _print(restoring.read_manifest(home, path))
     return 0
 
 
@@ -69,10 +69,10 @@ def _restore(home: Home, args: argparse.Namespace) -> int:
         if args.replace or not sys.stdin.isatty():
             return bool(args.replace)
         shown = safe_text(item, 120, lines=False)
-        return agreed(f"{shown} is here with other content. Take the archive's?")
+        return ask_yes_no(f"{shown} is here with other content. Take the archive's?")
 
     complete = True
-    for outcome in restoring.restore(home, args.file, args.keys, replace):
+    for outcome in restoring.restore_backup(home, args.file, args.keys, replace):
         print(f"{safe_text(outcome.item, 120, lines=False)}: {outcome.said}")
         complete &= outcome.done or archive.is_key(outcome.item)
     return 0 if complete else 1

@@ -12,17 +12,17 @@ from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.checkpoints.local_models import is_named
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.bases import card, fetching, local_models, recommended
 from sapo_desktop.services.models.shelf import creating, store
 from sapo_desktop.settings import flags
-from sapo_desktop.streams import json_line, overwrite
+from sapo_desktop.streams import json_line, overwrite_line
 from sapo_swarm.protocol.safe_text import safe_text
 
 
-def listed(home: Home, args: argparse.Namespace) -> int:
+def list_bases(home: Home, args: argparse.Namespace) -> int:
     """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
-    config = settings.load(home.settings).run
+    config = settings.load_settings(home.settings).run
     bundled = dict(creating.bases())
     here = {one.repository: one for one in hub_cache.all_cached()}
     known = recommended.recommended()
@@ -67,15 +67,15 @@ def listed(home: Home, args: argparse.Namespace) -> int:
     return 0
 
 
-def meant(home: Home, name: str) -> bool:
+def is_base_name(home: Home, name: str) -> bool:
     """A base, where no model of one's own has that name."""
     mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
     return not mine and (name in locate.BUNDLED or "/" in name or is_named(name) or locate.gguf_file(name) is not None)
 
 
-def shown(home: Home, args: argparse.Namespace) -> int:
+def show_base(home: Home, args: argparse.Namespace) -> int:
     """show BASE: its card. Where the machine was not measured yet, that is done once, below what is known already."""
-    run = msgspec.structs.replace(settings.load(home.settings).run, model=args.names[0])
+    run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
     config = flags.with_room(run, fetching.look)
     one = card.card(home, config, measure=False)
     if args.json:
@@ -83,20 +83,20 @@ def shown(home: Home, args: argparse.Namespace) -> int:
         return 0
     print("\n".join(card.lines(one)[: card.UNTIMED]), flush=True)
     if one.time is None:
-        overwrite("time        measuring this machine, once …")
+        overwrite_line("time        measuring this machine, once …")
         one = card.timed(home, config, one)
-        overwrite("")
+        overwrite_line("")
     print("\n".join(card.lines(one)[card.UNTIMED :]))
-    print(f"\nTrain it: {typed('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
+    print(f"\nTrain it: {quote_command('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
     return 0
 
 
-def fetched(home: Home, args: argparse.Namespace) -> int:
+def fetch_base(home: Home, args: argparse.Namespace) -> int:
     """fetch OWNER/NAME: download it now; Ctrl-C keeps what arrived."""
     name = args.names[0]
     if not locate.is_hub_id(name):
         raise UsageError(f"{name!r} is no model of the hub: those are written owner/name.")
-    config = msgspec.structs.replace(settings.load(home.settings).run, model=name)
+    config = msgspec.structs.replace(settings.load_settings(home.settings).run, model=name)
     try:
         fetching.fetch(config, _progress)
     except KeyboardInterrupt:
@@ -107,4 +107,4 @@ def fetched(home: Home, args: argparse.Namespace) -> int:
 
 
 def _progress(fraction: float, phrase: str) -> None:
-    overwrite(phrase if fraction < 1 else "")  # it tells its percent itself
+    overwrite_line(phrase if fraction < 1 else "")  # it tells its percent itself

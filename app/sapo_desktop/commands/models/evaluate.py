@@ -15,7 +15,7 @@ from sapo_desktop.services.models.checkpoints import Chosen, choose, of
 from sapo_desktop.services.models.shelf import changes, history, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.tasks import judging
-from sapo_desktop.streams import json_line, progress
+from sapo_desktop.streams import json_line, print_progress
 from sapo_swarm.scoring.rubric import JudgeAway
 
 LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     judge = judging.judge_of(home, [chosen.config for chosen in both])
     try:
-        results = asyncio.run(comparing.measure(both, refs, temperatures, args.samples, progress, judge))
+        results = asyncio.run(comparing.measure(both, refs, temperatures, args.samples, print_progress, judge))
     except JudgeAway as error:
         raise AppError(str(error)) from error
     if not args.json:

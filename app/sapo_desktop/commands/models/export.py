@@ -11,7 +11,7 @@ from sapo_backends.errors import size_text
 from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
-from sapo_desktop.streams import progress
+from sapo_desktop.streams import print_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -68,6 +68,6 @@ def main(args: argparse.Namespace) -> int:
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:
         umask.as_in_the_shell()
-    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), progress)
+    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), print_progress)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
     return 0

@@ -12,7 +12,7 @@ from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.services.models import recording
 from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
 from sapo_desktop.services.models.figures.rows import KINDS
-from sapo_desktop.streams import progress
+from sapo_desktop.streams import print_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,19 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="figures: in the place of what lies there")
 
 
-def written(home: Home, args: argparse.Namespace) -> int:
+def export_figures(home: Home, args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()
     name, path = recording.find(home, *args.names)
-    progress(0.0, "reading")
+    print_progress(0.0, "reading")
     events = recording.load_recording(path, KINDS) if path.exists() else []
     found = list(rows(events))
     try:
-        write(args.format, Job(name, found, typed_target(args.output), args.force, progress))
+        write(args.format, Job(name, found, typed_target(args.output), args.force, print_progress))
     finally:
-        progress(1.0, f"figures of {name}")
+        print_progress(1.0, f"figures of {name}")
     rounds = sum(row.covers for row in found)
     print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(found):,} rows, to {args.output}")
     if any(row.covers > 1 for row in found):

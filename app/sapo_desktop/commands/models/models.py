@@ -14,12 +14,12 @@ import msgspec
 from sapo_backends.errors import size_text
 from sapo_desktop.commands.models import figures
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import history, keeping, mending, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
-from sapo_desktop.streams import confirmed, json_line
+from sapo_desktop.streams import confirm_action, json_line
 from sapo_swarm.node.checkpoints import folder_bytes
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         "prune": _prune,
         "bases": _bases,
         "fetch": _bases,
-        "figures": figures.written,
+        "figures": figures.export_figures,
     }
     if args.action in actions:
         return actions[args.action](home, args)
@@ -166,22 +166,22 @@ def _bases(home: Home, args: argparse.Namespace) -> int:
         bases,  # what fits this machine takes longer to import than to list one's models
     )
 
-    return bases.listed(home, args) if args.action == "bases" else bases.fetched(home, args)
+    return bases.list_bases(home, args) if args.action == "bases" else bases.fetch_base(home, args)
 
 
 def _show(home: Home, args: argparse.Namespace) -> int:
     if args.names:
         from sapo_desktop.commands.models import bases
 
-        if bases.meant(home, args.names[0]):
-            return bases.shown(home, args)
+        if bases.is_base_name(home, args.names[0]):
+            return bases.show_base(home, args)
     try:
         one = overview(store.find(home, *args.names))
     except UsageError as error:
         if not args.names or not Path(args.names[0]).is_dir():
             raise
         raise UsageError(
-            f"There is no model {args.names[0]!r}. A folder? Write {typed(f'./{args.names[0]}')}"
+            f"There is no model {args.names[0]!r}. A folder? Write {quote_command(f'./{args.names[0]}')}"
         ) from error
     if args.json:
         whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
@@ -223,7 +223,7 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
     training = asyncio.run(control.in_training(home))
     busy = training is not None and training.folder == model.folder
     size, stop = folder_bytes(model.folder), " It is being trained: the node is stopped first." if busy else ""
-    if not confirmed(
+    if not confirm_action(
         args.yes, f"Delete {model.name} with all its weights, history and exports ({size_text(size)})?{stop}"
     ):
         return 1
@@ -245,7 +245,7 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     if not found:
         print("There is nothing to free: each model has its newest and its best checkpoints only.")
         return 0
-    if not confirmed(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
+    if not confirm_action(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
         return 1
     print(f"{size_text(sum(keeping.remove(spare) for _, spare in found))} are free again.")
     return 0

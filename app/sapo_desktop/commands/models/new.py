@@ -9,7 +9,7 @@ import msgspec
 
 from sapo_backends.checkpoints import locate
 from sapo_desktop import settings
-from sapo_desktop.commands.parsing import Parser
+from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.models.screen import settings_actions
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "or a hub id (default: run.model of the settings)",
     )
     flags.add_run_flags(parser, [name for name in RunConfig.__struct_fields__ if name != "model"])
-    if isinstance(parser, Parser):
+    if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
 
 
@@ -57,14 +57,14 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     for sentence in adopt(home):
         print(sentence, file=sys.stderr)
-    config = flags.run_config(settings.load(home.settings), args, fetching.look)
+    config = flags.run_config(settings.load_settings(home.settings), args, fetching.look)
     if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
         typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
         config = msgspec.structs.replace(settings_actions.fitted(config), **typed)
     model = creating.new(home, args.name, config)
-    left = msgspec.structs.asdict(settings.load(home.settings).run)
+    left = msgspec.structs.asdict(settings.load_settings(home.settings).run)
     own = [
-        f"{key.replace('_', ' ')} {settings.text(value)}"
+        f"{key.replace('_', ' ')} {settings.format_value(value)}"
         for key, value in msgspec.structs.asdict(config).items()
         if value != left[key] and key != "model"
     ]

@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         for number, event in enumerate(index.every(wanted)):
             if args.limit and number >= args.limit:
                 break
-            print(json_line(event) if args.json else line(event))
+            print(json_line(event) if args.json else describe_group(event))
         if not args.json:
             total = index.page(wanted, 0).total
             print(f"{total:,} groups fit. {wanted.describe()}" if total else f"No group fits. {wanted.describe()}")
@@ -80,7 +80,7 @@ def _told(steps: int) -> None:
         print(f"reading the journal once: {steps * STEP:,} groups", file=sys.stderr)
 
 
-def line(event: GroupRecorded) -> str:
+def describe_group(event: GroupRecorded) -> str:
     """One group: its number, round, how many attempts were right, source, task, the question's beginning."""
     group = event.group
     right = sum(reward >= 1 for reward in group.rewards)
@@ -98,10 +98,10 @@ def _show(event: GroupRecorded | None, number: int) -> int:
         raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
     from sapo_desktop.dashboard.look import choose
     from sapo_desktop.dashboard.screens.rollouts.detail import detail
-    from sapo_desktop.services.tasks.looking import Truths
+    from sapo_desktop.services.tasks.looking import TruthLookup
 
     async def asked() -> str:
-        truths = Truths()
+        truths = TruthLookup()
         try:
             return await truths.of(event.group.question)
         finally:

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.models.shelf.store import Model
@@ -74,7 +74,7 @@ def _mend(home: Home, broken: store.Unreadable) -> str:
         f"{made.name}: {made.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
     )
     print("rate, lengths and more are as in your settings for new models. Look them over before you train on:")
-    print(typed("sapo-desktop", "models", "show", made.name, "--json"))
+    print(quote_command("sapo-desktop", "models", "show", made.name, "--json"))
     return made.name
 
 

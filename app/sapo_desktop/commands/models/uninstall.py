@@ -13,7 +13,7 @@ from sapo_desktop.services.machine import login
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.personal_data import uninstall
 from sapo_desktop.services.swarms import hosting
-from sapo_desktop.streams import confirmed
+from sapo_desktop.streams import confirm_action
 from sapo_swarm.protocol import identity
 
 PROGRAM = (
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
-    found = uninstall.made(home)
+    found = uninstall.find_created_paths(home)
     for one in found:
         print(f"{size_text(one.size):>8}  {one.path}\n{'':>10}{one.what}")
-    held, doubt = uninstall.secrets(home)
+    held, doubt = uninstall.keyring_entries(home)
     for name, what in held.items():
         print(f"{'':>10}{what}, in the system's keyring: {identity.SERVICE}, {name}")
     if doubt:
@@ -48,10 +48,10 @@ def main(args: argparse.Namespace) -> int:
     if not args.data:
         raise UsageError(f"To remove this: sapo-desktop uninstall --data. {PROGRAM}")
     _require_rest(home)
-    if not confirmed(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
+    if not confirm_action(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
         return 1
-    uninstall.forget(held)
-    freed = uninstall.remove(home, found)
+    uninstall.remove_keyring_entries(held)
+    freed = uninstall.remove_paths(home, found)
     print(
         f"Removed: {size_text(freed)} are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
     )
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _tell_of_bases(home: Home) -> None:
-    found = uninstall.bases(home)
+    found = uninstall.downloaded_bases(home)
     if found:
         print("These base models were downloaded for the app. They stay, for other programs read that cache, too:")
     for one, folder in found:
@@ -71,7 +71,7 @@ def _require_rest(home: Home) -> None:
     """Raises AppError where something still works with what is to go, or would make it anew."""
     if login.of(home):
         raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
-    if asyncio.run(supervisor.running(home)) is not None:
+    if asyncio.run(supervisor.query_status(home)) is not None:
         raise AppError("A node is running here. Stop it first: sapo-desktop stop")
-    if hosting.find(home) is not None:
+    if hosting.find_coordinator(home) is not None:
         raise AppError("A swarm is hosted here. Stop it first: sapo-desktop swarm stop")

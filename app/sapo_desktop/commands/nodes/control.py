@@ -19,7 +19,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.report import in_a_shell
-from sapo_desktop.services.swarms.trial import shares
+from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import age, duration
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     return asyncio.run(_talk(args))
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """ "90", "30s", "15m", "1h" in seconds; "" is 0. Raises UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
     if found is None or found[2] not in _UNITS:
@@ -63,15 +63,15 @@ async def _talk(args: argparse.Namespace) -> int:
         return await _stop(home, args.json)
     if args.verb in _TOLD:
         verb = "obey" if getattr(args, "off", False) else args.verb.replace("-", "_")
-        for_s = 0.0 if verb == "obey" else seconds(getattr(args, "for_s", ""))
+        for_s = 0.0 if verb == "obey" else parse_duration(getattr(args, "for_s", ""))
         if verb == "snooze" and not for_s:
             raise UsageError("A snooze has an end: write 30s, 15m or 1h. Without an end: sapo-desktop pause")
-        status = await supervisor.tell(home, verb, for_s)
-        print(json_line(status) if args.json else describe(status))
+        status = await supervisor.send_command(home, verb, for_s)
+        print(json_line(status) if args.json else describe_status(status))
         return 0
     async with ControlClient(home.socket) as node:
         status = await (node.post(f"external_{args.switch}") if args.verb == "external" else node.status())
-        print(json_line(status) if args.json else describe(status, await _news(node, status)), flush=True)
+        print(json_line(status) if args.json else describe_status(status, await _news(node, status)), flush=True)
         if getattr(args, "watch", False):
             await _watch(node, args.json, status)
     return 0
@@ -81,7 +81,7 @@ async def _stop(home: Home, json: bool) -> int:
     """Returns when the process is gone."""
     from sapo_desktop.services.swarms import hosting
 
-    status, hosted = await supervisor.stop(home), hosting.still_open(home)
+    status, hosted = await supervisor.shut_down_node(home), hosting.still_open(home)
     if status is None:
         raise NodeNotRunning(f"No node is running. {hosted}".strip())
     done = await asyncio.to_thread(_rounds, status)
@@ -105,7 +105,7 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
         status = await node.status()
         if status.sentence != shown:
             shown = status.sentence
-            print(json_line(status) if json else describe(status, await _news(node, status)), flush=True)
+            print(json_line(status) if json else describe_status(status, await _news(node, status)), flush=True)
 
 
 async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
@@ -119,7 +119,7 @@ async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
     return None
 
 
-def describe(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
+def describe_status(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
     """The status in one or two lines, and in a swarm how it stands there."""
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
     return f"{_sentence(status)}\n{_run(status)} · process {status.pid}{_together(status, swarm)}{external}"
@@ -140,7 +140,7 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
     ago = time.time() - swarm.time
     old = status.state not in ("running", "pausing", "finishing") or ago > swarm.window
     was = f"As it was {age(ago)} ago: " if old else ""
-    figures = " · ".join(f"{name} {value}" for name, value in shares(swarm))
+    figures = " · ".join(f"{name} {value}" for name, value in contribution_rows(swarm))
     return f"\n{was}{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 
 

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
         from sapo_desktop.services.models.shelf.adopt import adopt
 
         adopt(home)
-    chosen = settings.load(home.settings)
+    chosen = settings.load_settings(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
     if not in_browser and in_lines(args, chosen):
         choice, code = _tell(home), 0
@@ -70,9 +70,9 @@ def is_new(home: Home) -> bool:
 
 def _feed(home: Home) -> ControlFeed:
     from sapo_desktop.dashboard.feed import ControlFeed
-    from sapo_desktop.services.nodes.supervisor import last_words, starting
+    from sapo_desktop.services.nodes.supervisor import last_words, starting_pid
 
-    return ControlFeed(home.socket, lambda pid, since: last_words(home, pid, since), lambda: starting(home))
+    return ControlFeed(home.socket, lambda pid, since: last_words(home, pid, since), lambda: starting_pid(home))
 
 
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
@@ -88,8 +88,8 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     if answers is not None:
         name = await asyncio.to_thread(questions.first_model, answers, home)
     with contextlib.suppress(NodeNotAnswering):
-        if await supervisor.found(home) is None:
-            await supervisor.start(home, name)
+        if await supervisor.wait_for_status(home) is None:
+            await supervisor.launch_node(home, name)
 
 
 def _tell(home: Home) -> str | None:
@@ -101,13 +101,15 @@ def _tell(home: Home) -> str | None:
         typed = TypedLines()
         answers: list[FirstRunAnswers | None] = [None]
         if is_new(home):
-            answers = [await Questions(typed, say).ask(questions.info())]
+            answers = [await Questions(typed, print_line).ask(questions.detect_choices())]
             if answers[0] is None:
-                say("Nothing was started. The questions come again: sapo-desktop --linear")
+                print_line("Nothing was started. The questions come again: sapo-desktop --linear")
                 return None
         feed = _feed(home)
         verb = functools.partial(_verb, home)
-        return await Session(feed, typed, say, verb, lambda: _start(home, answers.pop() if answers else None)).run()
+        return await Session(
+            feed, typed, print_line, verb, lambda: _start(home, answers.pop() if answers else None)
+        ).run()
 
     try:
         return asyncio.run(session())
@@ -115,7 +117,7 @@ def _tell(home: Home) -> str | None:
         return "background"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """A line, at once."""
     print(line, flush=True)
 
@@ -127,11 +129,11 @@ async def _verb(home: Home, arguments: list[str]) -> int:
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_swarm.protocol.safe_text import safe_text
 
-    say("The node finishes its round, then joins")
+    print_line("The node finishes its round, then joins")
     try:
-        say(await HomeActions(home).join(arguments[2]))
+        print_line(await HomeActions(home).join(arguments[2]))
     except USER_ERRORS as error:
-        say(safe_text(str(error), 600, lines=False))
+        print_line(safe_text(str(error), 600, lines=False))
         return 1
     return 0
 
@@ -148,7 +150,7 @@ async def run_verb(arguments: list[str]) -> int:
         raise
 
 
-def tidy() -> None:
+def release_memory() -> None:
     """Return memory that is of no use. Lines that were on the screen once lie in the table of measured widths until 4,096 others
     came, half an hour later, and keep whole arenas of Python from being returned."""
     from rich import cells
@@ -175,7 +177,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         """An error ends the dashboard with its sentence."""
         _collect_again()
         if not timers:
-            timers.append(app.set_interval(hardware.RETURN_EVERY_S, tidy))
+            timers.append(app.set_interval(hardware.RETURN_EVERY_S, release_memory))
         try:
             await _start(home, answers)
         except USER_ERRORS as error:
@@ -186,7 +188,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         from sapo_desktop.services import first_run as questions
 
         _collect_again()
-        return questions.offer()
+        return questions.initial_choices()
 
     app = SapoDashboard(
         _feed(home),
@@ -251,7 +253,7 @@ async def stop_node(home: Home) -> int:
     from sapo_desktop.services.nodes import supervisor
     from sapo_desktop.services.swarms import hosting
 
-    stopping = asyncio.ensure_future(supervisor.stop(home))
+    stopping = asyncio.ensure_future(supervisor.shut_down_node(home))
     if not (await asyncio.wait({stopping}, timeout=PATIENCE_S))[0]:
         print("The node saves and exits …", flush=True)
     if await stopping is None:

@@ -22,5 +22,5 @@ def main(args: argparse.Namespace) -> int:
 
     if sys.stdin.isatty():
         print("This speaks to a program, not to a person: give it the command sapo-desktop mcp.", file=sys.stderr)
-    tools.server().run("stdio")
+    tools.build_mcp_server().run("stdio")
     return 0

@@ -16,7 +16,7 @@ import msgspec
 
 from sapo_backends.common import hardware
 from sapo_desktop import __version__, settings
-from sapo_desktop.commands.parsing import Parser
+from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
@@ -25,7 +25,7 @@ from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import adopt
 from sapo_desktop.services.nodes import metrics
 from sapo_desktop.services.nodes.logs import node_logging
-from sapo_desktop.services.nodes.report import Reporter
+from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import invite_text, membership, trial
 from sapo_desktop.services.tasks import judging
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         help="serve metrics for Prometheus at this port of 127.0.0.1; 0: any that is free (default: node.metrics_port)",
     )
     flags.add_run_flags(parser)
-    if isinstance(parser, Parser):
+    if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
 
 
@@ -82,10 +82,10 @@ def main(args: argparse.Namespace) -> int:
     hardware.one_arena()
     home = Home.find()
     home.prepare()
-    reporter = Reporter(sys.stdout, args.json, args.quiet)
+    reporter = ConsoleReporter(sys.stdout, args.json, args.quiet)
     for sentence in adopt(home):
         reporter.say(sentence)
-    chosen = settings.load(home.settings)
+    chosen = settings.load_settings(home.settings)
     model = training.chosen(home, args.name)
     base = msgspec.structs.replace(chosen, run=model.config) if model else chosen
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
@@ -96,19 +96,21 @@ def main(args: argparse.Namespace) -> int:
         judging.same_kind(model.config.tasks, config.tasks)
     judge = judging.judge_for(home, config)
     if judge is not None:
-        reporter.say(judging.privacy(judge.endpoint))
+        reporter.say(judging.privacy_note(judge.endpoint))
     engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a model
     room = memory_plan.room(chosen.limits)
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
-        bound = until_the_end.enter_context(metrics.place(args.metrics, chosen.node.metrics_port, reporter.say))
+        bound = until_the_end.enter_context(
+            metrics.metrics_socket(args.metrics, chosen.node.metrics_port, reporter.say)
+        )
         typed_invite = invite if args.join not in ("", "saved") else None
         if typed_invite is not None:
-            asyncio.run(membership.admitted(home, typed_invite, chosen.person.name, config.model))
+            asyncio.run(membership.request_admission(home, typed_invite, chosen.person.name, config.model))
         session = training.begin(home, session, invite)
         if typed_invite is not None:
-            membership.save(str(typed_invite), home.invite)
-        on_trial = trial.find(home.invite, invite.swarm) if invite else None
+            membership.save_invite(str(typed_invite), home.invite)
+        on_trial = trial.find_trial(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
         setup.deaths = until_the_end.enter_context(ticker.session(setup.folder, rounds))
@@ -135,7 +137,7 @@ def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -
         ) from error
 
 
-def _tell_what_it_needs(home: Home, config: RunConfig, reporter: Reporter, room: int, trained: bool) -> None:
+def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter, room: int, trained: bool) -> None:
     """The base's card before its first round; the time of a bundled one is known after a round. Raises OutOfMemory,
     ModelNotFound, DownloadFailed."""
     if trained or not fetching.reads_folder(config):
@@ -156,13 +158,13 @@ def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
         membership.require_shared(config, invite.swarm)
-        config = membership.mixed(config, typed, load_request.parameters(config))
-        return trial.few(config) if on_trial else config
+        config = membership.swarm_config(config, typed, load_request.parameters(config))
+        return trial.trial_config(config) if on_trial else config
     if config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
     if "external_groups" in typed and config.external_groups:
         raise UsageError("external_groups needs a swarm: add --join INVITE, or set it to 0.")
-    return membership.alone(config)
+    return membership.solo_config(config)
 
 
 def _setup(home: Home, session: training.Session, config: RunConfig, chosen: settings.Settings) -> NodeSetup:
@@ -188,30 +190,30 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
 def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> Invite | None:
     """The swarm to contribute to: the one just typed, or the saved one when the settings say so. Raises UsageError."""
     if args.join == "saved":
-        return membership.load(home.invite)
+        return membership.load_invite(home.invite)
     if args.join:
-        return membership.parse(invite_text.read(args.join))
-    return membership.load(home.invite) if chosen.swarm.join and not args.silo else None
+        return membership.parse_typed_invite(invite_text.read_invite(args.join))
+    return membership.load_invite(home.invite) if chosen.swarm.join and not args.silo else None
 
 
 async def _work(
     home: Home,
     setup: NodeSetup,
     session: training.Session,
-    reporter: Reporter,
+    reporter: ConsoleReporter,
     invite: Invite | None,
     chosen: settings.Settings,
     bound: socket | None,
 ) -> int:
     if invite is not None:
-        who = await asyncio.to_thread(membership.identity, home)
+        who = await asyncio.to_thread(membership.load_identity, home)
         cap = DataCap(home.network, setup.limits)
-        setup.exchange, said = await membership.enter(
+        setup.exchange, said = await membership.join_swarm(
             invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
         )
-        begun = await asyncio.to_thread(trial.find, home.invite, invite.swarm)
+        begun = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
         if begun and not setup.trial:  # the host opened the swarm
-            setup.trial, setup.config = begun.name, trial.few(setup.config)
+            setup.trial, setup.config = begun.name, trial.trial_config(setup.config)
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
         reporter.say(said[0])
         if setup.trial:
@@ -221,7 +223,7 @@ async def _work(
 
 
 async def _serve(
-    home: Home, setup: NodeSetup, session: training.Session, reporter: Reporter, bound: socket | None
+    home: Home, setup: NodeSetup, session: training.Session, reporter: ConsoleReporter, bound: socket | None
 ) -> int:
     from sapo_swarm.node.control_server import ControlServer
     from sapo_swarm.node.loop import Node
@@ -231,11 +233,15 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    asked = trial.Asked(await asyncio.to_thread(trial.known, node.journal, setup.trial)) if setup.trial else None
+    asked = (
+        trial.TrialEndPrompt(await asyncio.to_thread(trial.progress_from_journal, node.journal, setup.trial))
+        if setup.trial
+        else None
+    )
     took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
-        metrics.serving(node, bound),
+        metrics.serve_metrics(node, bound),
         node.bus.subscribe(node.journal.last_seq) as (_, queue),
     ):
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from sapo_desktop import settings
-from sapo_desktop.commands.nodes.dashboard import in_lines, require_terminal, run_verb, say
+from sapo_desktop.commands.nodes.dashboard import in_lines, print_line, require_terminal, run_verb
 from sapo_desktop.paths import Home
 
 SPEED = 20.0
@@ -60,12 +60,12 @@ def main(args: argparse.Namespace) -> int:
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None
     feed = ReplayFeed(events, speed, start, captions)
-    chosen = settings.load(Home.find().settings)
+    chosen = settings.load_settings(Home.find().settings)
     if in_lines(args, chosen):
         from sapo_desktop.linear.session import Session, TypedLines
 
         async def session() -> None:
-            await Session(feed, TypedLines(), say, run_verb).run()
+            await Session(feed, TypedLines(), print_line, run_verb).run()
 
         asyncio.run(session())
         return 0

@@ -26,6 +26,6 @@ def main(args: argparse.Namespace) -> int:
         raise EngineMissing(f"The dashboard in a browser needs textual-serve: {install_command('textual-serve')}")
     from sapo_desktop.services import browser
 
-    with browser.listen(args.port) as bound:
-        asyncio.run(browser.serve(bound, partial(print, flush=True)))
+    with browser.open_dashboard_socket(args.port) as bound:
+        asyncio.run(browser.serve_dashboard(bound, partial(print, flush=True)))
     return 0

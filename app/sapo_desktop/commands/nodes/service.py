@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
         home.prepare()
         training.chosen(home, args.name)  # a name that is no model is an error now, not at the next login
         if args.preset:
-            editing.preset(home.settings, args.preset)
+            editing.apply_preset(home.settings, args.preset)
         print(login.install(login.starter(home, args.name)))
     else:
         one = login.starter(home)

@@ -13,10 +13,11 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import invite_text, membership
-from sapo_desktop.services.swarms.answering import MAX_ATTEMPTS, MIN_ATTEMPTS, Desk, ScoringFailed, attempt
+from sapo_desktop.services.swarms.answering import MAX_ATTEMPTS, MIN_ATTEMPTS, AnswerSession, parse_attempt
 from sapo_desktop.settings import flags
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.scoring.scorer import ScoringFailed
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question
@@ -64,12 +65,16 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
     from sapo_swarm.node.evaluation import held_out_exclusion
     from sapo_swarm.scoring.scorer import Scorer
 
-    chosen = settings.load(home.settings)
+    chosen = settings.load_settings(home.settings)
     config = flags.run_config(chosen, args)
-    invite = membership.parse(invite_text.read(args.join)) if args.join else membership.load(home.invite)
+    invite = (
+        membership.parse_typed_invite(invite_text.read_invite(args.join))
+        if args.join
+        else membership.load_invite(home.invite)
+    )
     membership.require_shared(config, invite.swarm)
     tasks = [task for task in config.tasks if not catalogue.is_own(task) or library.travels(task, invite.swarm)]
-    who = await asyncio.to_thread(membership.identity, home)
+    who = await asyncio.to_thread(membership.load_identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer(answer_format=config.answer_format) as scorer:
         try:
             info = await client.join(chosen.person.name, "person")
@@ -77,7 +82,9 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
             raise UsageError(f"{safe_text(str(error), 300, lines=False)}") from error
         print(f"In {safe_text(info.name, 40, lines=False)} with {info.nodes} nodes. {who.sentence}\n{_HOW}")
         excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
-        desk = Desk(scorer, who.identity, invite.swarm, tasks, config.preset, excluded, kept=home.written_answers)
+        desk = AnswerSession(
+            scorer, who.identity, invite.swarm, tasks, config.preset, excluded, kept=home.written_answers
+        )
         shared = 0
         while not args.questions or shared < args.questions:
             question = await desk.question()
@@ -89,7 +96,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
     return 0
 
 
-async def _attempts(desk: Desk, question: Question) -> list[str]:
+async def _attempts(desk: AnswerSession, question: Question) -> list[str]:
     """The attempts of one question; empty when it was skipped. Raises _Done."""
     print(f"\n{question.ref.dataset.replace('_', ' ')}\n{safe_text(question.prompt)}\n")
     texts: list[str] = []
@@ -105,7 +112,7 @@ async def _attempts(desk: Desk, question: Question) -> list[str]:
             print(f"A group needs at least {MIN_ATTEMPTS} attempts; another one may also be wrong.")
             continue
         try:
-            text = attempt(typed, question.ref, desk.scorer.answer_format)
+            text = parse_attempt(typed, question.ref, desk.scorer.answer_format)
             reward = await desk.reward(question, text)
         except (ValueError, ScoringFailed) as error:
             print(f"  {safe_text(str(error), 200, lines=False)}")

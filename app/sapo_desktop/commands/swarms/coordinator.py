@@ -9,11 +9,11 @@ import errno
 import sys
 from typing import TYPE_CHECKING
 
-from sapo_desktop.commands.parsing import Parser
+from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories, hosting
-from sapo_desktop.settings import converted, described, flags, parsed
+from sapo_desktop.settings import convert_schema, flags, schema_fields, split_lists
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
     told = {"store": "the app's data folder", "tasks": "all"}
-    fields = described(CoordinatorSettings)
+    fields = schema_fields(CoordinatorSettings)
     flags.add_flags(parser, (field._replace(default=told.get(field.key, field.default)) for field in fields))
-    if isinstance(parser, Parser):
+    if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
 
 
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     settings = _settings(args, home)
-    if (other := hosting.find(home)) is not None:
+    if (other := hosting.find_coordinator(home)) is not None:
         raise AppError(f"A coordinator runs here already (process {other.pid}). End it with: sapo-desktop swarm stop")
     try:
         asyncio.run(_serve(home, settings, args.announce))
@@ -73,11 +73,11 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
         async def listening(hosted: Hosted) -> None:
             swarm = hosted.coordinator.swarm
             state = hosting.this_process(swarm.name, swarm.open, admin)
-            word.enter_context(hosting.announced(home, state))
+            word.enter_context(hosting.record_coordinator(home, state))
             if announce:
                 outside = [address for address in addresses(settings.host) if not is_loopback(address)]
                 try:
-                    await word.enter_async_context(directories.announced(swarm.name, hosted.port, outside))
+                    await word.enter_async_context(directories.announce_coordinator(swarm.name, hosted.port, outside))
                 except OSError as error:
                     why = error.strerror or error
                     print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
@@ -91,5 +91,5 @@ def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
     given.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
     if not given["store"].startswith("sqlite:"):
         given.setdefault("folder", str(home.data))
-    fields = list(described(CoordinatorSettings))
-    return converted(parsed(given, fields), CoordinatorSettings, fields, "command line", strict=False)
+    fields = list(schema_fields(CoordinatorSettings))
+    return convert_schema(split_lists(given, fields), CoordinatorSettings, fields, "command line", strict=False)

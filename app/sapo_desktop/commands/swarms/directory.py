@@ -13,7 +13,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories, membership
-from sapo_desktop.services.swarms.interface import Directory
+from sapo_desktop.services.swarms.interface import SwarmDirectory
 from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.directory import (
     LONGEST_S,
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "sign":
         return _sign(home, Path(args.what), args.days)
     if args.action == "add":
-        directories.add(home, args.what)
+        directories.follow_directory(home, args.what)
         print("Added. Look in it: sapo-desktop directory, or f on the swarm screen")
         return 0
     return asyncio.run(_show_one(args.what) if args.what else _show_all(home, args.fresh))
@@ -100,7 +100,7 @@ def _sign(home: Home, path: Path, days: float) -> int:
     if not 0 < days * 86_400 <= LONGEST_S:
         raise UsageError(f"--days is a number from 1 to {LONGEST_S / 86_400:.0f}.")
     data = _bytes_of(path)
-    now, who = int(time.time()), membership.identity(home)
+    now, who = int(time.time()), membership.load_identity(home)
     try:
         with contextlib.suppress(BadDirectory):  # not signed yet, or no list at all: `written` says so
             data = bytes(sealed_in(data).list)
@@ -131,7 +131,7 @@ async def _show_one(what: str) -> int:
     try:
         if "://" in what:
             address = parse_address(what, need_key=False)
-            place, data, key = directories.place(address), await fetch(address), address.key
+            place, data, key = directories.display_address(address), await fetch(address), address.key
         else:
             address, place, key = None, safe_text(what, 200, lines=False), ""
             data = await asyncio.to_thread(_bytes_of, Path(what))
@@ -140,15 +140,15 @@ async def _show_one(what: str) -> int:
     except BadDirectory as error:
         raise UsageError(f"{safe_text(what, 200, lines=False)}: {error}") from error
     here = address is None or directories.is_here(address)
-    swarms = tuple(directories.listed(entry, here) for entry in listing.swarms)
-    print("\n".join(_lines(Directory(place, safe_text(listing.name, 60, lines=False), swarms, time.time()))))
+    swarms = tuple(directories.listed_swarm(entry, here) for entry in listing.swarms)
+    print("\n".join(_lines(SwarmDirectory(place, safe_text(listing.name, 60, lines=False), swarms, time.time()))))
     if not key:
         print(f"Signed with the key {signer}. Whose that is, the file cannot say: compare it with what you were told.")
     return 0
 
 
 async def _show_all(home: Home, fresh: bool) -> int:
-    found = await directories.look(home, fresh)
+    found = await directories.read_directories(home, fresh)
     if not found:
         print("No directory is in your settings, and none is built in. Add one that somebody told you of:")
         print("  sapo-desktop directory add 'https://host/file.json#key=…'")
@@ -157,7 +157,7 @@ async def _show_all(home: Home, fresh: bool) -> int:
     return 0 if not found or any(one.read for one in found) else 1
 
 
-def _lines(directory: Directory) -> list[str]:
+def _lines(directory: SwarmDirectory) -> list[str]:
     """What a directory lists, as plain text."""
     said = f"{directory.name or 'Directory'} ({directory.place})"
     if not directory.read:

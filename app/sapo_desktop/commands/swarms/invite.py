@@ -43,11 +43,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _invite(args: argparse.Namespace) -> int:
-    async with hosting.need(Home.find()).client() as admin:
+    async with hosting.require_coordinator(Home.find()).client() as admin:
         if args.action == "list":
             print("\n".join(_row(view) for view in await admin.invites()) or "There is no invite yet.")
         elif args.action == "revoke":
-            view = pick(await admin.invites(), args.which)
+            view = select_invite(await admin.invites(), args.which)
             out = await admin.revoke(view.hash)
             print(f"Revoked {_name(view)}. Nodes that are out with it: {', '.join(out) or 'none'}.")
         else:
@@ -65,7 +65,7 @@ def _show(invites: Sequence[Invite], code: bool) -> None:
         print(invite_text.for_terminal(str(ordered[0])))
 
 
-def pick(views: Sequence[InviteView], which: str) -> InviteView:
+def select_invite(views: Sequence[InviteView], which: str) -> InviteView:
     """The invite of that label or beginning of its id. Raises UsageError."""
     found = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
     if len(found) != 1:
@@ -88,7 +88,7 @@ def _row(view: InviteView) -> str:
 
 
 async def _ban(args: argparse.Namespace) -> int:
-    state = hosting.need(Home.find())
+    state = hosting.require_coordinator(Home.find())
     node = await _member(state, args.node)
     async with state.client() as admin:
         out = await admin.ban(node, "" if args.lift else args.reason.strip() or _REASON, args.all)
@@ -101,7 +101,7 @@ async def _ban(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _member(state: hosting.Hosting, beginning: str) -> str:
+async def _member(state: hosting.HostedCoordinator, beginning: str) -> str:
     """The whole id of a node on the leaderboard. Raises UsageError."""
     if len(beginning) == 26:
         return beginning

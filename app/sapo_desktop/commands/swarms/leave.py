@@ -7,7 +7,7 @@ import asyncio
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.membership import leave, stay
+from sapo_desktop.services.swarms.membership import leave_swarm, stay_in_swarm
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -22,5 +22,5 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     if not home.invite.exists():
         raise UsageError("This node is in no swarm.")
-    print(asyncio.run(stay(home) if args.verb == "stay" else leave(home, args.keep_invite)))
+    print(asyncio.run(stay_in_swarm(home) if args.verb == "stay" else leave_swarm(home, args.keep_invite)))
     return 0

@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
@@ -50,17 +50,17 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.file} exists already: choose another name.")
         return asyncio.run(_export(home, args.file))
     if args.action in {"waiting", "approve"}:
-        return asyncio.run(_members(hosting.need(home), args.action, str(args.file or "")))
+        return asyncio.run(_members(hosting.require_coordinator(home), args.action, str(args.file or "")))
     if args.action == "stop":
-        stopped = asyncio.run(hosting.stop(home))
+        stopped = asyncio.run(hosting.stop_coordinator(home))
         print(
             f"The coordinator (process {stopped.pid}) has stopped. Members go on alone; it knows them when it is back."
         )
         return 0
-    return asyncio.run(_status(hosting.need(home)))
+    return asyncio.run(_status(hosting.require_coordinator(home)))
 
 
-async def _status(state: hosting.Hosting) -> int:
+async def _status(state: hosting.HostedCoordinator) -> int:
     access = state.access()
     print(f"Swarm {safe_text(state.name, 40, lines=False)!r} ({access.swarm}) is hosted by process {state.pid}.")
     print(f"Status page: {access.url}/")
@@ -78,7 +78,7 @@ async def _status(state: hosting.Hosting) -> int:
     return 0
 
 
-async def _members(state: hosting.Hosting, action: str, node: str) -> int:
+async def _members(state: hosting.HostedCoordinator, action: str, node: str) -> int:
     """Who waits to be let in, or letting them in."""
     async with state.client() as admin:
         if action == "approve":
@@ -93,7 +93,7 @@ async def _members(state: hosting.Hosting, action: str, node: str) -> int:
 
 async def _export(home: Home, path: Path) -> int:
     """From the running coordinator, else from the app's own store."""
-    state = hosting.find(home)
+    state = hosting.find_coordinator(home)
     if state is not None:
         async with state.client() as admin:
             data = await admin.export()
@@ -115,7 +115,7 @@ async def _export(home: Home, path: Path) -> int:
 async def _import(home: Home, path: Path, store_url: str) -> int:
     from sapo_swarm.coordinator.admin import import_swarm
 
-    if hosting.find(home) is not None:
+    if hosting.find_coordinator(home) is not None:
         raise AppError("A coordinator runs here. Stop it first: sapo-desktop swarm stop")
     data = await asyncio.to_thread(path.read_bytes)
     store = await _open(store_url or _own_store(home))
@@ -126,7 +126,7 @@ async def _import(home: Home, path: Path, store_url: str) -> int:
     name = safe_text(swarm.name, 40, lines=False)
     print(f"Swarm {name!r} ({safe_text(swarm.swarm, 40, lines=False)}) is in.")
     flags = ["--host", "0.0.0.0", *(["--open"] if swarm.open else []), *(["--store", store_url] if store_url else [])]
-    print(f"Host it with: {typed('sapo-desktop', 'coordinator', *flags)}")
+    print(f"Host it with: {quote_command('sapo-desktop', 'coordinator', *flags)}")
     print("Other flags that it had, such as --approve or --public, are not in the file: type them again.")
     return 0
 

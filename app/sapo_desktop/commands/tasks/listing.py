@@ -11,7 +11,7 @@ from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question
 
 
-def every() -> int:
+def list_tasks() -> int:
     """Own tasks first, a broken one with what is wrong."""
     for name in library.names():
         try:
@@ -25,7 +25,7 @@ def every() -> int:
     return 0
 
 
-async def samples(task: str, preset: str, count: int) -> int:
+async def print_samples(task: str, preset: str, count: int) -> int:
     """Print held-out questions, and for a task of the catalogue what its verifier accepts beside the true answer."""
     from sapo_desktop.services.tasks import looking
     from sapo_swarm.scoring.scorer import Scorer
@@ -35,13 +35,13 @@ async def samples(task: str, preset: str, count: int) -> int:
             text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
             print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
     if not catalogue.is_own(task):
-        print("\n".join(looking.sentences(task, preset)))
+        print("\n".join(looking.describe_acceptance(task, preset)))
     return 0
 
 
 async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
     """What each answer alone would score: a task where that is much can be passed without being solved."""
-    from sapo_desktop.services.against_base import rate
+    from sapo_desktop.services.against_base import format_rate
     from sapo_swarm.evaluation import held_out_items, wilson
     from sapo_swarm.node import evaluation
     from sapo_swarm.scoring.declared import enclose_answer
@@ -63,7 +63,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
             shown = safe_text(text, lines=False)
             print(
                 f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
-                f"{rate(right / len(verdicts), *wilson(right, len(verdicts)))}",
+                f"{format_rate(right / len(verdicts), *wilson(right, len(verdicts)))}",
                 flush=True,
             )
     return 0

@@ -21,11 +21,11 @@ from sapo_desktop.services.models.shelf.store import taken, train_on
 from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.tasks import expectation, judging, looking, review
 from sapo_desktop.services.tasks import store as shipped
-from sapo_desktop.services.tasks.proposal.draft import Wishes, draft, rows_of
-from sapo_desktop.services.tasks.store import delete as remove
-from sapo_desktop.services.tasks.store import installed, keep, keep_shots, require_own, require_unused
-from sapo_desktop.services.tasks.wizard.interface import Measured
-from sapo_desktop.streams import confirmed, json_line, progress
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task, rows_of
+from sapo_desktop.services.tasks.store import describe_custom_tasks, keep_shots, require_own, require_unused, store_task
+from sapo_desktop.services.tasks.store import remove_task as remove
+from sapo_desktop.services.tasks.wizard.interface import TaskMeasurement
+from sapo_desktop.streams import confirm_action, json_line, print_progress
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
@@ -34,31 +34,33 @@ from sapo_swarm.tasks.own.folder import OwnTask, read_task
 from sapo_swarm.tasks.own.import_rows import Table
 
 
-def examples() -> int:
+def list_examples() -> int:
     """List what ships."""
-    for name, task in shipped.every().items():
+    for name, task in shipped.load_examples().items():
         print(f"{name:<20} {task.spec.description}")
     print("\nTake one: sapo-desktop tasks new NAME")
     return 0
 
 
-def new(args: argparse.Namespace) -> int:
+def create_custom_task(args: argparse.Namespace) -> int:
     """From a file to a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
-    base = args.model or settings.load(home.settings).run.model  # what is wrong there is said before anything is stored
+    base = (
+        args.model or settings.load_settings(home.settings).run.model
+    )  # what is wrong there is said before anything is stored
     looking.require_base(args.model, home)
     table: Table | None = None
     unsure: list[str] = []
-    if args.target in shipped.names() and not Path(args.target).exists():
-        task, reason = shipped.one(args.target), "as it ships"
+    if args.target in shipped.example_names() and not Path(args.target).exists():
+        task, reason = shipped.load_example(args.target), "as it ships"
     else:
-        found = draft(_path(args.target), _wishes(args, base))
+        found = draft_task(_path(args.target), _wishes(args, base))
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
-    kept = keep(task, home, args.replace)
-    _say([*looking.described(task, reason), *unsure])
+    kept = store_task(task, home, args.replace)
+    _say([*looking.describe_task(task, reason), *unsure])
     if kept is not None:
         print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
     _asked(task)
@@ -78,7 +80,7 @@ def new(args: argparse.Namespace) -> int:
     return 0
 
 
-def check(args: argparse.Namespace) -> int:
+def check_task(args: argparse.Namespace) -> int:
     """Look a stored task, or a folder anywhere, over. Exit code 1 where something is wrong with it."""
     home = Home.find()
     if args.allow_code:
@@ -87,25 +89,25 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         print(json_line(asyncio.run(_measured(task, args, home))))
         return 0
-    _say(looking.described(task, ""))
+    _say(looking.describe_task(task, ""))
     _asked(task)
     return 1 if asyncio.run(_look(task, None, args, home)) else 0
 
 
-def show(args: argparse.Namespace) -> int:
+def show_task(args: argparse.Namespace) -> int:
     """What a task is, and the shortcuts that it leaves."""
     task = _named(args.target)
-    _say(looking.described(task, ""))
+    _say(looking.describe_task(task, ""))
     _asked(task)
     _say(
         ["", looking.compare_judge(task.spec.name)]
         if task.spec.rubric
-        else ["", *review.sentences(asyncio.run(_shortcuts(task)))]
+        else ["", *review.describe_shortcuts(asyncio.run(_shortcuts(task)))]
     )
     return 0
 
 
-def delete(args: argparse.Namespace) -> int:
+def delete_task(args: argparse.Namespace) -> int:
     """Remove a task of the person's own from this machine, after a yes."""
     home, name = Home.find(), args.target
     home.prepare()
@@ -116,7 +118,9 @@ def delete(args: argparse.Namespace) -> int:
     training = asyncio.run(control.in_training(home))
     if training is not None and name in training.config.tasks:
         raise UsageError(f"{training.name} is being trained on {name}. Stop it first: sapo-desktop stop")
-    if not confirmed(args.yes, f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"):
+    if not confirm_action(
+        args.yes, f"Delete the task {name} with its rows, its settings and the copy of an earlier one?"
+    ):
         return 1
     remove(home, name)
     print(
@@ -125,23 +129,25 @@ def delete(args: argparse.Namespace) -> int:
     return 0
 
 
-def judge(args: argparse.Namespace) -> int:
+def check_judge(args: argparse.Namespace) -> int:
     """Compare a judge with the person's ratings. Exit code 1 where they agree too little to train on."""
     home = Home.find()
     home.prepare()
-    config = settings.load(home.settings).run
+    config = settings.load_settings(home.settings).run
     typed = {name: getattr(args, name) for name in ("judge_url", "judge_model") if getattr(args, name)}
     config = msgspec.structs.replace(config, **typed)
     file = _path(args.ratings) if args.ratings else None
-    made = asyncio.run(judging.calibrate(home, config, args.target, file, args.encoding, lambda text: _say([text])))
-    _say(judging.sentences(args.target, made, config))
-    return 1 if judging.refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
+    made = asyncio.run(
+        judging.calibrate_judge(home, config, args.target, file, args.encoding, lambda text: _say([text]))
+    )
+    _say(judging.describe_calibration(args.target, made, config))
+    return 1 if judging.judge_refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
 
 
-async def _shortcuts(task: OwnTask) -> review.Shortcuts:
-    answer_format = settings.load(Home.find().settings).run.answer_format
+async def _shortcuts(task: OwnTask) -> review.ShortcutScores:
+    answer_format = settings.load_settings(Home.find().settings).run.answer_format
     async with Scorer(answer_format=answer_format) as scorer:
-        return await review.measure(task, scorer, review.train_places(task))
+        return await review.measure_shortcuts(task, scorer, review.train_places(task))
 
 
 def _path(text: str) -> Path:
@@ -155,7 +161,7 @@ def _allow(target: str) -> None:
     """The person's yes to the code of a stored task. Raises UsageError, BadTask."""
     folder = library.folder()
     if folder is None or not library.has(target):
-        raise UsageError(f"--allow-code is for a task of yours that is stored. {installed()}")
+        raise UsageError(f"--allow-code is for a task of yours that is stored. {describe_custom_tasks()}")
     task = read_task(folder / target)
     if not library.runs_code(task):
         raise UsageError(f"Task {target!r} holds no code.")
@@ -184,15 +190,15 @@ def _named(target: str) -> OwnTask:
             )
         library.use(folder.parent)
         return task
-    raise UsageError(f"There is no task of your own named {target!r}. {installed()}")
+    raise UsageError(f"There is no task of your own named {target!r}. {describe_custom_tasks()}")
 
 
-def _wishes(args: argparse.Namespace, base: str) -> Wishes:
+def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
     if len(args.answer) > 1:
         raise UsageError("With new, --answer names one column.")
     if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
         raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
-    return Wishes(
+    return ImportOptions(
         name=args.name,
         question=args.question,
         answer=args.answer[0] if args.answer else "",
@@ -205,7 +211,7 @@ def _wishes(args: argparse.Namespace, base: str) -> Wishes:
         rubric=args.rubric,
         encoding=args.encoding,
         base=base,
-        reasons=looking.reasons(base),
+        reasons=looking.is_reasoning_model(base),
     )
 
 
@@ -220,9 +226,9 @@ async def _look(
         _say(["", *(f"- {line}" for line in said), looking.compare_judge(task.spec.name)])
         return bool(said)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure(task, scorer, review.train_places(task, table))
-        said += review.warnings(found)
-        _say(["", *review.sentences(found)[:2]])
+        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
+        said += review.shortcut_warnings(found)
+        _say(["", *review.describe_shortcuts(found)[:2]])
         if said:
             _say(["", f"{len(said)} thing{'s' if len(said) > 1 else ''} to look at:", *(f"- {line}" for line in said)])
         else:
@@ -239,7 +245,7 @@ async def _try(
 ) -> list[str]:
     """What the model does with the task, in sentences. keep_in: where the task gets the worked examples that help."""
     try:
-        found = await expectation.measure(task, config, scorer, show)
+        found = await expectation.measure_expectation(task, config, scorer, show)
     except BackendError as error:
         return [f"It could not be tried: {error}"]
     if found is None:
@@ -248,31 +254,33 @@ async def _try(
     if keep_in is not None and kept:
         keep_shots(task, found.shots, keep_in)
     time = await asyncio.to_thread(card.expected, Home.find(), config, measure=True)
-    return expectation.sentences(found, kept, time)
+    return expectation.describe_expectation(found, kept, time)
 
 
-async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Measured:
+async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> TaskMeasurement:
     """The part of a check that takes a while, with its progress on the error stream."""
     config = looking.config_for(task, args.model, home)
 
     def show(label: str, fraction: float) -> None:
-        progress(fraction, label)
+        print_progress(fraction, label)
 
     table = rows_of(task, _path(args.source), args.encoding) if args.source else None
     if task.spec.rubric:
-        return Measured((), (), (looking.compare_judge(task.spec.name),))
+        return TaskMeasurement((), (), (looking.compare_judge(task.spec.name),))
     show("looking for shortcuts", 0.0)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure(task, scorer, review.train_places(task, table))
+        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
         trying = partial(show, f"trying {expectation.shown_model(config.model)}")
         said = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
-    return Measured(tuple(review.sentences(found)[:2]), tuple(review.warnings(found)), tuple(said))
+    return TaskMeasurement(
+        tuple(review.describe_shortcuts(found)[:2]), tuple(review.shortcut_warnings(found)), tuple(said)
+    )
 
 
 def _asked(task: OwnTask) -> None:
     """The first question as a model reads it, then the first rows."""
-    _say(["", "Asked:", *(f"  | {line}" for line in looking.preview(task)), ""])
-    for number, (asked, answer) in enumerate(looking.rows(task), 1):
+    _say(["", "Asked:", *(f"  | {line}" for line in looking.preview_question(task)), ""])
+    for number, (asked, answer) in enumerate(looking.preview_rows(task), 1):
         _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
 
 

@@ -10,7 +10,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.store import train_on
 from sapo_desktop.services.swarms import invite_text, membership, sharing
-from sapo_desktop.services.swarms.membership import standing
+from sapo_desktop.services.swarms.membership import offer_status
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import TaskOffer
@@ -29,12 +29,12 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     if args.task == "share":
-        print(asyncio.run(sharing.share(home, args.target, args.share_heldout)))
+        print(asyncio.run(sharing.share_task(home, args.target, args.share_heldout)))
         print("Let others in: sapo-desktop invite")
         print(f"Take part yourself: sapo-desktop node --join INVITE --tasks {args.target}")
         return 0
     if args.task == "unshare":
-        print(asyncio.run(sharing.unshare(home, args.target)))
+        print(asyncio.run(sharing.unshare_task(home, args.target)))
         return 0
     invite, join = _invite(home, args.join), " --join INVITE" if args.join not in ("", "saved") else ""
     if args.task == "offered":
@@ -45,23 +45,23 @@ def main(args: argparse.Namespace) -> int:
 def _invite(home: Home, given: str) -> Invite:
     """The one that was typed, which is kept nowhere, or the saved one. Raises UsageError."""
     if given not in ("", "saved"):
-        return membership.parse(invite_text.read(given))
+        return membership.parse_typed_invite(invite_text.read_invite(given))
     if not home.invite.exists():
         raise UsageError("No invite is saved. Name one: sapo-desktop tasks offered --join INVITE")
-    return membership.load(home.invite)
+    return membership.load_invite(home.invite)
 
 
 async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
     """What the swarm offers; with a name what exactly one accepts. join: the flag that the next command needs."""
-    async with sharing.member(home, invite) as client:
-        found = await sharing.offers(client, home)
+    async with sharing.member_client(home, invite) as client:
+        found = await sharing.list_task_offers(client, home)
         if name:
             offer = _named(found, name)
-            print("\n".join(sharing.preview(offer, await client.task(offer))))
+            print("\n".join(sharing.preview_offer(offer, await client.task(offer))))
             print(f"\nAccept it: sapo-desktop tasks accept {name}{join} --yes {offer.hash}")
             return 0
         for offer in found:
-            said = _STANDING[standing(offer, client.invite.swarm)]
+            said = _STANDING[offer_status(offer, client.invite.swarm)]
             print(safe_text(f"{offer.name:<28} {said}: {offer.train:,} rows. {offer.description}", 200, lines=False))
     print(
         f"Look at one: sapo-desktop tasks offered NAME{join}" if found else "This swarm has no tasks of its host's own."
@@ -71,8 +71,8 @@ async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
 
 async def _accept(home: Home, name: str, version: str, invite: Invite, join: str) -> int:
     """Show it, ask, store it. version: a yes to it, in place of the question."""
-    async with sharing.member(home, invite) as client:
-        offer = _named(await sharing.offers(client, home), name)
+    async with sharing.member_client(home, invite) as client:
+        offer = _named(await sharing.list_task_offers(client, home), name)
         if version and version != offer.hash:
             raise UsageError(
                 f"The swarm's {name} has version {offer.hash}, not the one after --yes. Look at it again: "
@@ -80,7 +80,7 @@ async def _accept(home: Home, name: str, version: str, invite: Invite, join: str
             )
         task = await client.task(offer)
         if not version:
-            print("\n".join(sharing.preview(offer, task)))
+            print("\n".join(sharing.preview_offer(offer, task)))
             print(
                 "\nIf you accept, your model can train on it, and the members of this swarm see your model's attempts at it. "
                 "It holds no code."
@@ -88,7 +88,7 @@ async def _accept(home: Home, name: str, version: str, invite: Invite, join: str
             if not await asyncio.to_thread(_asked):
                 print("Not accepted; nothing was stored.")
                 return 1
-        print(sharing.accept(home, client.invite.swarm, offer, task))
+        print(sharing.accept_task(home, client.invite.swarm, offer, task))
     print(f"Train on it: {train_on(name)}{join or ' --join saved'}")
     return 0
 

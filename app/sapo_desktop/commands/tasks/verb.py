@@ -166,10 +166,16 @@ def _own(args: argparse.Namespace) -> int:
     from sapo_desktop.commands.tasks import own
 
     if args.task == "examples":
-        return own.examples()
+        return own.list_examples()
     if not args.target:
         raise UsageError(f"tasks {args.task} needs a {'file' if args.task == 'new' else 'task'}. Usage:\n{USAGE}")
-    verbs = {"new": own.new, "check": own.check, "show": own.show, "delete": own.delete, "judge": own.judge}
+    verbs = {
+        "new": own.create_custom_task,
+        "check": own.check_task,
+        "show": own.show_task,
+        "delete": own.delete_task,
+        "judge": own.check_judge,
+    }
     return verbs[args.task](args)
 
 
@@ -191,7 +197,7 @@ def _catalogue(args: argparse.Namespace) -> int:
     if not args.task:
         if args.answer:
             raise UsageError("--answer needs a task: sapo-desktop tasks propositional_logic --answer '(P ∨ Q)'.")
-        return listing.every()
+        return listing.list_tasks()
     if not 1 <= args.count <= 100:
         raise UsageError("--count is a number from 1 to 100.")
     preset = args.preset or next(iter(catalogue.CATALOGUE.get(args.task, {library.PRESET: None})))
@@ -201,4 +207,4 @@ def _catalogue(args: argparse.Namespace) -> int:
         if not 1 <= args.items <= 10_000:
             raise UsageError("--items is a number from 1 to 10000.")
         return asyncio.run(listing.give_to_all(args.task, preset, args.answer, args.items))
-    return asyncio.run(listing.samples(args.task, preset, args.count))
+    return asyncio.run(listing.print_samples(args.task, preset, args.count))

@@ -13,7 +13,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.models.checkpoints import Chosen, choose
-from sapo_desktop.services.tasks.bridge.running import Bridged, BridgeJob, Told, run
+from sapo_desktop.services.tasks.bridge.running import BridgeJob, BridgeMessage, EnvironmentResult, run_environment
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
 
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if found.failed or not found.rewards else 0
 
 
-def arguments(pairs: list[str]) -> dict[str, object]:
+def parse_environment_args(pairs: list[str]) -> dict[str, object]:
     """KEY=VALUE as keyword arguments; a value that is no JSON is text. Raises UsageError."""
     found: dict[str, object] = {}
     for pair in pairs:
@@ -70,12 +70,17 @@ def arguments(pairs: list[str]) -> dict[str, object]:
     return found
 
 
-async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> Bridged:
+async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> EnvironmentResult:
     """The model behind an endpoint of this command alone, the environment beside it."""
     from sapo_desktop.services.models.endpoint import Answering, Endpoint
     from sapo_swarm.node.engine_thread import EngineThread
 
-    given, config, token, host = arguments(args.arg), chosen.config, secrets.token_urlsafe(32), EngineThread()
+    given, config, token, host = (
+        parse_environment_args(args.arg),
+        chosen.config,
+        secrets.token_urlsafe(32),
+        EngineThread(),
+    )
     try:
         await host.load(lambda: chosen.load(lambda *_: None))
         async with Endpoint(Answering(host, config.temperature), "model", token) as endpoint:
@@ -91,11 +96,11 @@ async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> Bridg
                 max_tokens=config.max_new_tokens,
             )
             print(f"{chosen.label} plays {args.environment} …", flush=True)
-            return await run(python, job, _show, 60.0 * args.minutes)
+            return await run_environment(python, job, _show, 60.0 * args.minutes)
     finally:
         await host.close()
 
 
-def _show(told: Told) -> None:
+def _show(told: BridgeMessage) -> None:
     said = f"failed: {told.error}" if told.error else f"reward {told.reward:.3f}  {told.completion}"
     print(safe_text(said, SHOWN, lines=False), flush=True)

@@ -28,7 +28,7 @@ from sapo_desktop.services.first_questions import (
     Measure,
     is_checked,
 )
-from sapo_desktop.services.tasks.wizard.interface import Made
+from sapo_desktop.services.tasks.wizard.interface import WizardResult
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
@@ -277,7 +277,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         actions = self.dashboard.task_actions
         assert actions is not None  # without them the answer is not on offer
 
-        def made(found: Made | None) -> None:
+        def made(found: WizardResult | None) -> None:
             if found is not None:
                 self.dismiss(replace(answers, model=found.base, task=found.task))
 

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.screens.base import Searching
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.settings.editing import SIMPLE, SettingRow, spaced
+from sapo_desktop.settings.editing import SIMPLE, SettingRow, readable_value
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -45,7 +45,7 @@ class SettingEditor(Dialog[str | None]):
             else:
                 yield Input(row.value, id="value", compact=True)
             yield Static("", id="complaint", markup=False)
-            allowed = f"{row.kind} · default {plain(spaced(row, row.default), 200)}"
+            allowed = f"{row.kind} · default {plain(readable_value(row, row.default), 200)}"
             yield Static(Content.styled(allowed, "$muted"), markup=False)
             yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
@@ -306,15 +306,15 @@ def about(row: SettingRow, width: int) -> Content:
     saved = f"of the model {row.owner}" if row.owner else "from the settings file"
     origin = saved if row.saved else "the default"
     pairs = [
-        ("value", f"{spaced(row, row.value)} ({origin})"),
-        ("default", spaced(row, row.default)),
+        ("value", f"{readable_value(row, row.value)} ({origin})"),
+        ("default", readable_value(row, row.default)),
         ("allowed", row.kind),
         ("counts", row.counts),
         *([] if row.fixed else [("terminal", _in_a_terminal(row))]),
     ]
     lines = [Content(hang(plain(row.help, 400), width, 0))]
     if row.running:
-        text = f"The node that runs has {spaced(row, row.running)}. Press a to start it again with what stands here."
+        text = f"The node that runs has {readable_value(row, row.running)}. Press a to start it again with what stands here."
         lines.append(Content.styled(hang(text, width, 0), "$warning"))
     lines += [
         Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10)) for label, value in pairs

@@ -26,7 +26,14 @@ from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.tasks.wizard.interface import Answers, Made, Measured, Place, Seen, Step
+from sapo_desktop.services.tasks.wizard.interface import (
+    FileChoice,
+    MeasurementStep,
+    TaskMeasurement,
+    TaskPreview,
+    WizardAnswers,
+    WizardResult,
+)
 from sapo_swarm.tasks.own.spec import Extract
 
 if TYPE_CHECKING:
@@ -38,7 +45,7 @@ SMALL = [(0, "-small"), (20, "-roomy")]
 """In a low terminal the wizard goes without frame and gaps."""
 
 
-class MeasuringScreen(Dialog[Made | None]):
+class MeasuringScreen(Dialog[WizardResult | None]):
     """Esc stops the measuring first; the task is stored either way."""
 
     VERTICAL_BREAKPOINTS = SMALL
@@ -48,7 +55,7 @@ class MeasuringScreen(Dialog[Made | None]):
         Binding("up,pageup", "scroll(-1)", "up", show=False),
     ]
 
-    def __init__(self, actions: HomeTasks, name: str, answers: Answers) -> None:
+    def __init__(self, actions: HomeTasks, name: str, answers: WizardAnswers) -> None:
         """name: of the stored task; answers: what it was made from, and the base to try."""
         super().__init__()
         self._actions, self._task_name, self._source, self._base = actions, name, answers.path, answers.base
@@ -67,7 +74,7 @@ class MeasuringScreen(Dialog[Made | None]):
         self.query_one(KeyBar).put([("Esc", "stop measuring", "screen.cancel")])
         self._work = self.run_worker(self._follow(), name="measure", exit_on_error=True)
 
-    def _steps(self) -> AsyncGenerator[Step, None]:
+    def _steps(self) -> AsyncGenerator[MeasurementStep, None]:
         return self._actions.measure(self._task_name, self._base, self._source)
 
     async def _follow(self) -> None:
@@ -92,7 +99,7 @@ class MeasuringScreen(Dialog[Made | None]):
     def action_train(self) -> None:
         """End the wizard with this task."""
         if self._work is None:
-            self.dismiss(Made(self._task_name, self._base))
+            self.dismiss(WizardResult(self._task_name, self._base))
 
     def action_cancel(self) -> None:
         """Stop the measuring; where it is done, close."""
@@ -108,7 +115,7 @@ class MeasuringScreen(Dialog[Made | None]):
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 
 
-def _found(measured: Measured) -> Content:
+def _found(measured: TaskMeasurement) -> Content:
     """What to expect first, then the shortcuts."""
     lines = [Content.styled("What to expect", "bold"), *(Content(plain(text, 600)) for text in measured.expectation)]
     lines += [Content(""), Content.styled("Shortcuts", "bold")]
@@ -138,7 +145,7 @@ _WHERE = {
 EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 
 
-class DraftScreen(Dialog[Made | None]):
+class DraftScreen(Dialog[WizardResult | None]):
     """Every answer is proposed; each change looks at the file again."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#name"
@@ -155,8 +162,8 @@ class DraftScreen(Dialog[Made | None]):
         """base: the model that was chosen already; "" = the first on offer."""
         super().__init__()
         self._actions = actions
-        self._asked = Answers(path, base=base)
-        self._seen: Seen | None = None
+        self._asked = WizardAnswers(path, base=base)
+        self._seen: TaskPreview | None = None
         self._proposed = ""  # where the answer stands, if the person says nothing
 
     def compose(self) -> ComposeResult:
@@ -206,10 +213,10 @@ class DraftScreen(Dialog[Made | None]):
         if self._seen is not None and event.value != getattr(self._asked, str(event.input.id)):
             self._look()
 
-    def _answers(self) -> Answers:
+    def _answers(self) -> WizardAnswers:
         if self._seen is None:
             return self._asked
-        found = Answers(
+        found = WizardAnswers(
             path=self._asked.path,
             name=self.query_one("#name", Input).value.strip(),
             question=self._value("question"),
@@ -240,7 +247,7 @@ class DraftScreen(Dialog[Made | None]):
             if first:
                 bases = await self._actions.models()
                 self._offer("base", bases, asked.base)
-                asked = Answers(asked.path, base=self._value("base"))
+                asked = WizardAnswers(asked.path, base=self._value("base"))
             seen = await self._actions.look(asked)
         except USER_ERRORS as error:
             self.complain(str(error))
@@ -251,7 +258,7 @@ class DraftScreen(Dialog[Made | None]):
         self._proposed = seen.extract or self._proposed
         self._show(seen, first)
 
-    def _show(self, seen: Seen, first: bool) -> None:
+    def _show(self, seen: TaskPreview, first: bool) -> None:
         found = seen.answers
         columns = tuple((name, "") for name in seen.columns)
         for name, value in (("question", found.question), ("answer", found.answer)):
@@ -327,7 +334,7 @@ class DraftScreen(Dialog[Made | None]):
         question = f"There is a task {name} already"
         self.app.push_screen(ChoiceDialog(question, [("Replace it", detail, True)], careful=True), chosen)
 
-    def _done(self, made: Made | None) -> None:
+    def _done(self, made: WizardResult | None) -> None:
         if made is not None:
             self.dismiss(made)
 
@@ -356,7 +363,7 @@ _PLACES_KEYS: list[Key] = [
 ]
 
 
-class PlacesScreen(Dialog[Made | None]):
+class PlacesScreen(Dialog[WizardResult | None]):
     """The field keeps the focus: letters narrow the list, arrows move in it, Enter opens what is marked."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#path"
@@ -373,7 +380,7 @@ class PlacesScreen(Dialog[Made | None]):
         """base: the model that was chosen already; "" = the first on offer."""
         super().__init__()
         self._actions, self._base = actions, base
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[FileChoice, ...] = ()
         self._listed: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -465,6 +472,6 @@ class PlacesScreen(Dialog[Made | None]):
     def _look(self, path: str) -> None:
         self.app.push_screen(DraftScreen(self._actions, path, self._base), self._done)
 
-    def _done(self, made: Made | None) -> None:
+    def _done(self, made: WizardResult | None) -> None:
         if made is not None:
             self.dismiss(made)

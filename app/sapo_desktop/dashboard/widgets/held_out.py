@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.history.run import HeldOut
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import Glyphs, bar, fit, plain, wrap
 from sapo_desktop.dashboard.state import DashboardState, before_measurement
-from sapo_desktop.services.against_base import base_scores, interval, paired, unpaired
+from sapo_desktop.services.against_base import base_difference, base_scores, format_interval, unpaired_reason
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
@@ -200,11 +200,11 @@ def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> li
 
 def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
-    if (found := paired(latest)) is None:
-        rows = [Content.styled(interval(latest.low, latest.high), MUTED)]
-        return rows + [Content.styled(line, "$warning") for line in wrap(unpaired(latest), width)]
+    if (found := base_difference(latest)) is None:
+        rows = [Content.styled(format_interval(latest.low, latest.high), MUTED)]
+        return rows + [Content.styled(line, "$warning") for line in wrap(unpaired_reason(latest), width)]
     delta, low, high = found
-    rest = interval(low, high, "+")
+    rest = format_interval(low, high, "+")
     if low <= 0 <= high:
         said, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
     else:

@@ -131,7 +131,7 @@ def _settings(home: Home) -> Finding:
     from sapo_desktop.settings import flags
 
     try:
-        flags.check(settings.load(home.settings).run)
+        flags.check_config(settings.load_settings(home.settings).run)
     except USER_ERRORS as error:
         return Finding("fail", "settings", str(error))
     return Finding("ok", "settings", str(home.settings) if home.settings.exists() else "defaults (no file yet)")
@@ -201,7 +201,7 @@ def plans(home: Home) -> Iterator[Finding]:
     from sapo_swarm.tasks.own.spec import BadTask
 
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have lines of their own
-        chosen = settings.load(home.settings)
+        chosen = settings.load_settings(home.settings)
         run = flags.with_room(chosen.run)
         plan = memory_plan.plan(run, memory_plan.room(chosen.limits))
         if plan is not None:
@@ -235,7 +235,7 @@ def _sensors(home: Home) -> Iterator[Finding]:
     with contextlib.suppress(OSError):  # a disk that cannot be looked at has a line of its own
         yield from findings(home.data)
     with contextlib.suppress(AppError):  # so have bad settings
-        yield data(home.network, settings.load(home.settings).limits)
+        yield data(home.network, settings.load_settings(home.settings).limits)
 
 
 async def _scorer() -> Finding:
@@ -258,7 +258,7 @@ async def stream() -> AsyncIterator[Finding]:
     Raises AppError when it fails itself.
     """
     found = 0
-    async with children.child(["doctor", "--json"]) as process:
+    async with children.child_process(["doctor", "--json"]) as process:
         assert process.stdout is not None
         async for line in process.stdout:
             found += 1
@@ -268,11 +268,11 @@ async def stream() -> AsyncIterator[Finding]:
 
 
 async def _node(home: Home) -> Finding:
-    from sapo_desktop.services.nodes.supervisor import running
+    from sapo_desktop.services.nodes.supervisor import query_status
     from sapo_swarm.node.control_api import NodeError
 
     try:
-        status = await running(home)
+        status = await query_status(home)
     except NodeError as error:
         return Finding("fail", "node", str(error))
     if status is None:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from sapo_backends.base import Engine, Sampling
 from sapo_backends.errors import BackendError
-from sapo_desktop.services.against_base import interval, paired
+from sapo_desktop.services.against_base import base_difference, format_interval
 from sapo_desktop.services.models.checkpoints import Chosen, of
 from sapo_desktop.services.models.pieces import HeldOut, Marks, Said, next_piece
 from sapo_desktop.services.models.shelf import history
@@ -47,10 +47,10 @@ def undecided(event: Evaluated | None) -> str:
     """The same of a trained model's newest evaluation: greedy where it was measured, as a chat answers."""
     if event is None or not event.round:
         return "Too early to tell whether they differ: the trained model has not been measured yet."
-    against = paired(event.greedy or event)
+    against = base_difference(event.greedy or event)
     if against is None or not against[1] <= 0 <= against[2]:
         return ""
-    ends = interval(against[1], against[2], "+")
+    ends = format_interval(against[1], against[2], "+")
     return f"Too early to differ: {100 * against[0]:+.1f} points against the base {ends}, which may be chance."
 
 

@@ -17,7 +17,7 @@ from sapo_swarm.node.control_api import ControlClient, NodeError, NodeStatus
 async def in_training(home: Home) -> Model | None:
     """The model of the node that runs here; None without a node, or while it does not answer."""
     try:
-        status = await supervisor.running(home)
+        status = await supervisor.query_status(home)
     except NodeError:
         return None
     return _of(status) if status is not None else None
@@ -41,9 +41,9 @@ async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
 
     keep_mode: it stays in its swarm, or alone, whatever the settings say by now. Raises AppError.
     """
-    status = await supervisor.found(home)
+    status = await supervisor.wait_for_status(home)
     if status is None:
-        return await supervisor.start(home, [])
+        return await supervisor.launch_node(home, [])
     model = _of(status)
     arguments = [model.name] if model else []
     if model is not None:
@@ -55,12 +55,12 @@ async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
         arguments += [f"--rounds={goal}"] if goal > status.round and goal != model.config.rounds else []
     if keep_mode:
         arguments += _mode(home, status)
-    return await supervisor.restart(home, arguments)
+    return await supervisor.relaunch_node(home, arguments)
 
 
 def _mode(home: Home, status: NodeStatus) -> list[str]:
     """The flag that keeps the node where it is, where the settings alone would not."""
-    joined = settings.load(home.settings).swarm.join
+    joined = settings.load_settings(home.settings).swarm.join
     if status.mode == "silo":
         return ["--silo"] if joined else []
     return [] if joined else ["--join=saved"]
@@ -68,21 +68,21 @@ def _mode(home: Home, status: NodeStatus) -> list[str]:
 
 async def switch(home: Home, model: Model) -> NodeStatus:
     """The node goes on with that model, after it finished its round with the other one. Raises AppError."""
-    status = await supervisor.found(home)
+    status = await supervisor.wait_for_status(home)
     if status is None:
-        return await supervisor.start(home, [model.name])
+        return await supervisor.launch_node(home, [model.name])
     if Path(status.folder) == model.folder:
         return status
-    return await supervisor.restart(home, [model.name])
+    return await supervisor.relaunch_node(home, [model.name])
 
 
 async def delete(home: Home, model: Model) -> int:
     """Delete the model, the node that trains it (or starts to) stopped first; how many bytes that freed. Raises AppError."""
     try:
-        status = await supervisor.found(home)
+        status = await supervisor.wait_for_status(home)
     except NodeError as error:
         raise AppError(f"{error} Nothing was deleted.") from error
     training = _of(status) if status is not None else None
     if training is not None and training.folder == model.folder:
-        await supervisor.stop(home)
+        await supervisor.shut_down_node(home)
     return await asyncio.to_thread(keeping.delete, model)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.supervisor import NodeLock
@@ -70,7 +70,7 @@ async def go_back(home: Home, model: Model, target: int) -> str:
 
     Raises AppError, NodeError, JournalError, OSError, BackendError; then the model is as it was.
     """
-    status = await supervisor.found(home)
+    status = await supervisor.wait_for_status(home)
     if status is not None and Path(status.folder) == model.folder:
         async with ControlClient(home.socket) as node:
             await node.post("rollback", round=target)
@@ -97,7 +97,7 @@ def _done(model: Model) -> str:
     """What the journal says was done last."""
     events = read_only(model.folder / "journal.db", kinds=("checkpoint",))
     back = next(e for e in reversed(events) if isinstance(e, CheckpointSaved) and e.restored >= 0)
-    undo = typed("sapo-desktop", "rollback", model.name, "--to", str(back.round - 1))
+    undo = quote_command("sapo-desktop", "rollback", model.name, "--to", str(back.round - 1))
     return (
         f"{model.name} has the weights after round {back.restored} again; this step counts as round {back.round}. "
         f"The state before is kept: {undo}"

@@ -25,7 +25,7 @@ _children: list[subprocess.Popen[bytes]] = []
 """Started from here: asked for their exit codes when they are gone, never waited for."""
 
 
-def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
+def spawn_detached(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
     """`sapo-desktop ARGUMENTS` in a session of its own, so that closing the terminal does not end it.
 
     errors: where its error stream goes.
@@ -39,13 +39,13 @@ def spawn(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Pope
             stderr=stderr,
             cwd=home.data,
             env=dict(os.environ),
-            **detached(),
+            **detached_popen_options(),
         )
     _children.append(process)
     return process
 
 
-def detached(platform: str = sys.platform) -> dict[str, Any]:
+def detached_popen_options(platform: str = sys.platform) -> dict[str, Any]:
     """What Popen needs so that neither a terminal that closes nor its Ctrl+C reaches the process. Windows ends all programs of a
     console with it: this one gets a console of its own, without a window (CREATE_NO_WINDOW, CREATE_NEW_PROCESS_GROUP)."""
     return {"creationflags": 0x08000000 | 0x00000200} if platform == "win32" else {"start_new_session": True}
@@ -56,7 +56,7 @@ def _forget_the_ended() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
-def alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """The process runs (one that ended and that its parent has not asked for its exit code does not)."""
     import psutil
 
@@ -66,7 +66,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def born(pid: int) -> str:
+def process_start_stamp(pid: int) -> str:
     """When the process began, as no step of the clock changes it and no later process of this number has it; "" without one.
 
     Linux counts from its boot (psutil makes a time of it that moves with the clock); elsewhere the system keeps the time.
@@ -82,12 +82,12 @@ def born(pid: int) -> str:
         return ""
 
 
-def note(pid: int) -> str:
+def format_pid_record(pid: int) -> str:
     """What a file says of a process: its number and when it began."""
-    return f"{pid} {born(pid)}"
+    return f"{pid} {process_start_stamp(pid)}"
 
 
-def noted(path: Path) -> int | None:
+def read_node_pid(path: Path) -> int | None:
     """The process id of the node of which the file has a note, while it runs.
 
     Older versions noted the number alone: the process of that number is taken by its command, which is empty for a moment
@@ -98,7 +98,7 @@ def noted(path: Path) -> int | None:
     try:
         number, _, began = path.read_text("ascii").strip().partition(" ")
         process = psutil.Process(int(number))
-        is_node = began == born(process.pid) if began else "node" in process.cmdline()
+        is_node = began == process_start_stamp(process.pid) if began else "node" in process.cmdline()
         return process.pid if is_node and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.Error):
         return None
@@ -125,7 +125,7 @@ PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
 
 
 @asynccontextmanager
-async def child(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def child_process(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes.
 
     Raises AppError where it cannot be started.
@@ -156,7 +156,7 @@ async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
 async def _end_started(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
     """A process that was still being started when the block was left is ended, too."""
     with contextlib.suppress(OSError):
-        await end(await starting)
+        await terminate_process(await starting)
 
 
 async def _to_its_end(ending: asyncio.Task[None]) -> None:
@@ -171,7 +171,7 @@ async def _to_its_end(ending: asyncio.Task[None]) -> None:
         raise asyncio.CancelledError
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
+async def terminate_process(process: asyncio.subprocess.Process) -> None:
     """Interrupt it; kill it when it does not go. Windows has no signal that interrupts: there it ends half-way, and half
     an export goes when the next one to that place begins."""
     if process.returncode is None:
@@ -200,7 +200,7 @@ async def _drained(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None]:
+async def stderr_lines(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None]:
     """What it writes to its error stream, line by line; a carriage return ends a line too."""
     assert process.stderr is not None
     rest = ""
@@ -213,12 +213,12 @@ async def words(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None
         yield rest.strip()
 
 
-async def run(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
+async def stream_verb(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
     """A verb to its end: what it writes to its error stream line by line, then all of its output. Raises AppError with its own
     last words when it failed."""
     last = ""
-    async with child(arguments) as process:
-        async with contextlib.aclosing(words(process)) as lines:
+    async with child_process(arguments) as process:
+        async with contextlib.aclosing(stderr_lines(process)) as lines:
             async for line in lines:
                 last = last if PROGRESS.fullmatch(line) else line
                 yield line

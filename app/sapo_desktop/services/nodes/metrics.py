@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[socket | None]:
+def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[socket | None]:
     """A loopback socket, or None where there are to be no metrics, or the port cannot be used: the error stream says so then.
     typed: by --metrics, None = not. port: of the settings. say: where it is. Raises UsageError."""
     if typed is not None and not 0 <= typed < 1 << 16:
@@ -44,7 +44,7 @@ def place(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[
 
 
 @asynccontextmanager
-async def serving(node: Controlled, bound: socket | None) -> AsyncIterator[None]:
+async def serve_metrics(node: Controlled, bound: socket | None) -> AsyncIterator[None]:
     """While the node lives."""
     if bound is None:
         yield

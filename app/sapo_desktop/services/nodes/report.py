@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.services.against_base import change, greedily, rate
+from sapo_desktop.services.against_base import describe_difference, describe_greedy, format_rate
 from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
     Evaluated,
@@ -47,7 +47,7 @@ def in_a_shell(sentence: str) -> str:
     return sentence
 
 
-class Reporter:
+class ConsoleReporter:
     """Turns stored events into lines of text on a stream."""
 
     def __init__(self, out: TextIO, json: bool, quiet: bool) -> None:
@@ -215,10 +215,10 @@ def _right(event: ExamplesRead | None) -> str:
 
 
 def _held_out(event: Evaluated) -> str:
-    said = change(event) if event.round else "the base to compare with"
+    said = describe_difference(event) if event.round else "the base to compare with"
     sampled = "sampled " if event.greedy is not None else ""
-    text = f"{sampled}{rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
-    return "; ".join(filter(None, (text, said, greedily(event))))
+    text = f"{sampled}{format_rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
+    return "; ".join(filter(None, (text, said, describe_greedy(event))))
 
 
 def _mean(values: list[float]) -> float:

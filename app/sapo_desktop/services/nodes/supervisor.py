@@ -45,7 +45,7 @@ class NodeLock:
         file.seek(0)
         file.truncate()
         if self._names_node:
-            file.write(children.note(os.getpid()))
+            file.write(children.format_pid_record(os.getpid()))
         file.flush()
         self._file = file
         return self
@@ -92,7 +92,7 @@ _POLL_S = 0.1
 _AT_REST = ("paused", "stopped", "failed")
 
 
-async def running(home: Home) -> NodeStatus | None:
+async def query_status(home: Home) -> NodeStatus | None:
     """The status of the home's node, or None. A stale socket is no node. Raises NodeNotAnswering."""
     if not home.socket.exists():
         return None
@@ -105,18 +105,18 @@ async def running(home: Home) -> NodeStatus | None:
         return None
 
 
-async def found(home: Home) -> NodeStatus | None:
+async def wait_for_status(home: Home) -> NodeStatus | None:
     """The status of the home's node, of one that is being started as soon as it answers; None without one, or when that ended.
 
     Raises NodeNotAnswering, AppError when it takes too long.
     """
-    status = await running(home)
-    if status is None and (pid := await asyncio.to_thread(starting, home)) is not None:
+    status = await query_status(home)
+    if status is None and (pid := await asyncio.to_thread(starting_pid, home)) is not None:
         status = await _answering(home, pid)
     return status
 
 
-async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
+async def launch_node(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """Start `sapo-desktop node ARGUMENTS` detached and wait until it answers (the model loads later).
 
     Raises AppError with the node's own words when it exits instead.
@@ -138,32 +138,32 @@ async def start(home: Home, arguments: Sequence[str]) -> NodeStatus:
 
 def _spawn(home: Home, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """The process and its note in one call of a thread, which ends even if whoever waits for it is cancelled."""
-    process = children.spawn(home, ["node", "--quiet", *arguments], _errors(home))
-    _starting_file(home).write_text(children.note(process.pid), "ascii")
+    process = children.spawn_detached(home, ["node", "--quiet", *arguments], _errors(home))
+    _starting_file(home).write_text(children.format_pid_record(process.pid), "ascii")
     return process
 
 
 async def _answer(home: Home) -> NodeStatus | None:
     """The status of a node that is just being started, None while it does not listen or is too busy to answer."""
     try:
-        return await running(home)
+        return await query_status(home)
     except NodeNotAnswering:
         return None
 
 
-async def stop(home: Home) -> NodeStatus | None:
+async def shut_down_node(home: Home) -> NodeStatus | None:
     """Stop the home's node and prove that its process, and so its memory, is gone; what it was, None without one.
 
     One that is just being started is waited for and stopped. Raises AppError when it does not go, NodeNotAnswering when it
     is there and says nothing.
     """
-    status = await found(home)
+    status = await wait_for_status(home)
     if status is None:
         return None
     async with ControlClient(home.socket) as node:
         await node.post("stop")
     deadline = time.monotonic() + STOP_LIMIT_S
-    while children.alive(status.pid):
+    while children.is_process_alive(status.pid):
         if time.monotonic() > deadline:
             raise AppError(
                 f"Process {status.pid} still runs after {STOP_LIMIT_S:.0f} s. End it with: kill {status.pid}"
@@ -175,8 +175,8 @@ async def stop(home: Home) -> NodeStatus | None:
 async def _answering(home: Home, pid: int) -> NodeStatus | None:
     """The status of a node that is just being started, once it answers; None when its process ended instead."""
     deadline = time.monotonic() + START_LIMIT_S
-    while await asyncio.to_thread(children.alive, pid):
-        if (status := await running(home)) is not None:
+    while await asyncio.to_thread(children.is_process_alive, pid):
+        if (status := await query_status(home)) is not None:
             return status
         if time.monotonic() > deadline:
             raise AppError(f"Process {pid} is starting a node and did not answer. End it with: kill {pid}")
@@ -184,9 +184,9 @@ async def _answering(home: Home, pid: int) -> NodeStatus | None:
     return None
 
 
-def starting(home: Home) -> int | None:
+def starting_pid(home: Home) -> int | None:
     """The process id of a node that was started and does not answer yet, whoever started it."""
-    notes = map(children.noted, (_starting_file(home), home.lock))
+    notes = map(children.read_node_pid, (_starting_file(home), home.lock))
     return next((pid for pid in notes if pid is not None), None)
 
 
@@ -195,20 +195,20 @@ def _starting_file(home: Home) -> Path:
     return home.runtime / "node.starting"
 
 
-async def restart(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
+async def relaunch_node(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
     """Let the node finish its round, stop it, start `sapo-desktop node ARGUMENTS`. Without a node one is started.
 
     Cancelled before the round is done the node goes on as it was; later it is started all the same. Raises AppError.
     """
-    if await running(home) is not None:
+    if await query_status(home) is not None:
         async with ControlClient(home.socket) as node:
             await _finish_round(node)
     return await asyncio.shield(_start_anew(home, arguments))
 
 
 async def _start_anew(home: Home, arguments: Sequence[str]) -> NodeStatus:
-    await stop(home)
-    return await start(home, arguments)
+    await shut_down_node(home)
+    return await launch_node(home, arguments)
 
 
 async def _finish_round(node: ControlClient) -> None:
@@ -230,7 +230,7 @@ async def _finish_round(node: ControlClient) -> None:
 def last_words(home: Home, pid: int = 0, since: float = 0.0) -> str:
     """The last line that a node started from here wrote to its error stream since that time; "" when it had nothing to say, or
     while its process runs: then it is some library's remark."""
-    return "" if pid and children.alive(pid) else children.last_words(_errors(home), since)
+    return "" if pid and children.is_process_alive(pid) else children.last_words(_errors(home), since)
 
 
 def _errors(home: Home) -> Path:
@@ -247,7 +247,7 @@ _FLOORS = ("memory", "disk")
 _UNTIL_RESUMED = ("person", "snooze", "held", "failure", "done")
 
 
-async def tell(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
+async def send_command(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
     """Give the command (pause, resume, snooze, ...); the status once the node is in the state that it asks for.
 
     `finish` comes back at once: the status says what is pending. A node that is still loading its model keeps the command
@@ -257,13 +257,13 @@ async def tell(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
         body = {"for_s": for_s} if for_s else {}
         status = await node.post(verb, **body)
         deadline = time.monotonic() + SETTLE_S
-        while not settled(verb, status) and time.monotonic() < deadline:
+        while not command_settled(verb, status) and time.monotonic() < deadline:
             await asyncio.sleep(_CONTROL_POLL_S)
             status = await node.status()
         return status
 
 
-def settled(verb: str, status: NodeStatus) -> bool:
+def command_settled(verb: str, status: NodeStatus) -> bool:
     """The node is where the command sends it, or where the command does not reach."""
     if status.state in ("starting", "stopped", "failed"):
         return True

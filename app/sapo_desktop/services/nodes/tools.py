@@ -83,7 +83,7 @@ _READING = (status, models, runs, evaluate, chat)
 _STEERING = (pause, resume)
 
 
-def server() -> MCPServer:
+def build_mcp_server() -> MCPServer:
     """The server with its tools; `run()` serves standard input and output until they are closed."""
     made = MCPServer("sapo-desktop", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     for tool in (*_READING, *_STEERING):
@@ -105,7 +105,7 @@ async def _verb(*arguments: str, told: Told | None = None) -> str:
         raise ToolError("A NUL character is no text.")
     printed = b""
     try:
-        async with contextlib.aclosing(children.run(arguments)) as steps:
+        async with contextlib.aclosing(children.stream_verb(arguments)) as steps:
             async for step in steps:
                 if isinstance(step, bytes):
                     printed = step

@@ -49,7 +49,7 @@ _FOLDERS = ("models", "runs", "tasks")
 _LEFT_OUT = ("exports", "journal.db-shm")
 
 
-def places(home: Home) -> dict[str, Path]:
+def archive_roots(home: Home) -> dict[str, Path]:
     """The first part of an archive's places, or a whole place -> where it lies on this machine."""
     return {
         "models": home.models,
@@ -65,9 +65,9 @@ def places(home: Home) -> dict[str, Path]:
     }
 
 
-def place(home: Home, name: str) -> Path | None:
+def restore_target(home: Home, name: str) -> Path | None:
     """Where an archive's file belongs on this machine; None where it may not be in an archive."""
-    known, parts = places(home), PurePosixPath(name).parts
+    known, parts = archive_roots(home), PurePosixPath(name).parts
     if name in known:
         return known[name] if "/" in name else None
     if not _spelled_well(name, parts) or parts[0] not in known:
@@ -85,7 +85,7 @@ def _spelled_well(name: str, parts: tuple[str, ...]) -> bool:
     return all(good) and not parts[1].startswith(".")
 
 
-def item(name: str) -> str:
+def restore_unit(name: str) -> str:
     """What a file is restored with, or not at all: its model, its run, its task; else itself."""
     parts = PurePosixPath(name).parts
     return "/".join(parts[:2]) if parts[0] in _FOLDERS else name
@@ -96,23 +96,23 @@ def is_key(name: str) -> bool:
     return name.startswith("keys/")
 
 
-def files(home: Home, keys: bool) -> dict[str, Path]:
+def files_to_archive(home: Home, keys: bool) -> dict[str, Path]:
     """Place in an archive -> file, in order. keys: the node's identity and its swarm, too (a key of the keyring is no file)."""
     found = {}
-    for name, path in places(home).items():
+    for name, path in archive_roots(home).items():
         if is_key(name) and not keys:
             continue
         for one in _below(path) if "/" not in name else [path]:
             inside = one.relative_to(path).as_posix()
             full = name if inside == "." else f"{name}/{inside}"
-            if _is_file(one) and place(home, full) is not None:
+            if _is_file(one) and restore_target(home, full) is not None:
                 found[full] = one
     return dict(sorted(found.items()))
 
 
 def keyring_key(home: Home) -> str:
     """The node's secret key where the system's keyring holds it, else ""."""
-    path = places(home)[IDENTITY]
+    path = archive_roots(home)[IDENTITY]
     try:
         return "" if path.exists() else node_in_keyring(path.parent, path.stem)[1]
     except KeyStoreError:
@@ -121,7 +121,7 @@ def keyring_key(home: Home) -> str:
 
 def in_keyring(home: Home) -> bool:
     """The node's key was given to a keyring (keystore leaves its node's id behind)."""
-    return places(home)[IDENTITY].with_suffix(".id").exists()
+    return archive_roots(home)[IDENTITY].with_suffix(".id").exists()
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -156,7 +156,7 @@ Size = Annotated[int, Meta(ge=0, le=2**50)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ArchiveEntry(msgspec.Struct, frozen=True):
     """A file. name: its place in the archive; size in bytes."""
 
     name: Annotated[str, Meta(max_length=LONGEST)]
@@ -164,13 +164,13 @@ class Entry(msgspec.Struct, frozen=True):
     sha256: Digest
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """What an archive holds. made: Unix time; version: of the app that made it."""
 
     format: int
     made: float
     version: Annotated[str, Meta(max_length=40)]
-    files: Annotated[tuple[Entry, ...], Meta(max_length=MAX_FILES)]
+    files: Annotated[tuple[ArchiveEntry, ...], Meta(max_length=MAX_FILES)]
 
     @property
     def size(self) -> int:
@@ -182,7 +182,7 @@ class Damaged(AppError):
     """The archive is no backup, was cut or changed, or holds what none of ours holds."""
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,7 +203,7 @@ class _Hashed:
         return self._hash.hexdigest()
 
 
-def write(out: IO[bytes], manifest: Manifest, sources: Mapping[str, Path]) -> None:
+def write_archive(out: IO[bytes], manifest: BackupManifest, sources: Mapping[str, Path]) -> None:
     """The archive. Raises OSError, AppError where a file changed since the manifest was made."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         text = msgspec.json.encode(manifest)
@@ -247,7 +247,7 @@ class _Bounded(io.RawIOBase):
 
 
 @contextmanager
-def opened_archive(path: Path, home: Home) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
+def opened_archive(path: Path, home: Home) -> Iterator[tuple[BackupManifest, tarfile.TarFile]]:
     """The archive after its manifest, whose names and sizes are checked. Raises Damaged, AppError, OSError."""
     with (
         path.open("rb") as file,
@@ -272,17 +272,17 @@ def _damage_in_words(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(read: object, home: Home) -> Manifest:
+def _checked(read: object, home: Home) -> BackupManifest:
     made_by = read.get("format") if isinstance(read, dict) else None
     if isinstance(made_by, int) and made_by > FORMAT:
         raise AppError("The archive was made by a newer version of sapo-desktop. Update it to restore this one.")
-    manifest = msgspec.convert(read, Manifest)
+    manifest = msgspec.convert(read, BackupManifest)
     names = [entry.name for entry in manifest.files]
     if manifest.format != FORMAT or len({name.casefold() for name in names}) < len(names):
         raise Damaged("The archive names a file twice, or has no known format. Nothing was restored.")
     folders = {parent.as_posix().casefold() for name in names for parent in Path(name).parents}
     for name in names:
-        if place(home, name) is None or name.casefold() in folders:
+        if restore_target(home, name) is None or name.casefold() in folders:
             raise Damaged(f"The archive holds {name[:80]!r}, which no backup holds. Nothing was restored.")
     return manifest
 
@@ -291,7 +291,7 @@ def _plain(member: tarfile.TarInfo) -> bool:
     return member.isreg() and not member.issparse()
 
 
-def unpack(tar: tarfile.TarFile, manifest: Manifest, folder: Path) -> None:
+def extract_archive(tar: tarfile.TarFile, manifest: BackupManifest, folder: Path) -> None:
     """Every file into a folder that is ours alone, each checked. Raises Damaged, TarError, OSError."""
     wanted = {entry.name: entry for entry in manifest.files}
     while (member := tar.next()) is not None:
@@ -307,7 +307,7 @@ def unpack(tar: tarfile.TarFile, manifest: Manifest, folder: Path) -> None:
         raise Damaged(f"The archive was cut: {min(wanted)[:80]!r} is missing. Nothing was restored.")
 
 
-def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry, target: Path) -> None:
+def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: ArchiveEntry, target: Path) -> None:
     source, seen = tar.extractfile(member), hashlib.sha256()
     assert source is not None
     target.parent.mkdir(0o700, parents=True, exist_ok=True)
@@ -326,16 +326,16 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry, target: P
 
 
 @dataclass(frozen=True)
-class Saved:
+class BackupResult:
     """An archive. size in bytes; besides: sentences on what lies elsewhere."""
 
     path: Path
-    manifest: Manifest
+    manifest: BackupManifest
     size: int
     besides: tuple[str, ...]
 
 
-def backup(home: Home, path: Path, keys: bool = False) -> Saved:
+def create_backup(home: Home, path: Path, keys: bool = False) -> BackupResult:
     """Write the archive, readable by its owner only. keys: with the node's identity, its invite and what it shares there.
 
     Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk or the keyring refuses.
@@ -345,7 +345,7 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
     home.runtime.mkdir(0o700, parents=True, exist_ok=True)
     try:
         with NodeLock(home.lock), tempfile.TemporaryDirectory() as scratch:
-            sources = files(home, keys)
+            sources = files_to_archive(home, keys)
             if keys and (secret := keyring_key(home)):
                 sources[IDENTITY] = Path(scratch) / "node.key"
                 sources[IDENTITY].write_text(secret + "\n")
@@ -359,19 +359,19 @@ def backup(home: Home, path: Path, keys: bool = False) -> Saved:
             manifest = _manifest(sources)
             keeping.require_room(path.parent, manifest.size + 2048 * len(sources), "The archive needs")
             with opened(path, private=True) as out:
-                write(out, manifest, sources)
+                write_archive(out, manifest, sources)
     except OSError as error:
         raise AppError(
             f"The archive could not be made ({error.strerror or error}). {path} was not written, and nothing was changed."
         ) from error
-    return Saved(path, manifest, path.stat().st_size, tuple(_besides(home, keys)))
+    return BackupResult(path, manifest, path.stat().st_size, tuple(_besides(home, keys)))
 
 
-def _manifest(sources: dict[str, Path]) -> Manifest:
+def _manifest(sources: dict[str, Path]) -> BackupManifest:
     if len(sources) > MAX_FILES:
         raise AppError(f"An archive holds {MAX_FILES:,} files at most, here are {len(sources):,}.")
-    entries = (Entry(name, path.stat().st_size, digest(path)) for name, path in sources.items())
-    return Manifest(FORMAT, time.time(), __version__, tuple(entries))
+    entries = (ArchiveEntry(name, path.stat().st_size, file_sha256(path)) for name, path in sources.items())
+    return BackupManifest(FORMAT, time.time(), __version__, tuple(entries))
 
 
 def _besides(home: Home, keys: bool) -> list[str]:

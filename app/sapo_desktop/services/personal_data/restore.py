@@ -23,7 +23,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import keeping, mending, store
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.personal_data import archive
-from sapo_desktop.services.personal_data.archive import Manifest
+from sapo_desktop.services.personal_data.archive import BackupManifest
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.tasks.own.spec import BadTask
@@ -36,7 +36,7 @@ _SPARE = 100 * 2**20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RestoreOutcome:
     """What became of one thing. done: it is here now as the archive has it (or was before)."""
 
     item: str
@@ -44,7 +44,7 @@ class Outcome:
     done: bool = True
 
 
-def listed(home: Home, path: Path) -> Manifest:
+def read_manifest(home: Home, path: Path) -> BackupManifest:
     """What an archive says that it holds, without restoring anything. Raises AppError."""
     try:
         with archive.opened_archive(path, home) as (manifest, _):
@@ -53,7 +53,7 @@ def listed(home: Home, path: Path) -> Manifest:
         raise AppError(f"Cannot read {path} ({error.strerror or error}).") from error
 
 
-def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) -> Iterator[Outcome]:
+def restore_backup(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) -> Iterator[RestoreOutcome]:
     """Bring back what an archive holds. keys: the node's identity and its swarm, too. replace: asked for each thing that is
     here with other content and cannot stand beside it.
 
@@ -71,11 +71,11 @@ def restore(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) 
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
+def _unpacked(home: Home, path: Path, staging: Path) -> BackupManifest:
     try:
         with archive.opened_archive(path, home) as (manifest, tar):
             keeping.require_room(home.data, manifest.size + _SPARE, "To restore it needs")
-            archive.unpack(tar, manifest, staging)
+            archive.extract_archive(tar, manifest, staging)
             return manifest
     except OSError as error:
         raise AppError(f"{path} could not be unpacked ({error.strerror or error}). Nothing was restored.") from error
@@ -84,61 +84,61 @@ def _unpacked(home: Home, path: Path, staging: Path) -> Manifest:
 class _Restoring:
     """One archive, unpacked and checked, on its way to its places."""
 
-    def __init__(self, home: Home, staging: Path, manifest: Manifest, replace: Callable[[str], bool]) -> None:
+    def __init__(self, home: Home, staging: Path, manifest: BackupManifest, replace: Callable[[str], bool]) -> None:
         self._home, self._staging, self._replace = home, staging, replace
-        self._here = archive.files(home, keys=True)
+        self._here = archive.files_to_archive(home, keys=True)
         self._replaced = home.data / "replaced" / time.strftime("%Y%m%d-%H%M%S")
-        self._items: dict[str, dict[str, archive.Entry]] = {}
+        self._items: dict[str, dict[str, archive.ArchiveEntry]] = {}
         for entry in manifest.files:
-            self._items.setdefault(archive.item(entry.name), {})[entry.name] = entry
+            self._items.setdefault(archive.restore_unit(entry.name), {})[entry.name] = entry
 
-    def all(self, keys: bool) -> Iterator[Outcome]:
+    def all(self, keys: bool) -> Iterator[RestoreOutcome]:
         """Own tasks first: models are trained on them."""
         for item in sorted(self._items, key=lambda item: (not item.startswith("tasks/"), item)):
             if archive.is_key(item) and not keys:
-                yield Outcome(item, "left in the archive: a key (--keys brings it back)", done=False)
+                yield RestoreOutcome(item, "left in the archive: a key (--keys brings it back)", done=False)
                 continue
             try:
                 yield self._one(item)
             except (AppError, BadTask, OSError, sqlite3.Error, *UNREADABLE) as error:
-                yield Outcome(item, f"not restored: {safe_text(str(error), 300, lines=False)}", done=False)
+                yield RestoreOutcome(item, f"not restored: {safe_text(str(error), 300, lines=False)}", done=False)
 
-    def _one(self, item: str) -> Outcome:
-        target = archive.place(self._home, item) or archive.place(self._home, f"{item}/x")
+    def _one(self, item: str) -> RestoreOutcome:
+        target = archive.restore_target(self._home, item) or archive.restore_target(self._home, f"{item}/x")
         assert target is not None  # every name was checked
         target = target.parent if item not in self._items[item] else target
         if self._same(item):
-            return Outcome(item, "is here already")
+            return RestoreOutcome(item, "is here already")
         source = self._staging / item
         if item.startswith("models/"):
             return self._model(item, source)
         self._check(item, source)
         keyring = item == archive.IDENTITY and archive.keyring_key(self._home)
         if keyring and keyring == source.read_text("ascii", "replace").strip():
-            return Outcome(item, "is here already")
+            return RestoreOutcome(item, "is here already")
         if target.exists() or keyring:
             if not self._replace(item):
-                return Outcome(item, "stays as it is here (--replace takes the archive's)", done=False)
+                return RestoreOutcome(item, "stays as it is here (--replace takes the archive's)", done=False)
             self._put_aside(item, target)
         _put(source, target)
-        return Outcome(item, "restored")
+        return RestoreOutcome(item, "restored")
 
     def _same(self, item: str) -> bool:
-        here = {name: path for name, path in self._here.items() if archive.item(name) == item}
+        here = {name: path for name, path in self._here.items() if archive.restore_unit(name) == item}
         there = self._items[item]
         return here.keys() == there.keys() and all(
-            here[name].stat().st_size == entry.size and archive.digest(here[name]) == entry.sha256
+            here[name].stat().st_size == entry.size and archive.file_sha256(here[name]) == entry.sha256
             for name, entry in there.items()
         )
 
     def _check(self, item: str, source: Path) -> None:
         """What cannot be read does not take the place of what can. Raises AppError, BadTask."""
         if item == archive.SETTINGS:
-            settings.load(source)
+            settings.load_settings(source)
         elif item.startswith("tasks/"):
             read_task(source, need_held_out=False)
 
-    def _model(self, item: str, source: Path) -> Outcome:
+    def _model(self, item: str, source: Path) -> RestoreOutcome:
         """Under its own name if that is free, else under a new one, as a model of its own."""
         record, models = store.read(source).record, store.all_models(self._home)
         name = store.free(store.suggested(record.name), store.taken(self._home))
@@ -156,7 +156,7 @@ class _Restoring:
         source.rename(target)
         said = f"restored as {name}, beside the one that is here" if beside else "restored"
         lost = mending.missing(store.read(target))
-        return Outcome(item, f"{said}. {lost}" if lost else said)
+        return RestoreOutcome(item, f"{said}. {lost}" if lost else said)
 
     def _put_aside(self, item: str, target: Path) -> None:
         if target.exists():

@@ -40,7 +40,7 @@ _DATA = {
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedPath:
     """A file or folder that the app made. size in bytes; what: in words."""
 
     path: Path
@@ -48,7 +48,7 @@ class Made:
     what: str
 
 
-def made(home: Home) -> list[Made]:
+def find_created_paths(home: Home) -> list[CreatedPath]:
     """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
     models = len(store.taken(home))
     count = f"{models} model{'' if models == 1 else 's'} with weights, history and exports"
@@ -65,11 +65,11 @@ def made(home: Home) -> list[Made]:
             for path in _partials(home.config / name)
         ),
     ]
-    there = [Made(path, _size(path), what) for path, what in found if path.exists()]
+    there = [CreatedPath(path, _size(path), what) for path, what in found if path.exists()]
     return sorted(filter(None, (_with_inner(one, there) for one in there)), key=lambda one: -one.size)
 
 
-def secrets(home: Home) -> tuple[dict[str, str], str]:
+def keyring_entries(home: Home) -> tuple[dict[str, str], str]:
     """What the system's keyring holds of this home, entry -> in words; and why that is not known, "" where it is. Entries of
     other homes of the account are not looked at."""
     kept = ((name, identity.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
@@ -82,7 +82,7 @@ def secrets(home: Home) -> tuple[dict[str, str], str]:
         return {}, f"{error} Look there yourself for entries of {identity.SERVICE}."
 
 
-def forget(names: Iterable[str]) -> None:
+def remove_keyring_entries(names: Iterable[str]) -> None:
     """Remove these entries from the keyring. Raises AppError."""
     try:
         identity.forget(list(names))
@@ -90,7 +90,7 @@ def forget(names: Iterable[str]) -> None:
         raise AppError(f"{error} Its entries of {identity.SERVICE} stay, and so does everything else.") from error
 
 
-def bases(home: Home) -> list[tuple[hub_cache.CachedModel, Path]]:
+def downloaded_bases(home: Home) -> list[tuple[hub_cache.CachedModel, Path]]:
     """Base models that the app downloaded into the cache that other programs read, too, and where: they stay."""
     used = {model.record.base for model in store.all_models(home)}
     return [
@@ -105,7 +105,7 @@ def _partials(path: Path) -> set[Path]:
     return {*half_written(path), path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
 
 
-def _with_inner(one: Made, there: Sequence[Made]) -> Made | None:
+def _with_inner(one: CreatedPath, there: Sequence[CreatedPath]) -> CreatedPath | None:
     """What lies in another part goes with it and is counted once: on Windows and macOS the folders lie in one another."""
     if any(other.path in one.path.parents for other in there):
         return None
@@ -117,7 +117,7 @@ def _size(path: Path) -> int:
     return folder_bytes(path) if path.is_dir() else path.stat().st_size
 
 
-def remove(home: Home, found: Sequence[Made]) -> int:
+def remove_paths(home: Home, found: Sequence[CreatedPath]) -> int:
     """Remove them; how many bytes that freed. Raises AppError: a node runs, or something cannot be removed."""
     home.runtime.mkdir(parents=True, exist_ok=True)
     with NodeLock(home.lock):

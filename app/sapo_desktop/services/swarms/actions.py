@@ -7,7 +7,7 @@ import asyncio
 from sapo_desktop import settings
 from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.interface import Directory, Guest, Hosted, OfferedTask
+from sapo_desktop.services.swarms.interface import HostedSwarm, OfferedTask, PendingNode, SwarmDirectory
 
 INVITE_HOURS, INVITE_USES = 168.0, 10
 
@@ -22,7 +22,7 @@ class HomeActions:
         """A coordinator of this home runs."""
         from sapo_desktop.services.swarms import hosting
 
-        return hosting.find(self._home) is not None
+        return hosting.find_coordinator(self._home) is not None
 
     async def join(self, invite: str, listed: bool = False) -> str:
         """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: it stood in a
@@ -31,32 +31,34 @@ class HomeActions:
         from sapo_desktop.services.swarms import membership
 
         home = self._home
-        chosen, model = settings.load(home.settings), await control.shown(home)
+        chosen, model = settings.load_settings(home.settings), await control.shown(home)
         config = model.config if model else chosen.run
-        await membership.admitted(home, membership.parse(invite), chosen.person.name, config.model)
-        await asyncio.to_thread(membership.save, invite, home.invite, listed)
-        await asyncio.to_thread(settings.change, home.settings, "swarm.join", "true")
+        await membership.request_admission(
+            home, membership.parse_typed_invite(invite), chosen.person.name, config.model
+        )
+        await asyncio.to_thread(membership.save_invite, invite, home.invite, listed)
+        await asyncio.to_thread(settings.write_setting, home.settings, "swarm.join", "true")
         await control.restart(home)
         return "The node goes on in the swarm, with the same model and its weights"
 
-    async def host(self, everybody: bool, approve: bool = False) -> Hosted:
+    async def host(self, everybody: bool, approve: bool = False) -> HostedSwarm:
         """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.loopback import is_loopback
 
         wanted = ["--host", "0.0.0.0"] if everybody else []
-        state = await hosting.start(self._home, [*wanted, *(["--approve"] if approve else [])])
+        state = await hosting.start_coordinator(self._home, [*wanted, *(["--approve"] if approve else [])])
         async with state.client() as admin:
             invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
-        return Hosted(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
+        return HostedSwarm(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
 
-    async def waiting(self) -> tuple[Guest, ...]:
+    async def waiting(self) -> tuple[PendingNode, ...]:
         """Nodes that wait for this host, the longest first; none where no coordinator runs or it does not answer."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
 
-        state = await asyncio.to_thread(hosting.find, self._home)
+        state = await asyncio.to_thread(hosting.find_coordinator, self._home)
         if state is None:
             return ()
         try:
@@ -64,13 +66,13 @@ class HomeActions:
                 found = await admin.waiting()
         except (CoordinatorError, OSError):
             return ()
-        return tuple(Guest(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
+        return tuple(PendingNode(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
 
-    async def let_in(self, guest: Guest) -> str:
+    async def let_in(self, guest: PendingNode) -> str:
         """Let it take part. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
-        async with hosting.need(self._home).client() as admin:
+        async with hosting.require_coordinator(self._home).client() as admin:
             await admin.approve(guest.node)
         return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
@@ -78,26 +80,26 @@ class HomeActions:
         """End the coordinator of this home. A sentence."""
         from sapo_desktop.services.swarms import hosting
 
-        await hosting.stop(self._home)
+        await hosting.stop_coordinator(self._home)
         return "The coordinator has stopped; members train on alone until it is back"
 
     async def leave(self) -> str:
         """Leave the swarm and forget its invite. A sentence."""
-        from sapo_desktop.services.swarms.membership import leave
+        from sapo_desktop.services.swarms.membership import leave_swarm
 
-        return await leave(self._home)
+        return await leave_swarm(self._home)
 
     async def stay(self) -> str:
         """End the trial: normal settings after the round. A sentence."""
-        from sapo_desktop.services.swarms.membership import stay
+        from sapo_desktop.services.swarms.membership import stay_in_swarm
 
-        return await stay(self._home)
+        return await stay_in_swarm(self._home)
 
-    async def directories(self, fresh: bool = False) -> tuple[Directory, ...]:
+    async def directories(self, fresh: bool = False) -> tuple[SwarmDirectory, ...]:
         """What the directories of the settings list. fresh: ask their hosts now, however lately that was done."""
         from sapo_desktop.services.swarms import directories
 
-        return await directories.look(self._home, fresh)
+        return await directories.read_directories(self._home, fresh)
 
     async def wrong_with(self, invite: str) -> str:
         """Ask the coordinator whether this line still lets a node in: why not, "" where it does."""
@@ -106,7 +108,7 @@ class HomeActions:
         from sapo_swarm.protocol.identity import Identity
 
         try:
-            wanted = membership.parse(invite)
+            wanted = membership.parse_typed_invite(invite)
             async with NodeClient(wanted, Identity.generate()) as client:
                 info = await client.info()
         except USER_ERRORS as error:
@@ -119,21 +121,21 @@ class HomeActions:
         """Look in this one too from now on."""
         from sapo_desktop.services.swarms import directories
 
-        await asyncio.to_thread(directories.add, self._home, line)
+        await asyncio.to_thread(directories.follow_directory, self._home, line)
 
     async def offered(self) -> tuple[OfferedTask, ...]:
         """Tasks of the swarm that wait for the person's yes."""
         from sapo_desktop.services.swarms import sharing
-        from sapo_desktop.services.swarms.membership import standing
+        from sapo_desktop.services.swarms.membership import offer_status
         from sapo_swarm.tasks.own.spec import BadTask
 
         found: list[OfferedTask] = []
-        async with sharing.member(self._home) as client:
-            for offer in await sharing.offers(client, self._home):
-                if standing(offer, client.invite.swarm) in ("accepted", "shared"):
+        async with sharing.member_client(self._home) as client:
+            for offer in await sharing.list_task_offers(client, self._home):
+                if offer_status(offer, client.invite.swarm) in ("accepted", "shared"):
                     continue
                 try:
-                    lines = await asyncio.to_thread(sharing.preview, offer, await client.task(offer))
+                    lines = await asyncio.to_thread(sharing.preview_offer, offer, await client.task(offer))
                     found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
                 except BadTask as error:
                     found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
@@ -146,12 +148,12 @@ class HomeActions:
         from sapo_desktop.services.swarms import sharing
 
         home = self._home
-        async with sharing.member(home) as client:
-            offers = await sharing.offers(client, home)
+        async with sharing.member_client(home) as client:
+            offers = await sharing.list_task_offers(client, home)
             offer = next((offer for offer in offers if (offer.name, offer.hash) == (task.name, task.version)), None)
             if offer is None:
                 raise AppError(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
-            said = sharing.accept(home, client.invite.swarm, offer, await client.task(offer))
+            said = sharing.accept_task(home, client.invite.swarm, offer, await client.task(offer))
         model = await control.shown(home)
         if model is not None:
             tasks = dict.fromkeys([*model.config.tasks, task.name])

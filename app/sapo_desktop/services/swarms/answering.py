@@ -14,7 +14,7 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.prompts import written_answer
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import Scored, Scorer
 from sapo_swarm.tasks.catalogue import generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
@@ -25,7 +25,7 @@ MODEL = "person"
 """What stands in the place of a model's name."""
 
 
-def attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> str:
+def parse_attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> str:
     """What a person typed as a completion: a bare line becomes the answer, in the format in which one to such a question is
     judged. Raises ValueError with a sentence."""
     text = typed.strip()
@@ -39,7 +39,7 @@ def attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> s
 
 
 @dataclass(slots=True)
-class Desk:
+class AnswerSession:
     """Hands out questions and takes attempts. swarm: its id; excluded: hashes of prompts that nodes refuse, being held out;
     session: so that no question comes twice. kept: file of the right answers, from which a node of this machine may learn."""
 
@@ -103,6 +103,3 @@ class Desk:
             uptake = f" Others sampled yours {result.uptake} times so far." if result.uptake else ""
             return f"Shared: the swarm holds your {len(texts)} attempts.{uptake}"
         return f"Not taken by the coordinator: {', '.join(result.refused) or 'no reason given'}."
-
-
-__all__ = ["MAX_ATTEMPTS", "MIN_ATTEMPTS", "Desk", "ScoringFailed", "attempt"]

@@ -16,7 +16,7 @@ from sapo_backends.packages import install_command
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms.interface import Directory, Listed
+from sapo_desktop.services.swarms.interface import ListedSwarm, SwarmDirectory
 from sapo_desktop.settings import editing
 from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.directory import (
@@ -51,15 +51,17 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: bytes
 
 
-async def look(home: Home, fresh: bool = False, wall: Callable[[], float] = time.time) -> tuple[Directory, ...]:
+async def read_directories(
+    home: Home, fresh: bool = False, wall: Callable[[], float] = time.time
+) -> tuple[SwarmDirectory, ...]:
     """What they list, in the order of the settings. Raises UsageError, AppError where those cannot be read."""
-    lines = (await asyncio.to_thread(settings.load, home.settings)).swarm.directories
+    lines = (await asyncio.to_thread(settings.load_settings, home.settings)).swarm.directories
     return tuple(await asyncio.gather(*(_look(home, line, fresh, wall) for line in lines[:MOST])))
 
 
-def add(home: Home, line: str) -> None:
+def follow_directory(home: Home, line: str) -> None:
     """Look in this one too from now on. Raises UsageError, AppError."""
-    known = settings.load(home.settings).swarm.directories
+    known = settings.load_settings(home.settings).swarm.directories
     if len(known) >= MOST:
         raise UsageError(f"There are {MOST} directories already. Take one out: sapo-desktop config set {KEY} …")
     line = line.strip()
@@ -68,15 +70,15 @@ def add(home: Home, line: str) -> None:
     except BadDirectory as error:
         raise UsageError(str(error)) from error
     if line not in known:
-        editing.change(home.settings, KEY, ",".join((*known, line)))
+        editing.change_setting(home.settings, KEY, ",".join((*known, line)))
 
 
-async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -> Directory:
+async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -> SwarmDirectory:
     """One directory: from its host, else the copy; else why there is nothing."""
     try:
         address = parse_address(line)
     except BadDirectory as error:
-        return Directory(safe_text(line, 60, lines=False), note=str(error))
+        return SwarmDirectory(safe_text(line, 60, lines=False), note=str(error))
     path, now = _path(home, address), wall()
     kept = await asyncio.to_thread(_kept, path)
     known = _sound(kept, address, now)
@@ -91,12 +93,12 @@ async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -
     except BadDirectory as error:
         if known is not None and kept is not None:
             return _shown(address, known, kept.read, str(error))
-        return Directory(place(address), note=str(error))
+        return SwarmDirectory(display_address(address), note=str(error))
     note = await asyncio.to_thread(_keep, path, _Kept(now, data))
     return _shown(address, listing, now, note)
 
 
-def place(address: Address) -> str:
+def display_address(address: Address) -> str:
     """Where it is, as text that is safe to show."""
     return safe_text(address.url.partition("://")[2], 60, lines=False)
 
@@ -137,12 +139,12 @@ def _keep(path: Path, kept: _Kept) -> str:
     return ""
 
 
-def _shown(address: Address, listing: SwarmList, read: float, note: str = "") -> Directory:
-    swarms = tuple(listed(entry, is_here(address)) for entry in listing.swarms)
-    return Directory(place(address), safe_text(listing.name, 60, lines=False), swarms, read, note)
+def _shown(address: Address, listing: SwarmList, read: float, note: str = "") -> SwarmDirectory:
+    swarms = tuple(listed_swarm(entry, is_here(address)) for entry in listing.swarms)
+    return SwarmDirectory(display_address(address), safe_text(listing.name, 60, lines=False), swarms, read, note)
 
 
-def listed(entry: Entry, here: bool) -> Listed:
+def listed_swarm(entry: Entry, here: bool) -> ListedSwarm:
     """An entry as people see it. here: the directory is on this machine; only such a one may send a reader to itself."""
     invite = parse_invite(entry.join) if entry.join else None
     join, why = "" if invite is None else str(invite), ""  # as this app writes it: nothing else of it reaches a shell
@@ -156,7 +158,7 @@ def listed(entry: Entry, here: bool) -> Listed:
         )
     text = (safe_text(part, 200, lines=False) for part in (entry.name, entry.trains, entry.checks, why))
     name, trains, checks, why = text
-    return Listed(name, trains, entry.nodes, entry.rounds_per_hour, checks, entry.who == "anyone", join, why)
+    return ListedSwarm(name, trains, entry.nodes, entry.rounds_per_hour, checks, entry.who == "anyone", join, why)
 
 
 # Coordinators on the local network, by multicast DNS: a hint where one might be, never a reason to trust it.
@@ -170,7 +172,7 @@ LAN_MOST = 8
 
 
 @asynccontextmanager
-async def announced(name: str, port: int, addresses: Sequence[str]) -> AsyncIterator[None]:
+async def announce_coordinator(name: str, port: int, addresses: Sequence[str]) -> AsyncIterator[None]:
     """Tell the local network of a coordinator for as long as the context lasts.
 
     Raises UsageError without zeroconf, OSError where there is no multicast.

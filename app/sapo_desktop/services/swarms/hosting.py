@@ -28,7 +28,7 @@ _POLL_S = 0.1
 SAME_START_S = 2.0
 
 
-class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+class HostedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. born: when
     the process began, as its number may be another's by now; started: the same in the files of older versions, Unix time."""
 
@@ -54,9 +54,11 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
         return NodeClient(Invite(host, access.port, access.swarm, access.fingerprint), Identity.generate())
 
 
-def this_process(name: str, open: bool, admin: str) -> Hosting:
+def this_process(name: str, open: bool, admin: str) -> HostedCoordinator:
     """What a coordinator says of itself."""
-    return Hosting(pid=os.getpid(), name=name, open=open, admin=admin, born=children.born(os.getpid()))
+    return HostedCoordinator(
+        pid=os.getpid(), name=name, open=open, admin=admin, born=children.process_start_stamp(os.getpid())
+    )
 
 
 def _file(home: Home) -> Path:
@@ -64,7 +66,7 @@ def _file(home: Home) -> Path:
 
 
 @contextlib.contextmanager
-def announced(home: Home, hosting: Hosting) -> Iterator[None]:
+def record_coordinator(home: Home, hosting: HostedCoordinator) -> Iterator[None]:
     """Leave word of the coordinator that this process runs, for as long as it does. Raises AppError."""
     path = _file(home)
     try:
@@ -77,24 +79,26 @@ def announced(home: Home, hosting: Hosting) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def find(home: Home) -> Hosting | None:
+def find_coordinator(home: Home) -> HostedCoordinator | None:
     """The coordinator of this home if its process lives."""
     try:
-        state = msgspec.json.decode(_file(home).read_bytes(), type=Hosting)
+        state = msgspec.json.decode(_file(home).read_bytes(), type=HostedCoordinator)
     except (OSError, *UNREADABLE):
         return None
-    return state if children.alive(state.pid) and _same(state) else None
+    return state if children.is_process_alive(state.pid) and _same(state) else None
 
 
 def still_open(home: Home) -> str:
     """What to say of a swarm of this home when its node is gone; "" where none is hosted."""
-    return "The swarm that you host is still open. To close it: sapo-desktop swarm stop" if find(home) else ""
+    return (
+        "The swarm that you host is still open. To close it: sapo-desktop swarm stop" if find_coordinator(home) else ""
+    )
 
 
-def _same(state: Hosting) -> bool:
+def _same(state: HostedCoordinator) -> bool:
     """The process of this number is the one that wrote the file. Older ones left a time that moves with the clock, or none."""
     if state.born:
-        return children.born(state.pid) == state.born
+        return children.process_start_stamp(state.pid) == state.born
     import psutil
 
     try:
@@ -106,24 +110,24 @@ def _same(state: Hosting) -> bool:
         return False
 
 
-def need(home: Home) -> Hosting:
+def require_coordinator(home: Home) -> HostedCoordinator:
     """Raises NotRunning."""
-    found = find(home)
+    found = find_coordinator(home)
     if found is None:
         raise NotRunning("No swarm is hosted here. Host one: sapo-desktop coordinator")
     return found
 
 
-async def start(home: Home, arguments: Sequence[str]) -> Hosting:
+async def start_coordinator(home: Home, arguments: Sequence[str]) -> HostedCoordinator:
     """Start `sapo-desktop coordinator ARGUMENTS` detached, unless one runs, and wait until it listens. Raises AppError."""
     home.prepare()
-    if (found := find(home)) is not None:
+    if (found := find_coordinator(home)) is not None:
         return found
     errors = home.logs / "coordinator.stderr"
-    process = await asyncio.to_thread(children.spawn, home, ["coordinator", *arguments], errors)
+    process = await asyncio.to_thread(children.spawn_detached, home, ["coordinator", *arguments], errors)
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if (found := find(home)) is not None:
+        if (found := find_coordinator(home)) is not None:
             return found
         if process.poll() is not None:
             raise AppError(children.last_words(errors) or f"The coordinator ended without a word. Its log: {errors}")
@@ -131,16 +135,16 @@ async def start(home: Home, arguments: Sequence[str]) -> Hosting:
     raise AppError(f"The coordinator did not start within {START_LIMIT_S:.0f} s. Its log: {errors}")
 
 
-async def stop(home: Home) -> Hosting:
+async def stop_coordinator(home: Home) -> HostedCoordinator:
     """End the coordinator of this home in order. Raises NotRunning, AppError when it does not go."""
-    found = need(home)
+    found = require_coordinator(home)
     try:
         async with found.client() as host:
             await host.stop()
     except CoordinatorError:  # an older one, or one that does not answer: on Windows a signal ends it half-way
         os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
-    while find(home) is not None:
+    while find_coordinator(home) is not None:
         if time.monotonic() > deadline:
             raise AppError(f"Process {found.pid} still runs. End it with: kill {found.pid}")
         await asyncio.sleep(_POLL_S)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Hosted:
+class HostedSwarm:
     """A coordinator that runs. invites: one line each, the ones that others can reach first. page: its status page."""
 
     name: str
@@ -28,7 +28,7 @@ class OfferedTask:
 
 
 @dataclass(frozen=True)
-class Guest:
+class PendingNode:
     """A node that waits to be let in. name, model: peer text."""
 
     node: str
@@ -37,7 +37,7 @@ class Guest:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedSwarm:
     """A swarm in a directory, in its host's words. join: the line to join with, "" where one has to ask: why says whom."""
 
     name: str
@@ -51,12 +51,12 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Directory:
+class SwarmDirectory:
     """What was read of one directory. place: where it is. read: Unix time of the copy. note: why it is a copy from the disk, or
     why there is nothing; "" where all is well."""
 
     place: str
     name: str = ""
-    swarms: tuple[Listed, ...] = ()
+    swarms: tuple[ListedSwarm, ...] = ()
     read: float = 0.0
     note: str = ""

@@ -13,7 +13,7 @@ VARIABLE = "SAPO_INVITE"
 _INVITE = re.compile(r"(--[a-z-]+=)?(sapo://.*)", re.DOTALL)
 
 
-def hidden(arguments: Sequence[str]) -> tuple[list[str], str]:
+def extract_invite(arguments: Sequence[str]) -> tuple[list[str], str]:
     """The arguments with "-" in the place of an invite, and the invite ("" where there is none)."""
     out, invite = [], ""
     for argument in arguments:
@@ -25,17 +25,17 @@ def hidden(arguments: Sequence[str]) -> tuple[list[str], str]:
     return out, invite
 
 
-def hide() -> None:
+def hide_typed_invite() -> None:
     """Where an invite was typed as an argument: become the same process with it in the environment, which only the own account
     can read. Windows shows arguments to their owner alone and stays as it is."""
-    arguments, invite = hidden(sys.orig_argv[1:])
+    arguments, invite = extract_invite(sys.orig_argv[1:])
     if not invite or os.name != "posix":
         return
     os.environ[VARIABLE] = invite
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def read(given: str) -> str:
+def read_invite(given: str) -> str:
     """The invite that `--join` names: itself, or for "-" the variable's, else a line of standard input."""
     if given != "-":
         return given
@@ -48,7 +48,7 @@ QUIET = 2
 """Modules around the code; the standard asks for 4, phones are content with 2."""
 
 
-def lines(text: str) -> list[str]:
+def qr_code_lines(text: str) -> list[str]:
     """The code of `text`; "█" is a dark module above and below. Show it dark on a light ground."""
     import segno
 
@@ -62,4 +62,4 @@ def lines(text: str) -> list[str]:
 
 def for_terminal(text: str) -> str:
     """The code with its colours: black on white, whatever the terminal's own are."""
-    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in lines(text))
+    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in qr_code_lines(text))

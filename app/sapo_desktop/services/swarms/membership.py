@@ -35,7 +35,7 @@ from sapo_swarm.whole_file import write_atomically
 # Which tasks of people's own a run trains on with others, and what the person should know about the rest.
 
 
-def standing(offer: TaskOffer, swarm: str) -> str:
+def offer_status(offer: TaskOffer, swarm: str) -> str:
     """Where this home stands with an offered task: "accepted", "shared" (by itself), "edited", "changed" or "new"."""
     known = library.shared_in(swarm).get(offer.name)
     if known is None:
@@ -47,7 +47,7 @@ def standing(offer: TaskOffer, swarm: str) -> str:
     return "shared" if known.mine else "accepted"
 
 
-def together(
+def active_shared_tasks(
     config: RunConfig, swarm: str, offered: Sequence[TaskOffer] | None
 ) -> tuple[frozenset[tuple[str, str]], list[str]]:
     """(name, generator) of the tasks of people's own that this run trains on with others, and what the person should know.
@@ -60,7 +60,7 @@ def together(
     said: list[str] = []
     active: set[tuple[str, str]] = set()
     for offer in offered:
-        how = standing(offer, swarm)
+        how = offer_status(offer, swarm)
         if how in ("accepted", "shared") and offer.name in mine:
             active.add((offer.name, offer.generator))
             said += _of_active(offer, how)
@@ -104,7 +104,7 @@ TINY_OWN, TINY_EXTERNAL = 8, 8
 """The same for a tiny model: small rounds at a rate that follows the batch (docs/decisions/0012-tiny-in-a-swarm.md)."""
 
 
-def parse(text: str) -> Invite:
+def parse_typed_invite(text: str) -> Invite:
     """Raises UsageError."""
     try:
         return parse_invite(text.strip())
@@ -112,16 +112,16 @@ def parse(text: str) -> Invite:
         raise UsageError(str(error)) from error
 
 
-def save(text: str, path: Path, listed: bool = False) -> Invite:
+def save_invite(text: str, path: Path, listed: bool = False) -> Invite:
     """Keep an invite, readable by its owner only. One that anyone may use (without a token, or listed in a directory) is for a
     trial first, unless it is of the swarm that this home is in already. Raises UsageError, AppError."""
-    invite = parse(text)
+    invite = parse_typed_invite(text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if _swarm(path) != invite.swarm:
-            trial.end(path)
+            trial.clear_trial(path)
             if listed or not invite.token:
-                trial.begin(path, invite.swarm)
+                trial.begin_trial(path, invite.swarm)
         write_atomically(path, text.strip() + "\n", private=True)
     except OSError as error:
         raise AppError(f"Cannot keep the invite in {path} ({error.strerror}).") from error
@@ -131,36 +131,36 @@ def save(text: str, path: Path, listed: bool = False) -> Invite:
 def for_trial(invite: Invite, path: Path) -> bool:
     """Whether a node that joins by this invite, saved there or about to be, takes part for trial."""
     if _swarm(path) == invite.swarm:
-        return trial.find(path, invite.swarm) is not None
+        return trial.find_trial(path, invite.swarm) is not None
     return not invite.token
 
 
 def _swarm(path: Path) -> str:
     """The swarm whose invite is saved; "" without one."""
     try:
-        return load(path).swarm
+        return load_invite(path).swarm
     except UsageError:
         return ""
 
 
-def load(path: Path) -> Invite:
+def load_invite(path: Path) -> Invite:
     """Raises UsageError."""
     try:
-        return parse(path.read_text("utf-8"))
+        return parse_typed_invite(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("No invite is saved. Join with: sapo-desktop node --join INVITE") from error
 
 
-def forget(path: Path) -> None:
+def forget_invite(path: Path) -> None:
     """Drop the saved invite, and a trial with it. Raises AppError."""
     try:
         path.unlink(missing_ok=True)
-        trial.end(path)
+        trial.clear_trial(path)
     except OSError as error:
         raise AppError(f"Cannot remove the invite {path} ({error.strerror}).") from error
 
 
-def mixed(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
+def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
     """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
     each unless it was chosen. A typed J of 0 takes nothing of others; then I is as for a node alone.
 
@@ -188,14 +188,14 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
         )
 
 
-def alone(config: RunConfig) -> RunConfig:
+def solo_config(config: RunConfig) -> RunConfig:
     """The settings of a node that trains alone: I / J that were chosen for a swarm are the automatic number again."""
     if not config.external_groups:
         return config
     return msgspec.structs.replace(config, local_groups=0, external_groups=0)
 
 
-def identity(home: Home) -> StoredIdentity:
+def load_identity(home: Home) -> StoredIdentity:
     """Made on first use. Raises AppError."""
     try:
         return load_or_create(home.data / "identity")
@@ -210,20 +210,20 @@ def acceptance_rules(config: RunConfig, own: frozenset[tuple[str, str]]) -> Acce
     return AcceptanceRules(frozenset(config.tasks), presets, own, rule=config.reward_rule)
 
 
-def label(model: str) -> str:
+def public_model_name(model: str) -> str:
     """A model's name as others may see it: no path, printable ASCII, 80 characters."""
     return re.sub(r"[^\x20-\x7e]", "?", Path(model).name)[:80] or "model"
 
 
-async def admitted(home: Home, invite: Invite, name: str, model: str) -> None:
+async def request_admission(home: Home, invite: Invite, name: str, model: str) -> None:
     """Join the swarm before anything of it is kept. A coordinator that is away or busy is no obstacle.
 
     Raises UsageError when the coordinator refuses this node (an invite that is used up, a ban), AppError.
     """
-    who = await asyncio.to_thread(identity, home)
+    who = await asyncio.to_thread(load_identity, home)
     async with NodeClient(invite, who.identity) as client:
         try:
-            await client.join(name, label(model))
+            await client.join(name, public_model_name(model))
         except Refused as error:
             if error.retry_after_s is None:
                 raise UsageError(f"{_refusal(error)} Nothing was changed.") from error
@@ -237,7 +237,7 @@ def _refusal(error: Refused) -> str:
     return f"The coordinator refuses: {safe_text(str(error), 300, lines=False)}"
 
 
-async def enter(
+async def join_swarm(
     invite: Invite,
     who: StoredIdentity,
     settings: Settings,
@@ -253,24 +253,24 @@ async def enter(
 
     Raises UsageError when the coordinator refuses this node (a bad invite, a ban), AppError, BadTask.
     """
-    own, _ = together(config, invite.swarm, None)
+    own, _ = active_shared_tasks(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
     rules = acceptance_rules(config, own)
-    strict = trial.strict(rules)
-    name, model = settings.person.name, label(config.model)
+    strict = trial.trial_rules(rules)
+    name, model = settings.person.name, public_model_name(config.model)
     exchange = SwarmExchange(
         client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady
     )
     exchange.data_cap = data_cap
     if saved is not None and not on_trial:
-        exchange.joined = lambda info: trial.Opened() if info.open and _unsettled(saved, invite) else None
+        exchange.joined = lambda info: trial.OpenSwarmHold() if info.open and _unsettled(saved, invite) else None
     said: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
         exchange.share_fraction = info.share_fraction
         if info.open and saved is not None and not on_trial and await asyncio.to_thread(_on_trial, saved, invite):
             on_trial, exchange.policy = True, strict
-        own, said = together(config, invite.swarm, await offered(client))
+        own, said = active_shared_tasks(config, invite.swarm, await fetch_task_offers(client))
         if not on_trial:
             exchange.policy = replace(rules, own=own)
     except Refused as error:
@@ -302,7 +302,7 @@ def _unsettled(path: Path, invite: Invite) -> bool:
         return True
 
 
-async def offered(client: NodeClient) -> tuple[TaskOffer, ...]:
+async def fetch_task_offers(client: NodeClient) -> tuple[TaskOffer, ...]:
     """The tasks of its host's own that the swarm trains on; none where the coordinator is of an earlier version."""
     try:
         return await client.tasks()
@@ -319,32 +319,32 @@ def _sentence(error: CoordinatorError) -> str:
 # Leaving a swarm: the node trains alone, the coordinator is told, the invite is forgotten. Or staying after a trial.
 
 
-async def leave(home: Home, keep_invite: bool = False) -> str:
+async def leave_swarm(home: Home, keep_invite: bool = False) -> str:
     """Take the node's groups out of the pool, train alone from the next round on. Raises AppError."""
 
-    invite = load(home.invite)
-    settings.change(home.settings, "swarm.join", "false")
-    status = await supervisor.found(home)
+    invite = load_invite(home.invite)
+    settings.write_setting(home.settings, "swarm.join", "false")
+    status = await supervisor.wait_for_status(home)
     if status is not None and status.mode == "swarm":
         await control.restart(home)
     told = "The coordinator knows."
     try:
-        async with NodeClient(invite, (await asyncio.to_thread(identity, home)).identity) as client:
+        async with NodeClient(invite, (await asyncio.to_thread(load_identity, home)).identity) as client:
             await client.leave()
     except (AppError, CoordinatorError) as error:  # AppError: the keyring is locked, so nothing can be signed
         told = f"The coordinator could not be told: {error} Its copies of your groups expire by themselves."
     if not keep_invite:
-        forget(home.invite)
+        forget_invite(home.invite)
     return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"
 
 
-async def stay(home: Home) -> str:
+async def stay_in_swarm(home: Home) -> str:
     """End the trial with a yes: normal settings from the next round on. Raises UsageError, AppError."""
-    invite = await asyncio.to_thread(load, home.invite)
-    if await asyncio.to_thread(trial.find, home.invite, invite.swarm) is None:
+    invite = await asyncio.to_thread(load_invite, home.invite)
+    if await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm) is None:
         raise UsageError("This node is on no trial: it takes part with its normal settings already.")
-    await asyncio.to_thread(trial.stay, home.invite, invite.swarm)
-    status = await supervisor.found(home)
+    await asyncio.to_thread(trial.confirm_trial, home.invite, invite.swarm)
+    status = await supervisor.wait_for_status(home)
     if status is not None and status.mode == "swarm":
         await control.restart(home, keep_mode=True)
     return "The trial is over: the node stays in the swarm, with its normal settings"

@@ -14,7 +14,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.services.tasks import store
-from sapo_desktop.services.tasks.looking import cut
+from sapo_desktop.services.tasks.looking import shorten_text
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -31,14 +31,14 @@ LINE = 2**20
 """Longer than any line: verifiers, prompts and schema have bounds of their own and are shown whole."""
 
 
-async def share(home: Home, name: str, held_out: bool) -> str:
+async def share_task(home: Home, name: str, held_out: bool) -> str:
     """Let the members of the swarm hosted here train on a task of this home. held_out: its held-out rows travel too.
 
     Raises NotRunning, UsageError, BadTask, CoordinatorError, AppError.
     """
     if not library.has(name):
-        raise UsageError(f"There is no task of your own named {name!r}. {store.installed()}")
-    host = hosting.need(home)
+        raise UsageError(f"There is no task of your own named {name!r}. {store.describe_custom_tasks()}")
+    host = hosting.require_coordinator(home)
     if host.open:
         raise UsageError(
             "Anyone may join the swarm that you host, so nothing private is shared in it. Host one by invite."
@@ -60,9 +60,9 @@ async def share(home: Home, name: str, held_out: bool) -> str:
     )
 
 
-async def unshare(home: Home, name: str) -> str:
+async def unshare_task(home: Home, name: str) -> str:
     """Take a task out of the swarm hosted here. Raises NotRunning, CoordinatorError, AppError."""
-    host = hosting.need(home)
+    host = hosting.require_coordinator(home)
     async with host.client() as admin:
         await admin.unshare(name)
     try:
@@ -75,7 +75,7 @@ async def unshare(home: Home, name: str) -> str:
 
 def require_unshared(home: Home, name: str) -> None:
     """Raises UsageError while the swarm hosted here trains on the task, CoordinatorError."""
-    host = hosting.find(home)
+    host = hosting.find_coordinator(home)
     known = library.shared_in(host.access().swarm).get(name) if host is not None else None
     if known is not None and known.mine:
         raise UsageError(
@@ -84,27 +84,27 @@ def require_unshared(home: Home, name: str) -> None:
 
 
 @asynccontextmanager
-async def member(home: Home, invite: Invite | None = None) -> AsyncIterator[NodeClient]:
+async def member_client(home: Home, invite: Invite | None = None) -> AsyncIterator[NodeClient]:
     """A line to the coordinator of the invite, or of the saved one. Raises UsageError without one."""
-    invite = invite or membership.load(home.invite)
-    who = await asyncio.to_thread(membership.identity, home)
+    invite = invite or membership.load_invite(home.invite)
+    who = await asyncio.to_thread(membership.load_identity, home)
     async with NodeClient(invite, who.identity) as client:
         yield client
 
 
-async def offers(client: NodeClient, home: Home) -> tuple[TaskOffer, ...]:
+async def list_task_offers(client: NodeClient, home: Home) -> tuple[TaskOffer, ...]:
     """The tasks that the swarm offers this member; it joins where it has not yet. Raises CoordinatorError."""
     try:
-        return await membership.offered(client)
+        return await membership.fetch_task_offers(client)
     except Refused as refused:
         if refused.code != "unknown_node":
             raise
-    chosen = settings.load(home.settings)
-    await client.join(chosen.person.name, membership.label(chosen.run.model))
-    return await membership.offered(client)
+    chosen = settings.load_settings(home.settings)
+    await client.join(chosen.person.name, membership.public_model_name(chosen.run.model))
+    return await membership.fetch_task_offers(client)
 
 
-def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
+def accept_task(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
     """The person's yes to this version, which is stored under its name. Raises UsageError, AppError."""
     name = offer.name
     known = library.shared_in(swarm).get(name)
@@ -118,7 +118,7 @@ def accept(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
             f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
             f"name in its task.toml, then accept again."
         )
-    kept = None if same else store.keep(task, home, replace=True)
+    kept = None if same else store.store_task(task, home, replace=True)
     _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
     return f"Accepted {name}, version {offer.hash[:12]}." + (f" The one of before is kept in {kept}." if kept else "")
 
@@ -131,7 +131,7 @@ def _note(home: Home, entry: Shared) -> None:
     library.use(home.tasks)
 
 
-def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
+def preview_offer(offer: TaskOffer, task: OwnTask) -> list[str]:
     """What a person accepts, as lines of plain text: whole, but for the rows, of which the first are shown, and a database."""
     spec = task.spec
     kept = (
@@ -153,8 +153,8 @@ def preview(offer: TaskOffer, task: OwnTask) -> list[str]:
     truths = (truth_column(spec, part) for part in spec.verifier if needs_truth(part))
     columns = dict.fromkeys([*truths, *([spec.difficulty] if spec.difficulty else [])])
     for number, row in enumerate(task.train[:SHOWN], 1):
-        lines += [f"{number}. {cut(task.question(row))}"]
-        lines += [f"   {column}: {cut(row[column], TRUTH)}" for column in columns if column in row]
+        lines += [f"{number}. {shorten_text(task.question(row))}"]
+        lines += [f"   {column}: {shorten_text(row[column], TRUTH)}" for column in columns if column in row]
     return [safe_text(line, LINE, lines=False) for line in lines]
 
 

@@ -34,7 +34,7 @@ MEANINGS = {
 """What each is of: the first two within the coordinator's window."""
 
 
-def shares(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
+def contribution_rows(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
     """Name and value as shown."""
     return (
         (MY_SHARE, f"{100 * swarm.share:.1f} %"),
@@ -73,14 +73,14 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.swarm}-{int(self.since)}"
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenSwarmHold(msgspec.Struct, frozen=True):
     """Holds the exchange of a node that learns during its run that the swarm is open: a trial has settings of its own."""
 
     reason: str = "trial at the next start"
     sentence: str = "This swarm is open to anyone now. Its trial begins when the node starts again"
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TrialProgress(msgspec.Struct, frozen=True):
     """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is none."""
 
     name: str = ""
@@ -93,10 +93,10 @@ class Progress(msgspec.Struct, frozen=True):
         """It is time for an answer."""
         return bool(self.name) and self.rounds >= ROUNDS
 
-    def after(self, event: Event) -> Progress:
+    def after(self, event: Event) -> TrialProgress:
         """With what the event adds."""
         if isinstance(event, RunStarted):
-            return self if event.trial == self.name else Progress(event.trial)
+            return self if event.trial == self.name else TrialProgress(event.trial)
         if isinstance(event, RoundFinished) and self.name:
             return msgspec.structs.replace(
                 self,
@@ -112,27 +112,27 @@ class Progress(msgspec.Struct, frozen=True):
         return f"{self.external:,} of {self.batches:,} groups came from others{share}"
 
 
-def known(journal: Journal, name: str) -> Progress:
+def progress_from_journal(journal: Journal, name: str) -> TrialProgress:
     """How far the trial of that name is: the journal is read from its first session on. Raises JournalError."""
     began = 0
     for event in journal.read(kinds=("run_started",)):
         if isinstance(event, RunStarted):
             began = (began or event.seq) if event.trial == name else 0
-    return progress(journal.read(began - 1, ("run_started", "round"))) if began else Progress()
+    return progress_from_events(journal.read(began - 1, ("run_started", "round"))) if began else TrialProgress()
 
 
-def progress(events: Iterable[Event]) -> Progress:
+def progress_from_events(events: Iterable[Event]) -> TrialProgress:
     """After these events, in order."""
-    found = Progress()
+    found = TrialProgress()
     for event in events:
         found = found.after(event)
     return found
 
 
-class Asked:
+class TrialEndPrompt:
     """Asks once, when the trial's rounds are done."""
 
-    def __init__(self, known: Progress) -> None:
+    def __init__(self, known: TrialProgress) -> None:
         self._progress = known
 
     def after(self, event: Event) -> str:
@@ -147,7 +147,7 @@ def _file(invite: Path) -> Path:
     return invite.with_name("trial")
 
 
-def begin(invite: Path, swarm: str) -> None:
+def begin_trial(invite: Path, swarm: str) -> None:
     """From the next start on the node takes part for trial. Raises OSError."""
     _keep(invite, Trial(swarm, time.time()))
 
@@ -156,11 +156,11 @@ def begin_once(invite: Path, swarm: str) -> bool:
     """The swarm turns out to be open: begin, unless the person chose to stay in it. Raises OSError."""
     known = _known(invite, swarm)
     if known is None:
-        begin(invite, swarm)
+        begin_trial(invite, swarm)
     return known is None or not known.stays
 
 
-def stay(invite: Path, swarm: str) -> None:
+def confirm_trial(invite: Path, swarm: str) -> None:
     """It is answered with a yes, which counts until the invite is forgotten. Raises OSError."""
     _keep(invite, Trial(swarm, time.time(), stays=True))
 
@@ -169,7 +169,7 @@ def _keep(invite: Path, one: Trial) -> None:
     write_atomically(_file(invite), msgspec.json.encode(one))
 
 
-def find(invite: Path, swarm: str) -> Trial | None:
+def find_trial(invite: Path, swarm: str) -> Trial | None:
     """The trial in this swarm that has no answer yet. A file that cannot be read is one that has none: strict is safe."""
     known = _known(invite, swarm)
     return None if known is None or known.stays else known
@@ -185,12 +185,12 @@ def _known(invite: Path, swarm: str) -> Trial | None:
     return found if found.swarm == swarm else None
 
 
-def end(invite: Path) -> None:
+def clear_trial(invite: Path) -> None:
     """There is none, and no answer. Raises OSError."""
     _file(invite).unlink(missing_ok=True)
 
 
-def few(config: RunConfig) -> RunConfig:
+def trial_config(config: RunConfig) -> RunConfig:
     """The settings of a node on trial: few external groups, local ones in the place of the rest; only what did better than its
     group is learned from, and the held-out tripwire is on."""
     external = min(config.external_groups, EXTERNAL)
@@ -203,7 +203,7 @@ def few(config: RunConfig) -> RunConfig:
     )
 
 
-def strict(rules: AcceptanceRules) -> AcceptanceRules:
+def trial_rules(rules: AcceptanceRules) -> AcceptanceRules:
     """What a node on trial takes of others: none of the host's own tasks, nothing old, long or unlikely, 0/1 rewards by the exact
     rule only, each right answer tried on other questions too."""
     return replace(

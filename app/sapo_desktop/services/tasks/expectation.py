@@ -94,7 +94,9 @@ def chance_of_mixed(rate: float, size: int) -> float:
     return 1.0 - (1.0 - rate) ** size - rate**size
 
 
-async def measure(task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None) -> Expectation | None:
+async def measure_expectation(
+    task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None
+) -> Expectation | None:
     """Ask the untrained model training questions. None where no question fits into its context. show: is given the part that is
     done.
 
@@ -245,7 +247,7 @@ def shown_model(model: str) -> str:
     return PurePath(model).name if os.path.exists(os.path.expanduser(model)) else model
 
 
-def sentences(found: Expectation, kept: bool = False, time: Forecast | None = None) -> list[str]:
+def describe_expectation(found: Expectation, kept: bool = False, time: Forecast | None = None) -> list[str]:
     """What a friend would say about the figures. kept: the task has the better number of worked examples from now on. time: what
     a training takes here, None where that is not known."""
     lines = [

@@ -44,7 +44,7 @@ _PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class Calibration:
+class JudgeCalibration:
     """What was found of whom."""
 
     found: Agreement
@@ -57,14 +57,14 @@ def keep_key(home: Home, typed: str) -> str:
     return keep_word(home, KEY, typed, "The judge's key", no)
 
 
-def rubrics(tasks: Sequence[str]) -> dict[str, str]:
+def task_rubrics(tasks: Sequence[str]) -> dict[str, str]:
     """The judged ones of these tasks, with their rubrics. Raises BadTask."""
     return {name: rubric for name in tasks if library.has(name) and (rubric := library.find(name).spec.rubric)}
 
 
 def never_mixed(tasks: Sequence[str]) -> None:
     """Raises UsageError where judged tasks stand beside verified ones."""
-    judged = rubrics(tasks)
+    judged = task_rubrics(tasks)
     if judged and len(judged) < len(set(tasks)):
         others = [name for name in tasks if name not in judged]
         raise UsageError(
@@ -75,14 +75,14 @@ def never_mixed(tasks: Sequence[str]) -> None:
 
 def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
     """Raises UsageError where a model would go on with judged rewards after verified ones, or the other way round."""
-    if bool(rubrics(before)) != bool(rubrics(now)):
+    if bool(task_rubrics(before)) != bool(task_rubrics(now)):
         raise UsageError(
             "This model was trained on one kind of reward so far, verified or judged, and these tasks are of the other: one "
             "curve would show both. Train a new model on them: sapo-desktop new NAME"
         )
 
 
-def endpoint(home: Home, config: RunConfig) -> Endpoint:
+def judge_endpoint(home: Home, config: RunConfig) -> Endpoint:
     """Who judges, by the settings. Raises UsageError."""
     if not config.judge_url or not config.judge_model:
         raise UsageError(
@@ -101,12 +101,12 @@ def judge_for(home: Home, config: RunConfig) -> Judge | None:
     """The judge of a run; None where its tasks are verified. Raises UsageError where none is set, or it was never compared with
     the person's ratings, or agrees too little with them."""
     never_mixed(config.tasks)
-    judged = rubrics(config.tasks)
+    judged = task_rubrics(config.tasks)
     if not judged:
         return None
-    asked = endpoint(home, config)
+    asked = judge_endpoint(home, config)
     for name, rubric in judged.items():
-        if text := refusal(name, _kept(home).get(_digest(rubric, asked)), asked, config.judge_kappa):
+        if text := judge_refusal(name, _kept(home).get(_digest(rubric, asked)), asked, config.judge_kappa):
             raise UsageError(text)
     return Judge(asked)
 
@@ -117,7 +117,7 @@ def judge_of(home: Home, configs: Sequence[RunConfig]) -> Judge | None:
     return judge_for(home, msgspec.structs.replace(configs[-1], tasks=tasks))
 
 
-def refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -> str:
+def judge_refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -> str:
     """Why no model is trained on what this judge says of the task; "" where nothing is in the way."""
     again = f"sapo-desktop tasks judge {name}"
     if found is None:
@@ -139,16 +139,16 @@ def refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -
     return ""
 
 
-def privacy(asked: Endpoint) -> str:
+def privacy_note(asked: Endpoint) -> str:
     """Who reads along, in a sentence."""
     if is_loopback(asked.host):
         return f"Judged by {asked.model} on this machine; nothing leaves it."
     return f"Judged by {asked.model}: questions and answers of the task are sent to {asked.host}."
 
 
-async def calibrate(
+async def calibrate_judge(
     home: Home, config: RunConfig, name: str, file: Path | None, encoding: str, say: Callable[[str], None]
-) -> Calibration:
+) -> JudgeCalibration:
     """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat;
     encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
     """
@@ -156,9 +156,9 @@ async def calibrate(
         raise UsageError(
             f"{name!r} is no task of yours that is judged. Make one: sapo-desktop tasks new FILE --rubric TEXT"
         )
-    asked = endpoint(home, config)
+    asked = judge_endpoint(home, config)
     rows = _rated(home, file, encoding, say)
-    say(privacy(asked))
+    say(privacy_note(asked))
     judge = Judge(asked)
     cases = [(rubric, row["question"], row["answer"]) for row in rows]
     try:
@@ -173,10 +173,10 @@ async def calibrate(
         write_atomically(home.data / _FILE, msgspec.json.encode(kept))
     except OSError as error:
         raise AppError(f"What was found is not kept: {home.data / _FILE}: {error}.") from error
-    return Calibration(found, asked)
+    return JudgeCalibration(found, asked)
 
 
-def sentences(name: str, made: Calibration, config: RunConfig) -> list[str]:
+def describe_calibration(name: str, made: JudgeCalibration, config: RunConfig) -> list[str]:
     """What was found, for a person."""
     found = made.found
     said = [
@@ -194,14 +194,14 @@ def sentences(name: str, made: Calibration, config: RunConfig) -> list[str]:
         said.append(
             f"  cost            {each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
         )
-    no = refusal(name, found, made.endpoint, config.judge_kappa)
+    no = judge_refusal(name, found, made.endpoint, config.judge_kappa)
     return [*said, "", no or f"That is enough to train on: {train_on(name)}"]
 
 
 def _rated(home: Home, file: Path | None, encoding: str, say: Callable[[str], None]) -> list[Row]:
     """Rated answers, each once, the newest file's rating first. Raises UsageError, BadTask, OSError."""
     if file is None:
-        every = [ratings.read(path) for path in ratings.rated_files(home)]
+        every = [ratings.read_ratings(path) for path in ratings.rated_files(home)]
     else:
         table = ratings.of_file(file, encoding)
         every = [table.rows]

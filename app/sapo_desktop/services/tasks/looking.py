@@ -30,17 +30,17 @@ from sapo_swarm.types import Question
 # The list is printed by `tests/benchmarks/near_misses.py`, and `tests/unit/swarm/test_near_misses.py` holds it to the code.
 
 
-def every() -> dict[str, dict[str, int]]:
+def accepted_variants() -> dict[str, dict[str, int]]:
     """Task/preset -> what was done to the true answer -> percent of such texts that have full marks."""
     text = resources.files("sapo_assets").joinpath("accepted.json").read_text("utf-8")
     found: dict[str, dict[str, int]] = json.loads(text)
     return found
 
 
-def sentences(task: str, preset: str) -> list[str]:
+def describe_acceptance(task: str, preset: str) -> list[str]:
     """Which rule judges, and what it accepts."""
     rule = f"{task} ({preset}): {_rule(task, preset)}"
-    kinds = every()[f"{task}/{preset}"]
+    kinds = accepted_variants()[f"{task}/{preset}"]
     if not kinds:
         return [rule, "Accepted beside the true answer: none of the changes that were tried."]
     shown = "; ".join(kind if percent == 100 else f"{kind} ({percent} %)" for kind, percent in kinds.items())
@@ -60,7 +60,7 @@ def _rule(task: str, preset: str) -> str:
 NONE = "not known: the task gives no single answer, or makes another question of these coordinates in this version"
 
 
-class Truths:
+class TruthLookup:
     """Asks one worker, which is started with the first question (about a second) and lives until `close`."""
 
     def __init__(self) -> None:
@@ -114,25 +114,28 @@ def compare_judge(name: str) -> str:
     )
 
 
-def rows(task: OwnTask) -> list[tuple[str, str]]:
+def preview_rows(task: OwnTask) -> list[tuple[str, str]]:
     """(what tells its question from others, answer) of the first rows, cut to what can be shown."""
     shown = task.train[:SHOWN]
-    return [(cut(task.spec.cells(row) or task.spec.fill(row)), cut(row.get(task.spec.answer, ""))) for row in shown]
+    return [
+        (shorten_text(task.spec.cells(row) or task.spec.fill(row)), shorten_text(row.get(task.spec.answer, "")))
+        for row in shown
+    ]
 
 
-def preview(task: OwnTask) -> list[str]:
+def preview_question(task: OwnTask) -> list[str]:
     """The first row's question in lines, as the model will read it."""
     text = task.question(task.train[0])
     return [*text[:PREVIEW].split("\n"), *([f"… ({len(text):,} characters)"] if len(text) > PREVIEW else [])]
 
 
-def cut(text: str, most: int = CELL) -> str:
+def shorten_text(text: str, most: int = CELL) -> str:
     """Text on one line, at most so many characters, with its length where it is longer."""
     plain = " ".join(text.split())
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"
 
 
-def problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[str]:
+def describe_problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[str]:
     """Rows that were left out; of a file that was just read they are numbered as there."""
     bad = list(task.problems)
     if table is not None:
@@ -165,21 +168,21 @@ def _row_number(sentence: str) -> tuple[str, int]:
 
 def told_by_rows(task: OwnTask, table: Table | None, config: RunConfig | None, most: int = PROBLEMS) -> list[str]:
     """What the rows alone tell, with their numbers. config: the run whose model must have room for them, None for none."""
-    numbered = review.numbered(task, table)
-    fits = review.room(task, numbered, config) if config is not None else []
-    return [*problems(task, table, most), *review.review(task, numbered), *fits]
+    numbered = review.number_rows(task, table)
+    fits = review.length_warnings(task, numbered, config) if config is not None else []
+    return [*describe_problems(task, table, most), *review.review_rows(task, numbered), *fits]
 
 
 def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
     """The settings that a run on this task alone would have. model: a base; "" is that of the settings. Raises UsageError,
     AppError, BadTask."""
     require_base(model, home)
-    config = settings.load(home.settings).run
+    config = settings.load_settings(home.settings).run
     changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": model} if model else {})
     return flags.with_room(msgspec.structs.replace(config, **changes))
 
 
-def reasons(base: str) -> bool:
+def is_reasoning_model(base: str) -> bool:
     """The model thinks before each answer, as far as its files on this disk say."""
     plain = RunConfig(model=base, tasks=())
     return flags.with_room(plain).max_new_tokens > plain.max_new_tokens
@@ -195,7 +198,7 @@ def require_base(model: str, home: Home) -> None:
         )
 
 
-def described(task: OwnTask, reason: str) -> list[str]:
+def describe_task(task: OwnTask, reason: str) -> list[str]:
     """What the task is."""
     spec = task.spec
     judged = " + ".join(map(_terms, spec.verifier)) + (f" ({reason})" if reason else "")

@@ -39,7 +39,7 @@ def rated_files(home: Home) -> list[Path]:
     return sorted((home.data / "ratings").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
 
 
-def rate(
+def save_rating(
     home: Home, model: str, question: str, text: str, good: bool, answer_format: AnswerFormat = "tags"
 ) -> tuple[int, int]:
     """Keep a rating; one that the same answer had before is replaced. How many are (good, bad) now. Raises AppError.
@@ -52,7 +52,9 @@ def rate(
     answer = (written_answer(answer_format, written) or extract_answer(written) or written).strip()
     row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
     try:
-        rows = [old for old in read(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])]
+        rows = [
+            old for old in read_ratings(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])
+        ]
         rows = [*rows, row][-MAX_ROWS:]
         write_atomically(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
     except (OSError, BadTask) as error:
@@ -61,7 +63,7 @@ def rate(
     return count, len(rows) - count
 
 
-def read(path: Path) -> list[Row]:
+def read_ratings(path: Path) -> list[Row]:
     """What was rated so far; rows that somebody broke by hand are dropped. Raises BadTask, OSError."""
     if not path.exists():
         return []

@@ -33,7 +33,7 @@ Tokens = Callable[[str], int]
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedRow:
     """A row with the place that the person finds it at. side: the file, "" where all come from one."""
 
     side: str
@@ -46,12 +46,12 @@ class Numbered:
         return f"{self.side} row {self.number}".strip()
 
 
-def numbered(task: OwnTask, table: Table | None = None) -> list[Numbered]:
+def number_rows(task: OwnTask, table: Table | None = None) -> list[NumberedRow]:
     """The rows as they were read: by the numbers of the file that they come from, or of the task's own files."""
     if table is not None:
-        return [Numbered("", number, row) for number, row in zip(table.numbers, table.rows, strict=True)]
+        return [NumberedRow("", number, row) for number, row in zip(table.numbers, table.rows, strict=True)]
     sides = (("train.jsonl", task.train), ("heldout.jsonl", task.held_out))
-    return [Numbered(side, number, row) for side, rows in sides for number, row in enumerate(rows, 1)]
+    return [NumberedRow(side, number, row) for side, rows in sides for number, row in enumerate(rows, 1)]
 
 
 def train_places(task: OwnTask, table: Table | None = None) -> list[str]:
@@ -66,7 +66,7 @@ def train_places(task: OwnTask, table: Table | None = None) -> list[str]:
     return [f"row {found.get(tuple(row[name] for name in names), '?')}" for row in task.train]
 
 
-def review(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+def review_rows(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     """Everything that the rows alone tell, the gravest first."""
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
     return [
@@ -79,7 +79,7 @@ def review(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
     ]
 
 
-def room(task: OwnTask, rows: Sequence[Numbered], config: RunConfig) -> list[str]:
+def length_warnings(task: OwnTask, rows: Sequence[NumberedRow], config: RunConfig) -> list[str]:
     """What is too long for the run's model; nothing where the model is not on this disk."""
     from sapo_backends.checkpoints.spec import decoder_spec
     from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
@@ -93,7 +93,7 @@ def room(task: OwnTask, rows: Sequence[Numbered], config: RunConfig) -> list[str
     return too_long(task, rows, lambda text: len(tokenizer.encode_text(text)), spec.context, new)
 
 
-def too_long(task: OwnTask, rows: Sequence[Numbered], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
+def too_long(task: OwnTask, rows: Sequence[NumberedRow], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
     """Rows whose question leaves no room for an answer in the model's context, and whose answer is longer than is written."""
     found = []
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
@@ -136,14 +136,14 @@ def _leaks(task: OwnTask) -> list[str]:
     ]
 
 
-def _contradictions(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
-    same: dict[tuple[str, bool], list[Numbered]] = defaultdict(list)
+def _contradictions(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
+    same: dict[tuple[str, bool], list[NumberedRow]] = defaultdict(list)
     for row in rows:
         asked = task.spec.fill(row.row)
         factorial = "!" in asked[len(asked.rstrip(" .?!")) :]
         same[key(asked), factorial].append(row)
-    against: list[list[Numbered]] = []
-    rest: list[list[Numbered]] = []
+    against: list[list[NumberedRow]] = []
+    rest: list[list[NumberedRow]] = []
     for group in same.values():
         if len(group) > 1:
             alike = all(_agree(task, group[0].row, other.row) for other in group[1:])
@@ -176,7 +176,7 @@ def _questions(count: int) -> str:
     return "One question has" if count == 1 else f"{count:,} questions have"
 
 
-def _given_away(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+def _given_away(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     """Answers that stand in their question: what extraction is about, and a leak everywhere else."""
     if not _has_answers(task):
         return []
@@ -216,7 +216,7 @@ def _contains(text: str, answer: str) -> bool:
     return len(plain) > 1 and re.search(rf"(?<!\w){re.escape(plain)}(?!\w)", text) is not None
 
 
-def chance(task: OwnTask) -> float:
+def guess_rate(task: OwnTask) -> float:
     """Of a guess among the options of the task's verifiers, 0 where they have none."""
     numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, Choice) and part.options]
     return 1 / min(numbers) if numbers else 0.0
@@ -227,7 +227,7 @@ def _dominating(task: OwnTask) -> list[str]:
         return []
     counts = Counter(right_answer(task.spec, row).strip().casefold() for row in (*task.train, *task.held_out))
     (answer, times), total = counts.most_common(1)[0], sum(counts.values())
-    if times < 2 or times <= max(DOMINATES, 1.5 * chance(task)) * total:
+    if times < 2 or times <= max(DOMINATES, 1.5 * guess_rate(task)) * total:
         return []
     return [
         f"One answer dominates: {answer[:60]!r} is right in {100 * times / total:.0f} % of the rows. A model that always says it "
@@ -235,7 +235,7 @@ def _dominating(task: OwnTask) -> list[str]:
     ]
 
 
-def _answers(task: OwnTask, rows: Sequence[Numbered]) -> list[str]:
+def _answers(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     if not _has_answers(task):
         return []
     lengths = sorted(len(right_answer(task.spec, row.row)) for row in rows)
@@ -269,7 +269,7 @@ def _rows(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _those(rows: Sequence[Numbered]) -> str:
+def _those(rows: Sequence[NumberedRow]) -> str:
     if len(rows) == 1:
         return f"{rows[0].place.capitalize()} is"
     return f"{len(rows)} rows ({', '.join(row.place for row in rows[:NAMED])}{', …' if len(rows) > NAMED else ''}) are"
@@ -293,7 +293,7 @@ JUNK = ("0", "1", "yes", "no", "true", "null", "[]", "{}", "a", ",", ".*")
 
 
 @dataclass(frozen=True)
-class Shortcuts:
+class ShortcutScores:
     """Strict scores in [0, 1] over the held-out rows.
 
     truth: of the rows' own answers (None where the verifiers have none to compare with). wrong: where the training rows stand
@@ -312,18 +312,18 @@ class Shortcuts:
     chance: float = 0.0
 
 
-async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Shortcuts:
+async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> ShortcutScores:
     """Needs the task in the library in force. places: where each training row stands. Raises ScorerUnavailable."""
     rows = task.held_out[:LOOKED_AT]
     refs = [held_out(task.spec.name, "own", index) for index in range(len(rows))]
     truths = [right_answer(task.spec, row) for row in rows] if _has_truth(task) else []
     if not refs:
-        return Shortcuts(0, None, (), (), ("", 0.0), None, 0.0)
+        return ShortcutScores(0, None, (), (), ("", 0.0), None, 0.0)
     (first,) = await scorer.questions(refs[:1])
     if isinstance(first, Unanswerable):
-        return Shortcuts(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
+        return ShortcutScores(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
     best, score = "", -1.0
-    for text in candidates(task):
+    for text in constant_answers(task):
         found = _mean(await _judge(scorer, task, refs, [text] * len(refs)))
         if found > score:
             best, score = text, found
@@ -331,7 +331,7 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
     turned = await _judge(scorer, task, *_permuted(refs, truths))
     echo = await _judge(scorer, task, refs, [task.spec.fill(row) for row in rows])
     wrong, hanging = await _own_answers(task, scorer, places) if truths else ((), ())
-    return Shortcuts(
+    return ShortcutScores(
         rows=len(rows),
         truth=_mean(right) if truths else None,
         wrong=wrong,
@@ -339,17 +339,17 @@ async def measure(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> Short
         constant=(best, max(score, 0.0)),
         permuted=_mean(turned) if turned else None,
         echo=_mean(echo),
-        chance=chance(task),
+        chance=guess_rate(task),
     )
 
 
-def candidates(task: OwnTask) -> list[str]:
+def constant_answers(task: OwnTask) -> list[str]:
     """Constant answers worth trying: the commonest truths, and junk that careless verifiers let pass."""
     truths = Counter(right_answer(task.spec, row).strip() for row in task.train) if _has_truth(task) else Counter[str]()
     return list(dict.fromkeys([text for text, _ in truths.most_common(COMMON) if text] + list(JUNK)))
 
 
-def sentences(found: Shortcuts) -> list[str]:
+def describe_shortcuts(found: ShortcutScores) -> list[str]:
     """What was found, for a person: plain figures first, then what is wrong with them."""
     if not found.rows:
         return ["Shortcuts were not looked for: there are no held-out rows here."]
@@ -359,11 +359,11 @@ def sentences(found: Shortcuts) -> list[str]:
     lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows{guess}."]
     if found.permuted is not None:
         lines.append(f"Answer-permutation check: another row's other answer is right on {100 * found.permuted:.1f} %.")
-    lines += warnings(found)
+    lines += shortcut_warnings(found)
     return lines
 
 
-def warnings(found: Shortcuts) -> list[str]:
+def shortcut_warnings(found: ShortcutScores) -> list[str]:
     """Only what a person should do something about."""
     lines = []
     much = max(MUCH, 1.5 * found.chance)

@@ -22,7 +22,7 @@ from sapo_swarm.whole_file import write_atomically
 # Tasks that ship as examples.
 
 
-def names() -> list[str]:
+def example_names() -> list[str]:
     """The examples, in order."""
     root = files("sapo_assets").joinpath("tasks")
     return (
@@ -30,26 +30,26 @@ def names() -> list[str]:
     )
 
 
-def one(name: str) -> OwnTask:
+def load_example(name: str) -> OwnTask:
     """An example. Raises UsageError."""
-    if name not in names():
-        raise UsageError(f"There is no example {name!r}. There are: {', '.join(names())}.")
+    if name not in example_names():
+        raise UsageError(f"There is no example {name!r}. There are: {', '.join(example_names())}.")
     with as_file(files("sapo_assets").joinpath("tasks", name)) as folder:
         return read_task(folder)
 
 
-def every() -> dict[str, OwnTask]:
+def load_examples() -> dict[str, OwnTask]:
     """All of them by name."""
-    return {name: one(name) for name in names()}
+    return {name: load_example(name) for name in example_names()}
 
 
 # Own tasks on the disk: data/tasks/<name>/.
 
 
-def keep(task: OwnTask, home: Home, replace: bool) -> Path | None:
+def store_task(task: OwnTask, home: Home, replace: bool) -> Path | None:
     """Store a task under its name and make it the one in force; where the one lies now that it replaced, the last one of that
     name: None where nothing was lost. Raises UsageError where one is there and shall not be replaced, AppError."""
-    name, kept = task.spec.name, replaced(home, task.spec.name)
+    name, kept = task.spec.name, replaced_task_path(home, task.spec.name)
     if library.has(name) and not replace:
         raise UsageError(f"There is a task {name!r} already. Give this one another --name, or say --replace.")
     aside = kept.with_name(f".{name}.partial")
@@ -87,7 +87,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def replaced(home: Home, name: str) -> Path:
+def replaced_task_path(home: Home, name: str) -> Path:
     """Where a task is kept that another one took the place of."""
     return home.data / "replaced" / "tasks" / name
 
@@ -95,15 +95,15 @@ def replaced(home: Home, name: str) -> Path:
 def require_own(name: str) -> None:
     """Raises UsageError for what is no task of the person's own."""
     if name in CATALOGUE:
-        raise UsageError(f"{name} ships with the app: only tasks of your own can be deleted. {installed()}")
+        raise UsageError(f"{name} ships with the app: only tasks of your own can be deleted. {describe_custom_tasks()}")
     if not library.has(name):
-        raise UsageError(f"There is no task of your own named {name[:60]!r}. {installed()}")
+        raise UsageError(f"There is no task of your own named {name[:60]!r}. {describe_custom_tasks()}")
 
 
 def require_unused(home: Home, name: str) -> None:
     """Raises UsageError where settings name the task: a model would neither train nor be measured without it. AppError."""
     mine = sorted(model.name for model in all_models(home) if name in model.config.tasks)
-    default = name in settings.load(home.settings).run.tasks
+    default = name in settings.load_settings(home.settings).run.tasks
     if not mine and not default:
         return
     of = f"the model{'s' * (len(mine) > 1)} {', '.join(mine)}" if mine else ""
@@ -117,7 +117,7 @@ def require_unused(home: Home, name: str) -> None:
     )
 
 
-def delete(home: Home, name: str) -> None:
+def remove_task(home: Home, name: str) -> None:
     """Remove a task with its rows, the copy that is kept of an earlier one, the person's yes to its code where no other task has
     the same, and its place in swarms. Raises AppError."""
     folder = home.tasks / name
@@ -134,7 +134,7 @@ def delete(home: Home, name: str) -> None:
             shutil.rmtree(doomed, ignore_errors=True)
             folder.rename(doomed)
             shutil.rmtree(doomed)
-        shutil.rmtree(replaced(home, name), ignore_errors=True)
+        shutil.rmtree(replaced_task_path(home, name), ignore_errors=True)
         for swarm in {entry.swarm for entry in library.read(home.tasks) if entry.name == name}:
             library.remove(home.tasks, swarm, name)
     except OSError as error:
@@ -142,7 +142,7 @@ def delete(home: Home, name: str) -> None:
     library.use(home.tasks)
 
 
-def installed() -> str:
+def describe_custom_tasks() -> str:
     """A sentence with the names of the person's tasks."""
     names = library.names()
     return f"You have: {', '.join(names)}." if names else "You have none yet. Make one: sapo-desktop tasks new FILE"

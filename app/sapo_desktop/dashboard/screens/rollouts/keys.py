@@ -136,10 +136,10 @@ class GroupKeys(BaseScreen):
         return self._truths[event.seq]
 
     async def _look_up(self, event: GroupRecorded) -> None:
-        from sapo_desktop.services.tasks.looking import Truths  # the scorer's modules: only when somebody asks
+        from sapo_desktop.services.tasks.looking import TruthLookup  # the scorer's modules: only when somebody asks
 
-        asker = self._asker = self._asker or Truths()
-        assert isinstance(asker, Truths)
+        asker = self._asker = self._asker or TruthLookup()
+        assert isinstance(asker, TruthLookup)
         found = await asker.of(event.group.question)
         if self._truths is not None:
             self._truths[event.seq] = found
@@ -147,10 +147,10 @@ class GroupKeys(BaseScreen):
 
     async def close_truths(self) -> None:
         """End the worker that knows the answers."""
-        from sapo_desktop.services.tasks.looking import Truths
+        from sapo_desktop.services.tasks.looking import TruthLookup
 
         asker, self._asker = self._asker, None
-        if isinstance(asker, Truths):
+        if isinstance(asker, TruthLookup):
             await asker.close()
 
     def action_truth(self) -> None:

@@ -23,7 +23,7 @@ from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
-from sapo_desktop.services.swarms.interface import Guest
+from sapo_desktop.services.swarms.interface import PendingNode
 
 if TYPE_CHECKING:
     from sapo_desktop.services.swarms.actions import HomeActions
@@ -46,7 +46,7 @@ class SwarmControls(BaseScreen):
         Binding("a", "let_in", "let in", show=False),
         Binding("w", "trail", "Aha trail", show=False),
     ]
-    guests: tuple[Guest, ...] = ()
+    guests: tuple[PendingNode, ...] = ()
     """Who waits for this host, the longest first."""
     hosts = False
     """A swarm is hosted on this machine."""
@@ -206,6 +206,6 @@ class SwarmControls(BaseScreen):
         self.run_worker(self.dashboard.told(work), exit_on_error=True)
 
 
-def name_of(guest: Guest) -> str:
+def name_of(guest: PendingNode) -> str:
     """What to call a node that waits: peer text, short and plain."""
     return plain(guest.name, 16) or guest.node[:8]

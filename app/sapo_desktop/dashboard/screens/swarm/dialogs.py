@@ -13,7 +13,7 @@ from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.look import plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.services.swarms.interface import Hosted, OfferedTask
+from sapo_desktop.services.swarms.interface import HostedSwarm, OfferedTask
 
 # The dialog that shows a task of the swarm before it is accepted: plain text, nothing of it is run or parsed.
 
@@ -144,7 +144,7 @@ class HostedDialog(Dialog[bool]):
         Binding("escape,enter,q", "close", "close", show=False),
     ]
 
-    def __init__(self, hosted: Hosted, offer: bool) -> None:
+    def __init__(self, hosted: HostedSwarm, offer: bool) -> None:
         """offer: this node is not in a swarm yet, so it may join."""
         super().__init__()
         self.hosted, self._offer = hosted, offer
@@ -175,9 +175,9 @@ class HostedDialog(Dialog[bool]):
 
     def _draw(self) -> None:
         """The code only whole: half of one helps nobody."""
-        from sapo_desktop.services.swarms.invite_text import lines
+        from sapo_desktop.services.swarms.invite_text import qr_code_lines
 
-        code = lines(self.hosted.invites[0])
+        code = qr_code_lines(self.hosted.invites[0])
         fits = len(code) + _QR_MARGIN <= self.app.size.height
         text = Content("\n").join(Content.styled(line, "black on white") for line in code)
         small = f"(In a window of {len(code) + _QR_MARGIN} rows the invite is shown as a QR code too.)"

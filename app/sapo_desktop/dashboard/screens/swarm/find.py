@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.look import count, fit, plain
 from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.swarms.interface import Directory, Listed
+from sapo_desktop.services.swarms.interface import ListedSwarm, SwarmDirectory
 from sapo_desktop.services.swarms.trial import ROUNDS
 from sapo_swarm.node.clock import age
 
@@ -41,7 +41,7 @@ class FindDialog(Dialog[str | None]):
     def __init__(self, actions: HomeActions) -> None:
         super().__init__()
         self._actions = actions
-        self.rows: tuple[Listed, ...] = ()
+        self.rows: tuple[ListedSwarm, ...] = ()
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -117,7 +117,7 @@ class FindDialog(Dialog[str | None]):
         else:
             self.complain(f"{one.name}: {one.why}")
 
-    async def _choose(self, one: Listed) -> None:
+    async def _choose(self, one: ListedSwarm) -> None:
         """Close with it, or say why it cannot be joined: a list may be days old."""
         if wrong := await self._actions.wrong_with(one.join):
             self.complain(wrong)
@@ -167,13 +167,13 @@ class FindDialog(Dialog[str | None]):
         super().complain(text, style)
 
 
-def _row(one: Listed) -> Content:
+def _row(one: ListedSwarm) -> Content:
     who = "anyone" if one.anyone else "by invite"
     figures = f"{count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {count(round(one.rounds_per_hour)):>6} rounds/h  {who}"
     return Content.assemble(fit(plain(one.name, 60), 28), (figures, "$muted"))
 
 
-def _state(found: tuple[Directory, ...]) -> Content:
+def _state(found: tuple[SwarmDirectory, ...]) -> Content:
     """Where the lists are from and how old they are, a line each."""
     if not found:
         return Content(NONE)

@@ -21,7 +21,7 @@ from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
-from sapo_desktop.services.swarms.trial import EXTERNAL, MEANINGS, ROUNDS, shares
+from sapo_desktop.services.swarms.trial import EXTERNAL, MEANINGS, ROUNDS, contribution_rows
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import age
 from sapo_swarm.protocol.reasons import in_words
@@ -166,7 +166,7 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
         _row(
             ("nodes", count(swarm.nodes)), ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"), ("window", age(swarm.window))
         ),
-        _row(*shares(swarm)),
+        _row(*contribution_rows(swarm)),
     ]
     if trial := on_trial(state):
         rows += [Content.styled(shorten(line, width), "bold $warning") for line in trial]

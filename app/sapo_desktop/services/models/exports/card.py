@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sapo_backends.errors import ModelNotFound
-from sapo_desktop.services.against_base import base_scores, change, rate
+from sapo_desktop.services.against_base import base_scores, describe_difference, format_rate
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.shelf.history import STORY, undone
@@ -166,10 +166,10 @@ def _held_out(record: Record) -> Iterator[str]:
     known = None if now.delta is None else now.pass_at_1 - now.delta
     yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
     if now.delta is not None:
-        yield f"Paired on the same questions: {change(now)}.\n"
+        yield f"Paired on the same questions: {describe_difference(now)}.\n"
     if (greedy := now.greedy) is not None:
         base = "" if greedy.delta is None else f", the base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %"
-        yield f"At temperature 0, as most chats answer: {rate(greedy.pass_at_1, greedy.low, greedy.high)}{base}.\n"
+        yield f"At temperature 0, as most chats answer: {format_rate(greedy.pass_at_1, greedy.low, greedy.high)}{base}.\n"
     shortcuts = [_plain(score.task) for score in now.tasks if score.shortcut]
     if shortcuts:
         yield (

@@ -68,7 +68,7 @@ async def node_held(home: Home, sleep: Callable[[float], Awaitable[None]] = asyn
 
 async def _hold(home: Home, holder: int) -> bool:
     try:
-        status = await supervisor.running(home)
+        status = await supervisor.query_status(home)
         if status is None or status.state not in _AT_WORK:
             return False
         async with ControlClient(home.socket) as node:
@@ -112,7 +112,9 @@ class Conversation:
 
     async def _open(self) -> None:
         await self._stack.enter_async_context(node_held(self._home))
-        self._process = await self._stack.enter_async_context(children.child(["chat", self._model.name, "--json"]))
+        self._process = await self._stack.enter_async_context(
+            children.child_process(["chat", self._model.name, "--json"])
+        )
         opened = await self._read()
         if "ready" not in opened:
             raise AppError("The chat answers something that is not understood: update sapo-desktop.")
@@ -153,7 +155,7 @@ class Conversation:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            words = [text async for text in children.words(self._process)]
+            words = [text async for text in children.stderr_lines(self._process)]
             reason = words[-1].removeprefix("sapo-desktop: ") if words else "The chat ended without a word."
             raise AppError(reason)
         found = json.loads(line)
@@ -224,7 +226,7 @@ class HomeModels:
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
         toys = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bases())
-        chosen = settings.load(self._home.settings).run
+        chosen = settings.load_settings(self._home.settings).run
         first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(toys) else ()
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
@@ -247,7 +249,7 @@ class HomeModels:
         from sapo_desktop.services.bases import fetching
         from sapo_desktop.services.models.shelf import creating
 
-        config = settings.load(self._home.settings).run
+        config = settings.load_settings(self._home.settings).run
         wanted = msgspec.structs.replace(
             config,
             model=answers.base,
@@ -373,7 +375,7 @@ def _folders(model: Model) -> list[str]:
 
 async def _work(arguments: list[str]) -> AsyncGenerator[Told, None]:
     """A verb to its end: its error stream is the progress, its output the result. Raises USER_ERRORS."""
-    async with contextlib.aclosing(children.run(arguments)) as steps:
+    async with contextlib.aclosing(children.stream_verb(arguments)) as steps:
         async for step in steps:
             if isinstance(step, str):
                 yield Told(progress=step)

@@ -40,14 +40,14 @@ def rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
 
     The default of a model's setting is what a new model would get.
     """
-    defaults = settings.load(home.settings).run
-    found = editing.rows(home.settings)
+    defaults = settings.load_settings(home.settings).run
+    found = editing.setting_rows(home.settings)
     return tuple(_row(row, model, defaults) if row.key.startswith("run.") else row for row in found)
 
 
 def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
     name = row.key.removeprefix("run.")
-    value, default = settings.text(getattr(model.config, name)), settings.text(getattr(defaults, name))
+    value, default = settings.format_value(getattr(model.config, name)), settings.format_value(getattr(defaults, name))
     return replace(
         row,
         value=value,
@@ -63,21 +63,21 @@ def change(model: Model, key: str, typed: str) -> str:
 
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
     """
-    name = editing.known(key).removeprefix("run.")
-    typed = flags.absolute(typed) if name == "model" else typed
-    config = settings.edited(model.config, key, typed)
-    flags.check(config)
+    name = editing.require_setting(key).removeprefix("run.")
+    typed = flags.absolute_model(typed) if name == "model" else typed
+    config = settings.config_with_setting(model.config, key, typed)
+    flags.check_config(config)
     config = flags.with_room(config) if flags.asks_for_room(model.config, config) else config
     model = store.read(model.folder)  # a node may have written it meanwhile
     changes.refuse_other_identity(model, config, training.meant(model))
     store.write(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
-    return settings.text(getattr(config, name))
+    return settings.format_value(getattr(config, name))
 
 
 def reset(home: Home, model: Model, key: str) -> str:
     """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
-    name = editing.known(key).removeprefix("run.")
-    return change(model, key, settings.text(getattr(settings.load(home.settings).run, name)))
+    name = editing.require_setting(key).removeprefix("run.")
+    return change(model, key, settings.format_value(getattr(settings.load_settings(home.settings).run, name)))
 
 
 # F2's actions over this home: the settings file, the model that is shown and, where one runs, the node.
@@ -97,7 +97,7 @@ class HomeSettings:
         """Every setting."""
         model = await control.shown(self._home)
         if model is None:
-            found = await asyncio.to_thread(editing.rows, self._home.settings)
+            found = await asyncio.to_thread(editing.setting_rows, self._home.settings)
         else:
             found = await asyncio.to_thread(rows, self._home, model)
         running = await self._running()
@@ -114,7 +114,7 @@ class HomeSettings:
         except NodeError:
             return {}
         chosen = {"run.rounds"} | ({"run.external_groups"} if alone else {"run.local_groups", "run.external_groups"})
-        values = {f"run.{name}": settings.text(getattr(config, name)) for name in config.__struct_fields__}
+        values = {f"run.{name}": settings.format_value(getattr(config, name)) for name in config.__struct_fields__}
         return {key: value for key, value in values.items() if key not in chosen}
 
     async def change(self, key: str, value: str, owner: str = "") -> None:
@@ -129,7 +129,9 @@ class HomeSettings:
         """value: None = back to the default."""
         home = self._home
         if not owner:
-            editing.reset(home.settings, key) if value is None else editing.change(home.settings, key, value)
+            editing.reset_setting(home.settings, key) if value is None else editing.change_setting(
+                home.settings, key, value
+            )
         elif value is None:
             reset(home, store.find(home, owner), key)
         else:

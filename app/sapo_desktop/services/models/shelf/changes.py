@@ -9,7 +9,7 @@ import msgspec
 
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import typed
+from sapo_desktop.paths import quote_command
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import mending, store
 from sapo_desktop.services.models.shelf.store import Model, Record
@@ -52,7 +52,9 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
             continue
         if field == "model":
             fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
-        other = typed("sapo-desktop", "new", store.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model)
+        other = quote_command(
+            "sapo-desktop", "new", store.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model
+        )
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         why = "which a model keeps" if field == "method" else "because its weights would not fit"
         raise UsageError(
@@ -157,7 +159,9 @@ def setting_changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
             continue
         word = name.replace("_", " ")
         said.append(
-            _lists(word, old, new) if isinstance(new, tuple) else f"{word} {settings.text(old)} -> {settings.text(new)}"
+            _lists(word, old, new)
+            if isinstance(new, tuple)
+            else f"{word} {settings.format_value(old)} -> {settings.format_value(new)}"
         )
     return tuple(said)
 

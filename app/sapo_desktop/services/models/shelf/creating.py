@@ -22,8 +22,8 @@ def new(home: Home, name: str, config: RunConfig) -> Model:
     """
     store.check(name, store.taken(home))
     base = config.model
-    config = msgspec.structs.replace(config, model=flags.absolute(base))  # a node starts in another folder
-    flags.check(config)
+    config = msgspec.structs.replace(config, model=flags.absolute_model(base))  # a node starts in another folder
+    flags.check_config(config)
     fetching.require(config)
     return store.create(home, name, config, base if is_named(base) else config.model)
 

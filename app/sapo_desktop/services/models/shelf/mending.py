@@ -12,7 +12,7 @@ import msgspec
 from sapo_backends.errors import ModelNotFound
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.store import Model, Unreadable
 from sapo_swarm.config import RunConfig
@@ -39,7 +39,7 @@ def missing(model: Model) -> str:
         return ""
     done = history.rounds_behind(model)
     goal, why = (("--rounds", f"{done}"), f" (its {done:,} rounds are done: nothing is trained)") if done else ((), "")
-    cure = typed("sapo-desktop", "node", model.name, *goal, "--model", "NEWFOLDER")
+    cure = quote_command("sapo-desktop", "node", model.name, *goal, "--model", "NEWFOLDER")
     return f"{model.name} was made from {_shown(model)}, which is not there any more. Where is it now? {cure}{why}"
 
 
@@ -55,7 +55,7 @@ def require_unused(home: Home, model: Model) -> None:
     if not others:
         return
     names = ", ".join(sorted(other.name for other in others))
-    verb = typed("sapo-desktop", "models", "delete", model.name, "--even-in-use")
+    verb = quote_command("sapo-desktop", "models", "delete", model.name, "--even-in-use")
     raise UsageError(
         f"{model.name} is in use: an export of it is the base of {names}. Delete {'those' if others[1:] else 'that'} first, "
         f"move {_shown(others[0])} elsewhere, or delete {model.name} all the same: {verb}"
@@ -97,7 +97,7 @@ def mend(home: Home, one: Unreadable) -> Model:
             f"from a backup, or move the folder away and make a new model."
         )
     last, taken = sessions[-1], store.taken(home, one.folder)
-    config = _config(settings.load(home.settings).run, last, _rank(one))
+    config = _config(settings.load_settings(home.settings).run, last, _rank(one))
     name = store.suggested(store.told_name(one.folder) or last.name or one.name)
     fresh = store.record_of(store.free(name, taken), config, last.run_id, sessions[0].time)
     path = one.folder / store.RECORD

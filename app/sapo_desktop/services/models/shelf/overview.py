@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sapo_desktop.services.against_base import change, interval, paired, rate, unpaired
+from sapo_desktop.services.against_base import (
+    base_difference,
+    describe_difference,
+    format_interval,
+    format_rate,
+    unpaired_reason,
+)
 from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.history import Story
 from sapo_desktop.services.models.shelf.store import Model
@@ -75,18 +81,18 @@ def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
 
 
 def _figures(event: Evaluated, width: int) -> str:
-    share, whole = f"{100 * event.pass_at_1:.1f} %", rate(event.pass_at_1, event.low, event.high)
+    share, whole = f"{100 * event.pass_at_1:.1f} %", format_rate(event.pass_at_1, event.low, event.high)
     both = f"{share} sampled, {100 * event.greedy.pass_at_1:.1f} % greedy" if event.greedy is not None else ""
-    if (found := paired(event)) is None:
-        alone = (f"{whole}, {unpaired(event)}", f"{share}, base not asked") if event.base_missing else ()
+    if (found := base_difference(event)) is None:
+        alone = (f"{whole}, {unpaired_reason(event)}", f"{share}, base not asked") if event.base_missing else ()
         texts = (*alone, *([both] if both else []), whole)
     else:
         delta, low, high = found
         short = "no measurable change" if low <= 0 <= high else f"{100 * delta:+.1f}"
-        ends = interval(low, high, "+")
+        ends = format_interval(low, high, "+")
         texts = (
             *([f"{both}, {short} {ends}", f"{both}, {short}"] if both else []),
-            f"{share}, {change(event)}",
+            f"{share}, {describe_difference(event)}",
             f"{share}, {short} {ends}",
             f"{share}, {short} {ends.replace('95 %: ', '')}",
         )

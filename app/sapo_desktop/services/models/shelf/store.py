@@ -15,7 +15,7 @@ import msgspec
 
 from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.paths import Home, typed
+from sapo_desktop.paths import Home, quote_command
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import nearest
@@ -194,7 +194,7 @@ def _look(folder: Path) -> Iterator[Model | Unreadable]:
             yield read(path)
         except AppError as error:
             name, damaged = told_name(path) or path.name, isinstance(error, RecordDamaged)
-            mend = f" Its weights are untouched. Mend it: {typed('sapo-desktop', 'runs', 'check', name, '--repair')}"
+            mend = f" Its weights are untouched. Mend it: {quote_command('sapo-desktop', 'runs', 'check', name, '--repair')}"
             yield Unreadable(path, name, damaged, f"{error}{mend if damaged else ''}")
 
 

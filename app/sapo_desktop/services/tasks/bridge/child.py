@@ -18,12 +18,12 @@ TOKEN = "SAPO_BRIDGE_TOKEN"
 LONGEST = 8000
 
 
-def tell(kind: str, **values: Any) -> None:
+def emit_message(kind: str, **values: Any) -> None:
     """One line to the app."""
     print(MARK + json.dumps({"kind": kind, **values}), flush=True)
 
 
-def environment(name: str, arguments: dict[str, Any]) -> Any:
+def resolve_environment(name: str, arguments: dict[str, Any]) -> Any:
     """`package` that has load_environment(), or `module:Class`."""
     module, _, attribute = name.partition(":")
     if attribute:
@@ -38,17 +38,17 @@ def text_of(messages: Any) -> str:
     return "\n".join(f"{part.get('role', '')}: {part.get('content', '')}" for part in map(dict, messages or ()))
 
 
-def client(url: str) -> Any:
+def client_config(url: str) -> Any:
     """How verifiers reaches the model."""
     return importlib.import_module("verifiers.types").ClientConfig(api_base_url=url, api_key_var=TOKEN)
 
 
-async def run(job: dict[str, Any]) -> None:
+async def run_evaluation(job: dict[str, Any]) -> None:
     """Evaluate and tell every rollout."""
-    found = environment(job["environment"], job["arguments"])
+    found = resolve_environment(job["environment"], job["arguments"])
     sampling = {"temperature": job["temperature"], "max_tokens": job["max_tokens"]}
     done = await found.evaluate(
-        client=client(job["url"]),
+        client=client_config(job["url"]),
         model=job["model"],
         sampling_args=sampling,
         num_examples=job["items"],
@@ -57,7 +57,7 @@ async def run(job: dict[str, Any]) -> None:
     )
     for output in done["outputs"]:
         error = output.get("error")
-        tell(
+        emit_message(
             "rollout",
             reward=float(output.get("reward") or 0.0),
             prompt=text_of(output.get("prompt"))[:LONGEST],
@@ -73,17 +73,19 @@ def main() -> int:
     try:
         verifiers = importlib.import_module("verifiers")
     except ImportError as error:
-        tell("failed", reason=f"This Python has no verifiers ({error}).")
+        emit_message("failed", reason=f"This Python has no verifiers ({error}).")
         return 1
     if not hasattr(verifiers, "load_environment"):
-        tell("failed", reason=f"verifiers {verifiers.__version__} has another interface; install verifiers==0.1.14.")
+        emit_message(
+            "failed", reason=f"verifiers {verifiers.__version__} has another interface; install verifiers==0.1.14."
+        )
         return 1
     try:
-        asyncio.run(run(job))
+        asyncio.run(run_evaluation(job))
     except Exception as error:  # an environment may raise anything
-        tell("failed", reason=f"{type(error).__name__}: {error}"[:500])
+        emit_message("failed", reason=f"{type(error).__name__}: {error}"[:500])
         return 1
-    tell("done", version=str(getattr(verifiers, "__version__", "")))
+    emit_message("done", version=str(getattr(verifiers, "__version__", "")))
     return 0
 
 

@@ -39,7 +39,7 @@ class BridgeJob(msgspec.Struct, frozen=True):
     max_tokens: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class BridgeMessage(msgspec.Struct, frozen=True):
     """One line of the child."""
 
     kind: Literal["rollout", "failed", "done"]
@@ -51,11 +51,11 @@ class Told(msgspec.Struct, frozen=True):
     version: str = ""
 
 
-UNREAD = Told("rollout", error="its line cannot be read: the reward is no number, or the text is too long")
+UNREAD = BridgeMessage("rollout", error="its line cannot be read: the reward is no number, or the text is too long")
 
 
 @dataclass(frozen=True, slots=True)
-class Bridged:
+class EnvironmentResult:
     """What an environment says of a model. rewards: of each rollout without an error, as the environment gives them."""
 
     rewards: tuple[float, ...]
@@ -74,7 +74,9 @@ def how_to_install(python: Path) -> str:
     return f"Make it: uv venv {folder} && uv pip install --python {python} verifiers=={VERSION} PACKAGE"
 
 
-async def run(python: Path, job: BridgeJob, show: Callable[[Told], None], seconds: float) -> Bridged:
+async def run_environment(
+    python: Path, job: BridgeJob, show: Callable[[BridgeMessage], None], seconds: float
+) -> EnvironmentResult:
     """Run the environment to its end, at most so many seconds. Raises AppError."""
     child = files("sapo_desktop").joinpath("services", "tasks", "bridge", "child.py")
     try:
@@ -110,7 +112,9 @@ def _environment(everything: Mapping[str, str]) -> dict[str, str]:
     return {name: everything[name] for name in PASSED if name in everything} | {"PYTHONUTF8": "1"}
 
 
-async def _talk(process: asyncio.subprocess.Process, job: BridgeJob, show: Callable[[Told], None]) -> Bridged:
+async def _talk(
+    process: asyncio.subprocess.Process, job: BridgeJob, show: Callable[[BridgeMessage], None]
+) -> EnvironmentResult:
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(ConnectionError):  # it ended at once: what it said is read below
@@ -126,7 +130,7 @@ async def _talk(process: asyncio.subprocess.Process, job: BridgeJob, show: Calla
         if told.kind == "failed":
             raise AppError(f"The environment {job.environment!r} did not run: {told.reason}")
         if told.kind == "done":
-            return Bridged(tuple(rewards), failed, told.version)
+            return EnvironmentResult(tuple(rewards), failed, told.version)
         if told.error:
             failed += 1
         else:
@@ -143,12 +147,12 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return b"\n"
 
 
-def _told(line: bytes) -> Told | None:
+def _told(line: bytes) -> BridgeMessage | None:
     """A line that is meant for us, a failed rollout where it cannot be read; None for what the environment prints."""
     mark = MARK.encode()
     if not line.startswith(mark):
         return None
     try:
-        return msgspec.json.decode(line[len(mark) :], type=Told)
+        return msgspec.json.decode(line[len(mark) :], type=BridgeMessage)
     except UNREADABLE:
         return UNREAD

@@ -62,7 +62,7 @@ _DATES = tuple(
 
 
 @dataclass(frozen=True)
-class Proposal:
+class VerifierProposal:
     """A verifier, and why it is on offer."""
 
     verifier: Verifier
@@ -95,25 +95,25 @@ class _Written:
         return marks[-1] if plain else ""
 
 
-def proposals(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Proposal, ...]:
+def propose_verifiers(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[VerifierProposal, ...]:
     """The verifier that fits these answers best, and the others by which most of them are right. questions: of each answer."""
-    best = Proposal(*propose(truths, questions))
-    mark = separator(truths)
+    best = VerifierProposal(*best_verifier(truths, questions))
+    mark = guess_separator(truths)
     others = (
-        Proposal(Exact(), "the text itself, whatever its case and spacing"),
-        Proposal(_number(_written(truths))[0], "an equal number; units may stand beside it"),
-        Proposal(Choice(), "the right option alone, in any case"),
-        Proposal(Items(separator=mark), "the same items in the same places"),
-        Proposal(ItemSet(separator=mark), "the same items in any order"),
-        Proposal(Order(separator=mark), "the same items in the right order"),
-        Proposal(JsonEqual(), "equal JSON; the order of keys does not count"),
+        VerifierProposal(Exact(), "the text itself, whatever its case and spacing"),
+        VerifierProposal(_number(_written(truths))[0], "an equal number; units may stand beside it"),
+        VerifierProposal(Choice(), "the right option alone, in any case"),
+        VerifierProposal(Items(separator=mark), "the same items in the same places"),
+        VerifierProposal(ItemSet(separator=mark), "the same items in any order"),
+        VerifierProposal(Order(separator=mark), "the same items in the right order"),
+        VerifierProposal(JsonEqual(), "equal JSON; the order of keys does not count"),
     )
     distinct = _distinct({text.casefold() for text in truths})
     fits = (one for one in others if one.kind != "choice" or distinct)
     return (best, *(one for one in fits if one.kind != best.kind and _right(one.verifier, truths) > 0.5))
 
 
-def propose(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verifier, str]:
+def best_verifier(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verifier, str]:
     """A verifier for these answers, and why."""
     if not truths:
         return Exact(), "there is no answer to look at"
@@ -121,7 +121,7 @@ def propose(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verif
     return next(fits, (Exact(), "text, whatever its case and spacing"))
 
 
-def separator(truths: Sequence[str]) -> str:
+def guess_separator(truths: Sequence[str]) -> str:
     """What most likely stands between items."""
     return max((",", ";", "|", " "), key=lambda mark: sum(mark in text for text in truths[:1000]))
 
@@ -140,7 +140,7 @@ def _day_or_month_first(truths: Sequence[str]) -> str:
     parts = [text.strip().split(mark) for text in truths if text.count(mark) == 2]
     day_first, month_first = (any(int(one[place]) > 12 for one in parts) for place in (0, 1))
     if day_first == month_first:
-        return f"{unlike(truths)} (such a date)"
+        return f"{lookalike_answer(truths)} (such a date)"
     return f"DD{mark}MM{mark}YYYY" if day_first else f"MM{mark}DD{mark}YYYY"
 
 
@@ -152,7 +152,7 @@ def few_numbers(truths: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=float))
 
 
-def unlike(truths: Sequence[str]) -> str:
+def lookalike_answer(truths: Sequence[str]) -> str:
     """An answer that looks like these and is none of them: an example that gives no row away."""
     known = {text.strip() for text in truths}
     model = sorted(known, key=lambda text: (len(text), text))[len(known) // 2]
@@ -285,7 +285,7 @@ HARDNESS = ("difficulty", "level")
 """Columns that say how hard a row is."""
 
 
-def answer(table: Table, wished: str, among: Sequence[str], guess: bool) -> str:
+def find_answer_column(table: Table, wished: str, among: Sequence[str], guess: bool) -> str:
     """The column of the answers; without a usual name the last one that varies, "" where none shall be guessed. among: the
     columns in question. Raises UsageError."""
     return _column(table, wished, [name for name in ANSWERS if name in among], "answer") or (
@@ -293,7 +293,7 @@ def answer(table: Table, wished: str, among: Sequence[str], guess: bool) -> str:
     )
 
 
-def question(table: Table, wished: str, among: Sequence[str]) -> str:
+def find_question_column(table: Table, wished: str, among: Sequence[str]) -> str:
     """The column that is asked: the one named so, else the one with the longest texts. Raises UsageError."""
     usual = [name for name in QUESTIONS if name in among]
     filled = [
@@ -312,46 +312,46 @@ def _column(table: Table, wished: str, usual: Sequence[str], what: str) -> str:
     """The one that the person named, else the first one with a usual name, else ""."""
     if not wished:
         return next(iter(usual), "")
-    if found := called(table, wished):
+    if found := find_column(table, wished):
         return found
-    heads = ", ".join(heading(table, name) for name in table.columns)
+    heads = ", ".join(column_heading(table, name) for name in table.columns)
     raise UsageError(f"There is no column {wished!r} for the {what}. The file has: {heads}.")
 
 
-def called(table: Table, wished: str) -> str:
+def find_column(table: Table, wished: str) -> str:
     """The column that is called so in the file, or so but for case and accents; "" for none."""
     folded = {head.casefold(): name for head, name in table.names.items()}
     wished, plain = wished.strip(), slug(wished)
     return table.names.get(wished) or folded.get(wished.casefold()) or (plain if plain in table.columns else "")
 
 
-def heading(table: Table, column: str) -> str:
+def column_heading(table: Table, column: str) -> str:
     """What the column is called in the file."""
     heads = (head for head, name in table.names.items() if name == column)
     return safe_text(next(heads, ""), 60, lines=False) or column
 
 
-def headings(table: Table, columns: Sequence[str]) -> str:
+def column_headings(table: Table, columns: Sequence[str]) -> str:
     """What these are called in the file, for a sentence: column a; columns a, b."""
-    return f"column{'' if len(columns) == 1 else 's'} {', '.join(heading(table, name) for name in columns)}"
+    return f"column{'' if len(columns) == 1 else 's'} {', '.join(column_heading(table, name) for name in columns)}"
 
 
-def guessed(table: Table, found: Mapping[str, str], said: Mapping[str, bool]) -> str:
+def describe_guessed_columns(table: Table, found: Mapping[str, str], said: Mapping[str, bool]) -> str:
     """Which column is what, where no name said so; "" where names or the person (said) did."""
     usual = {"question": QUESTIONS, "answer": ANSWERS}
     unsaid = [what for what, name in found.items() if name and name not in usual[what] and not said[what]]
     told = [
-        f"{what.capitalize()}: column {heading(table, name)}{' (guessed)' * (what in unsaid)}."
+        f"{what.capitalize()}: column {column_heading(table, name)}{' (guessed)' * (what in unsaid)}."
         for what, name in found.items()
         if name
     ]
     return " ".join(told) if unsaid else ""
 
 
-def unused(table: Table, used: Collection[str]) -> str:
+def describe_unused_columns(table: Table, used: Collection[str]) -> str:
     """A sentence with the columns that hold something and are in no question, answer or level; "" for none."""
     left = [name for name in table.columns if name not in used and any(row.get(name, "").strip() for row in table.rows)]
-    return f"Not used: {headings(table, left)}." if left else ""
+    return f"Not used: {column_headings(table, left)}." if left else ""
 
 
 def _last_that_varies(table: Table, among: Sequence[str]) -> str:
@@ -371,7 +371,7 @@ def no_header(table: Table) -> str:
     return ""
 
 
-def difficulty(spec: TaskSpec, rows: Sequence[Row]) -> tuple[str, str]:
+def find_difficulty_column(spec: TaskSpec, rows: Sequence[Row]) -> tuple[str, str]:
     """The column that says how hard each row is, "" for none; and why one that is called so does not."""
     used = [row for row in rows if all(row.get(name, "").strip() for name in spec.columns)]
     column = next((name for name in HARDNESS if name != spec.answer and any(name in row for row in used)), "")

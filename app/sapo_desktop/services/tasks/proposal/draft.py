@@ -13,8 +13,8 @@ import msgspec
 from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal import columns, options
-from sapo_desktop.services.tasks.proposal.columns import KINDS, Proposal, proposals
-from sapo_desktop.services.tasks.proposal.wording import Asked, Wording, plain_wording, propose_wording
+from sapo_desktop.services.tasks.proposal.columns import KINDS, VerifierProposal, propose_verifiers
+from sapo_desktop.services.tasks.proposal.wording import QuestionWording, WordingInput, plain_wording, propose_wording
 from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.protocol.safe_text import safe_text
@@ -28,7 +28,7 @@ RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "sh
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ImportOptions:
     """What the person said about the file; "" is for the app to propose. base: the model that will be asked; reasons: it thinks
     before it answers, so that no answer is short."""
 
@@ -54,7 +54,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Draft:
+class TaskDraft:
     """A task that is not stored yet. table: everything that was read, as the task has it, for its row numbers; reason: why this
     verifier; proposals: every verifier on offer, the proposed one first. columns: those of the file; question: the one that is
     asked, "" where the person wrote the wording. guessed: which columns, where a name did not say it, "" where it did; notes:
@@ -63,17 +63,17 @@ class Draft:
     task: OwnTask
     table: Table
     reason: str
-    proposals: tuple[Proposal, ...]
+    proposals: tuple[VerifierProposal, ...]
     columns: tuple[str, ...] = ()
     question: str = ""
     guessed: str = ""
     notes: tuple[str, ...] = ()
 
 
-def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
+def draft_task(path: Path, wishes: ImportOptions, table: Table | None = None) -> TaskDraft:
     """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
     file = table or read_table(path, encoding=wishes.encoding)
-    wished = {columns.called(file, wishes.question), columns.called(file, wishes.answer)}
+    wished = {columns.find_column(file, wishes.question), columns.find_column(file, wishes.answer)}
     table = file if RATING in wished else without_bad(file)
     if not table.rows:
         first = f" {table.problems[0]}" if table.problems else ""
@@ -89,10 +89,10 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
         sides = [options.put_in(side, merged) for side in sides]
     pairs = [(row.get(question, ""), row[answer].strip()) for row in sides[0].rows if row.get(answer, "").strip()]
     truths = [truth for _, truth in pairs]
-    offered = _of_letters(sides[0], truths) if merged else proposals(truths, [asked for asked, _ in pairs])
+    offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
     chosen, code = _judged(offered, wishes)
-    names = [columns.heading(table, name) if name else "" for name in (question, answer)]
-    asked = Asked(question, names[0], names[1], pairs, chosen.verifier, wishes.tagged)
+    names = [columns.column_heading(table, name) if name else "" for name in (question, answer)]
+    asked = WordingInput(question, names[0], names[1], pairs, chosen.verifier, wishes.tagged)
     wording = _wording(table, wishes, asked, merged is not None)
     spec = TaskSpec(
         name=free_name(wishes.name or path.stem),
@@ -107,7 +107,7 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     missing = [name for name in spec.columns if name not in sides[0].columns]
     if missing:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
-    hard, why_not = columns.difficulty(spec, [row for side in sides for row in side.rows])
+    hard, why_not = columns.find_difficulty_column(spec, [row for side in sides for row in side.rows])
     spec = msgspec.structs.replace(spec, difficulty=hard)
     rule: Literal["balanced", "content"] = "balanced" if isinstance(wording.verifier, Choice) else "content"
     train, held_out = sides if len(sides) > 1 else split(sides[0], msgspec.structs.replace(spec, split=rule))
@@ -123,40 +123,40 @@ def draft(path: Path, wishes: Wishes, table: Table | None = None) -> Draft:
     used = {*spec.columns, *columns.HARDNESS, *(merged.columns if merged else ()), *([] if table is file else [RATING])}
     notes = (
         *taken,
-        options.told(table, choice) if choice else "",
+        options.describe_options(table, choice) if choice else "",
         columns.no_header(table),
         why_not,
-        "" if code else columns.unused(table, used),
+        "" if code else columns.describe_unused_columns(table, used),
     )
-    return Draft(
+    return TaskDraft(
         make(spec, train, held_out, code=code),
         sides[0],
         chosen.reason,
         offered,
         tuple(table.columns),
         question,
-        columns.guessed(table, {"question": question, "answer": answer}, said),
+        columns.describe_guessed_columns(table, {"question": question, "answer": answer}, said),
         tuple(filter(None, notes)),
     )
 
 
-def _question_and_answer(table: Table, wishes: Wishes, merged: options.Options | None) -> tuple[str, str]:
+def _question_and_answer(table: Table, wishes: ImportOptions, merged: options.OptionColumns | None) -> tuple[str, str]:
     """The columns of both; no question where the person wrote the wording. Raises UsageError."""
     left = [name for name in table.columns if merged is None or name not in merged.columns]
     guess = not (wishes.rubric or wishes.reward)
-    answer = merged.answer if merged else columns.answer(table, wishes.answer, left, guess)
+    answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, left, guess)
     if wishes.prompt:
         return "", answer
-    return columns.question(table, wishes.question, [name for name in left if name != answer]), answer
+    return columns.find_question_column(table, wishes.question, [name for name in left if name != answer]), answer
 
 
-def _wording(table: Table, wishes: Wishes, asked: Asked, lettered: bool) -> Wording:
+def _wording(table: Table, wishes: ImportOptions, asked: WordingInput, lettered: bool) -> QuestionWording:
     """How it is asked: in the person's words where there are some. lettered: the options of each row have letters. What runs
     code or is judged by a rubric is asked as it stands in the file."""
     prompt = _holes(table, wishes.prompt)
     if wishes.reward or wishes.environment or wishes.rubric:
         extract: Extract = "tags" if wishes.reward is None else "whole"
-        return Wording(prompt or f"{{{asked.question}}}", asked.verifier, extract=extract)
+        return QuestionWording(prompt or f"{{{asked.question}}}", asked.verifier, extract=extract)
     if lettered and not prompt:
         prompt = f"{{{asked.question}}}\n{options.ASKS}"
     return plain_wording(prompt, asked) if prompt else propose_wording(asked)
@@ -180,36 +180,38 @@ def encoding_taken(name: str, table: Table) -> str:
 def rows_of(task: OwnTask, path: Path, encoding: str = "") -> Table:
     """A file's rows as the task that was made of it has them, for their numbers. Raises BadTask, OSError."""
     table = read_table(path, encoding=encoding)
-    found = options.find(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
+    found = options.find_options(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
     return table if found is None or not found.sure else options.put_in(table, found)
 
 
-def _options(table: Table, wishes: Wishes) -> options.Options | None:
+def _options(table: Table, wishes: ImportOptions) -> options.OptionColumns | None:
     """Those of a multiple-choice file. A wording without {options} says what is asked, code and rubrics what is right."""
     elsewhere = wishes.rubric or wishes.reward or wishes.environment
     if elsewhere or (wishes.prompt and f"{{{options.COLUMN}}}" not in wishes.prompt):
         return None
-    return options.find(table, columns.called(table, wishes.question), columns.called(table, wishes.answer))
+    return options.find_options(
+        table, columns.find_column(table, wishes.question), columns.find_column(table, wishes.answer)
+    )
 
 
-def _of_letters(table: Table, truths: Sequence[str]) -> tuple[Proposal, ...]:
+def _of_letters(table: Table, truths: Sequence[str]) -> tuple[VerifierProposal, ...]:
     """The letter of the right option, and what else fits letters."""
-    best = Proposal(Choice(options=options.letters(table.rows)), "the letter of the right option")
-    return (best, *(one for one in proposals(truths) if one.kind != best.kind))
+    best = VerifierProposal(Choice(options=options.option_letters(table.rows)), "the letter of the right option")
+    return (best, *(one for one in propose_verifiers(truths) if one.kind != best.kind))
 
 
-def _judged(offered: Sequence[Proposal], wishes: Wishes) -> tuple[Proposal, bytes]:
+def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple[VerifierProposal, bytes]:
     """How the task is judged, and its code. Raises UsageError, BadTask, OSError."""
     if wishes.reward is not None:
-        return Proposal(Function(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
+        return VerifierProposal(Function(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
     if wishes.environment is not None:
-        return Proposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
+        return VerifierProposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
     if wishes.rubric:
-        return Proposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"), b""
+        return VerifierProposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"), b""
     return _wished(offered, wishes.verifier), b""
 
 
-def _wished(offered: Sequence[Proposal], kind: str) -> Proposal:
+def _wished(offered: Sequence[VerifierProposal], kind: str) -> VerifierProposal:
     """The first one, or the one of that kind. Raises UsageError."""
     found = next((one for one in offered if kind in ("", one.kind)), None)
     if found is None:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from string import ascii_uppercase as LETTERS
 from typing import Literal
 
-from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, heading, headings
+from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, column_heading, column_headings
 from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, Table, cell, slug
 
 # The options that one cell of a file lists.
@@ -29,7 +29,7 @@ def bare_text(text: str, letter: str) -> str:
     return text[found.end() :] if found and found[1].casefold() == letter.casefold() else text
 
 
-def listed(text: str) -> Iterator[Entry]:
+def parse_options(text: str) -> Iterator[Entry]:
     """The options of a cell that lists them."""
     value = _value(text)
     if isinstance(value, dict) and isinstance(texts := value.get("text"), list):
@@ -90,7 +90,7 @@ Reading = Literal["letter", "text", "from 0", "from 1"]
 
 
 @dataclass(frozen=True)
-class Options:
+class OptionColumns:
     """Where a file has its options. columns: one for each, or the one that lists them. labels: what the file calls each, () where
     one column lists them. reading: how column `answer` names the right one; right: in how many of the rows with an answer;
     unsure: in how many another reading, which fits as often, names another one. wrong: columns holds the wrong ones alone,
@@ -111,7 +111,7 @@ class Options:
         return 2 * self.right > self.of
 
 
-def find(table: Table, asked: str, answer: str) -> Options | None:
+def find_options(table: Table, asked: str, answer: str) -> OptionColumns | None:
     """The file's options, and how its answers name them; None where it has none. asked, answer: columns that the person named,
     "" for none."""
     sample = table.rows[:: 1 + len(table.rows) // LOOKED_AT]
@@ -129,7 +129,7 @@ def find(table: Table, asked: str, answer: str) -> Options | None:
     return None if chosen is None else _read(table.rows, found, chosen.answer)
 
 
-def put_in(table: Table, options: Options) -> Table:
+def put_in(table: Table, options: OptionColumns) -> Table:
     """The table with one column of options, and letters for answers; rows whose answer is no option are left out."""
     columns = [name for name in table.columns if name not in {*options.columns, COLUMN}]
     made = replace(table, columns=[*columns, COLUMN], rows=[], numbers=[], problems=list(table.problems))
@@ -142,9 +142,9 @@ def put_in(table: Table, options: Options) -> Table:
     return made
 
 
-def told(table: Table, options: Options) -> str:
+def describe_options(table: Table, options: OptionColumns) -> str:
     """What was made of them, or that nothing was."""
-    where, column = headings(table, options.columns), f"column {heading(table, options.answer)}"
+    where, column = column_headings(table, options.columns), f"column {column_heading(table, options.answer)}"
     if not options.sure:
         looks = f"{where.capitalize()} look{'s' * (len(options.columns) == 1)} like options"
         return f"{looks}, but in {options.of - options.right:,} of {options.of:,} rows {column} names none of them."
@@ -166,12 +166,12 @@ def told(table: Table, options: Options) -> str:
     return f"Multiple choice: the options ({where}) stand below the question, each with its letter; {how}.{doubt}"
 
 
-def letters(rows: Iterable[Row]) -> tuple[str, ...]:
+def option_letters(rows: Iterable[Row]) -> tuple[str, ...]:
     """Those that options of rows of put_in have."""
     return tuple(sorted({line[0] for row in rows for line in row[COLUMN].split("\n")}))
 
 
-def _row(row: Row, options: Options, kept: Row) -> Row | str:
+def _row(row: Row, options: OptionColumns, kept: Row) -> Row | str:
     """The row as the task has it, or why it has none."""
     entries, said = _entries(row, options), row.get(options.answer, "").strip()
     if len(entries) > len(LETTERS):
@@ -190,17 +190,17 @@ def _row(row: Row, options: Options, kept: Row) -> Row | str:
     return {**kept, options.answer: "" if place is None else LETTERS[place], COLUMN: shown}
 
 
-def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> Options | None:
+def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> OptionColumns | None:
     """The column that lists the options."""
     for name in LISTS:
         if name in table.columns and name not in named:
-            several = sum(len(list(listed(row.get(name, "")))) > 1 for row in sample)
+            several = sum(len(list(parse_options(row.get(name, "")))) > 1 for row in sample)
             if 2 * several > len(sample):
-                return Options((name,))
+                return OptionColumns((name,))
     return None
 
 
-def _of_their_own(table: Table, named: set[str]) -> Options | None:
+def _of_their_own(table: Table, named: set[str]) -> OptionColumns | None:
     """Columns of one beginning, numbered with letters from a or numbers from 0 or 1: the most that there are."""
     groups: dict[str, dict[str, str]] = {}
     for name in table.columns:
@@ -208,15 +208,15 @@ def _of_their_own(table: Table, named: set[str]) -> Options | None:
         if found is None or name in named:
             continue
         if (
-            found[1] != "column" or slug(heading(table, name)) == name
+            found[1] != "column" or slug(column_heading(table, name)) == name
         ):  # else it has a number for want of a Latin heading
             groups.setdefault(found[1], {})[found[2]] = name
     runs = ((group, tuple(takewhile(group.__contains__, run))) for group in groups.values() for run in _RUNS)
     group, labels = max(runs, key=lambda one: len(one[1]), default=({}, ()))
-    return Options(tuple(group[label] for label in labels), labels) if len(labels) > 1 else None
+    return OptionColumns(tuple(group[label] for label in labels), labels) if len(labels) > 1 else None
 
 
-def _with_distractors(table: Table, named: set[str], answer: str) -> Options | None:
+def _with_distractors(table: Table, named: set[str], answer: str) -> OptionColumns | None:
     """Columns of wrong options beside a column of answers, preferably one that is called right."""
     own = tuple(name for name in table.columns if _WRONG.fullmatch(name) and name not in named)
     found = own or tuple(name for name in WRONG_LISTS if name in table.columns and name not in named)[:1]
@@ -226,21 +226,21 @@ def _with_distractors(table: Table, named: set[str], answer: str) -> Options | N
     right = answer or next(iter(usual), "")
     if not found or not right:
         return None
-    made = Options(found, answer=right, reading="text", wrong=True)
+    made = OptionColumns(found, answer=right, reading="text", wrong=True)
     rows = [_row(row, made, {}) for row in table.rows if row.get(right, "").strip()]
     made = replace(made, right=sum(isinstance(row, dict) for row in rows), of=len(rows))
     return made if made.sure else None
 
 
-def _wrong_ones(row: Row, options: Options) -> list[str]:
+def _wrong_ones(row: Row, options: OptionColumns) -> list[str]:
     """The wrong options of a row."""
     cells = [row.get(name, "") for name in options.columns]
     if options.columns[0] in WRONG_LISTS:
-        cells = [text for _, text in listed(cells[0])] or cells
+        cells = [text for _, text in parse_options(cells[0])] or cells
     return [_plain(text) for text in cells]
 
 
-def _mixed(row: Row, options: Options) -> list[Entry]:
+def _mixed(row: Row, options: OptionColumns) -> list[Entry]:
     """The right option among the wrong ones, in an order that follows from their texts alone: not from which is right."""
     texts = {text for text in (_plain(row.get(options.answer, "")), *_wrong_ones(row, options)) if text}
     every = "\0".join(sorted(texts))
@@ -251,7 +251,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _entries(row: Row, options: Options) -> list[Entry]:
+def _entries(row: Row, options: OptionColumns) -> list[Entry]:
     """The options of a row, without letters of their own where all have one."""
     if options.wrong:
         return _mixed(row, options)
@@ -259,12 +259,12 @@ def _entries(row: Row, options: Options) -> list[Entry]:
         texts = (_plain(row.get(name, "")) for name in options.columns)
         found = list(zip(options.labels, texts, strict=True))
     else:
-        found = [(label, _plain(text)) for label, text in listed(row.get(options.columns[0], ""))]
+        found = [(label, _plain(text)) for label, text in parse_options(row.get(options.columns[0], ""))]
     bare = [(label, bare_text(text, letter)) for (label, text), letter in zip(found, LETTERS, strict=False)]
     return bare if all(new != old for new, old in zip(bare, found, strict=False) if old[1]) else found
 
 
-def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
+def _read(rows: Sequence[Row], options: OptionColumns, answer: str) -> OptionColumns:
     """The same with the reading by which most answers of this column name an option. Of letters and texts the one that names
     more by itself; where columns have numbers, texts if both name as many."""
     numbers: tuple[Reading, Reading] = ("from 1", "from 0") if options.labels else ("from 0", "from 1")
@@ -290,18 +290,18 @@ def _read(rows: Sequence[Row], options: Options, answer: str) -> Options:
     return replace(best, unsure=max(differ, default=0))
 
 
-def _numbered(options: Options) -> bool:
+def _numbered(options: OptionColumns) -> bool:
     """Its columns have numbers, which answers may be for another reason."""
     return "".join(options.labels).isdigit()
 
 
-def _place(answer: str, entries: Sequence[Entry], options: Options) -> int | None:
+def _place(answer: str, entries: Sequence[Entry], options: OptionColumns) -> int | None:
     """Which option the answer names. Where letters or texts do, an answer of the other kind is understood too, but no number
     among numbers that is none of them."""
     return next((place for place in _places(answer, entries, options) if place is not None), None)
 
 
-def _places(answer: str, entries: Sequence[Entry], options: Options) -> tuple[int | None, ...]:
+def _places(answer: str, entries: Sequence[Entry], options: OptionColumns) -> tuple[int | None, ...]:
     """Which option the answer names by the reading, then which by the other kind of word."""
     if options.wrong:
         return (next((place for place, (_, text) in enumerate(entries) if text == _plain(answer)), None),)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS, date_form, few_numbers, unlike
+from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS, date_form, few_numbers, lookalike_answer
 from sapo_swarm.scoring.declared import extract_answer, normalised_label, parse_json, parse_measure, split_items
 from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.prompts import after_reasoning
@@ -118,7 +118,7 @@ _PLACES = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True)
-class Asked:
+class WordingInput:
     """What a wording is made from. question: the column; question_name, answer_name: what the file calls both columns; pairs:
     (question, right answer) of the rows; verifier: how they are judged; tagged: the answer stands in tags."""
 
@@ -136,7 +136,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Wording:
+class QuestionWording:
     """How it is asked and judged. system, max_new_tokens: as in task.toml."""
 
     prompt: str
@@ -146,10 +146,10 @@ class Wording:
     max_new_tokens: int = 0
 
 
-def propose_wording(asked: Asked) -> Wording:
+def propose_wording(asked: WordingInput) -> QuestionWording:
     """A question that names what counts as right, and the verifier that wants just that."""
     verifier = asked.verifier if asked.tagged and asks_itself(asked) else _strict(asked)
-    asked = Asked(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
+    asked = WordingInput(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
     cell, shown = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
     if asks_itself(asked):
         parts = [cell, _options(asked)]
@@ -159,16 +159,16 @@ def propose_wording(asked: Asked) -> Wording:
     return plain_wording("\n\n".join(filter(None, parts)), asked)
 
 
-def plain_wording(prompt: str, asked: Asked) -> Wording:
+def plain_wording(prompt: str, asked: WordingInput) -> QuestionWording:
     """A wording that is there already, with where its answer stands and how long that may be."""
     if asked.tagged:
-        return Wording(prompt, asked.verifier)
+        return QuestionWording(prompt, asked.verifier)
     lines = any("\n" in answer.strip() for answer in asked.answers)
     extract: Extract = "json" if isinstance(asked.verifier, JsonEqual) else "whole" if lines else "last_line"
-    return Wording(prompt, asked.verifier, SYSTEM, extract, max(map(_tokens, asked.answers), default=0) + SLACK)
+    return QuestionWording(prompt, asked.verifier, SYSTEM, extract, max(map(_tokens, asked.answers), default=0) + SLACK)
 
 
-def asks_itself(asked: Asked) -> bool:
+def asks_itself(asked: WordingInput) -> bool:
     """The cells are questions or orders: nothing need be said before them."""
     if asked.question in ASKING:
         return True
@@ -177,7 +177,7 @@ def asks_itself(asked: Asked) -> bool:
     return 2 * asking > len(cells) and not (isinstance(asked.verifier, Choice) and asked.verifier.options)
 
 
-def reply_form(asked: Asked) -> str:
+def reply_form(asked: WordingInput) -> str:
     """One sentence on what the reply shall be, as the verifier wants it. "" where tags say it and nothing is to be added."""
     thing = _form(asked)
     if asked.tagged:
@@ -187,7 +187,7 @@ def reply_form(asked: Asked) -> str:
     return f"Reply only with {thing}." if "," in thing or "(" in thing else f"Reply with {thing} only."
 
 
-def _form(asked: Asked) -> str:
+def _form(asked: WordingInput) -> str:
     """What a right answer looks like: the category; a number and its unit (km or m), for example 3.2 km."""
     verifier, name = asked.verifier, _shown(asked.answer_name) or "answer"
     if isinstance(verifier, Choice) and _yes_or_no(verifier.options):
@@ -199,13 +199,15 @@ def _form(asked: Asked) -> str:
     if isinstance(verifier, Items | ItemSet | Order):
         order = "in any order" if isinstance(verifier, ItemSet) else "in the right order"
         order = "in alphabetical order" if not isinstance(verifier, ItemSet) and _alphabetical(asked) else order
-        return f"the {plural(name)}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
+        return (
+            f"the {plural_noun(name)}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
+        )
     if form := date_form(asked.answers):
         return f"the {name}, in the form {form}"
     return f"the {name}"
 
 
-def _instruction(asked: Asked, shown: str) -> str:
+def _instruction(asked: WordingInput, shown: str) -> str:
     """What is to be done with the row, as a person would say it."""
     verifier, name = asked.verifier, _shown(asked.answer_name)
     if isinstance(verifier, Choice) and verifier.options:
@@ -213,7 +215,7 @@ def _instruction(asked: Asked, shown: str) -> str:
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
     if isinstance(verifier, Items | ItemSet | Order):
-        return f"List the {plural(name or 'item')} of this {shown}."
+        return f"List the {plural_noun(name or 'item')} of this {shown}."
     if isinstance(verifier, Exact) and not date_form(asked.answers) and _rewritten(asked):
         return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
     numbers = few_numbers(asked.answers) if isinstance(verifier, Number) else ()
@@ -227,11 +229,11 @@ def _choose(options: Sequence[str], shown: str, name: str) -> str:
         what = re.sub(r"^(is|has|are) ", "", name or "right")
         return f"Read this {shown} and decide: {what}, {_or(options)}?"
     if not name or name.rpartition(" ")[2] in SORTED_INTO:
-        return f"Sort this {shown} into one of these {plural(name or 'category')}: {', '.join(options)}."
+        return f"Sort this {shown} into one of these {plural_noun(name or 'category')}: {', '.join(options)}."
     return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
 
 
-def _options(asked: Asked) -> str:
+def _options(asked: WordingInput) -> str:
     """The options of a choice behind a question that does not name them."""
     if not isinstance(asked.verifier, Choice) or not asked.verifier.options or _yes_or_no(asked.verifier.options):
         return ""
@@ -241,7 +243,7 @@ def _options(asked: Asked) -> str:
     return "" if named else f"The answer is one of these: {', '.join(asked.verifier.options)}."
 
 
-def _strict(asked: Asked) -> Verifier:
+def _strict(asked: WordingInput) -> Verifier:
     """The verifier, wanting what the wording asks for: a unit where there are several, the case where the question is right but
     for its case."""
     verifier = asked.verifier
@@ -255,7 +257,7 @@ def _strict(asked: Asked) -> Verifier:
 
 
 def _number_form(verifier: Number, answers: Sequence[str]) -> str:
-    example = unlike(answers)
+    example = lookalike_answer(answers)
     if len(verifier.units) > 1 and verifier.need_unit:
         return f"a number and its unit ({_or(verifier.units)}), for example {example}"
     if verifier.units:
@@ -306,7 +308,7 @@ def _shown(name: str) -> str:
     return "" if re.fullmatch(r"column \d+", plain) else plain if plain.isupper() else plain.lower()
 
 
-def plural(name: str) -> str:
+def plural_noun(name: str) -> str:
     """Several of them, in English: category is categories."""
     if name.endswith(("s", "data")) and not name.endswith(("class", "ss")):
         return name
@@ -333,13 +335,13 @@ def _yes_or_no(options: Sequence[str]) -> bool:
     return len(folded) == 2 and bool(folded & YES) and bool(folded & NO)
 
 
-def _alphabetical(asked: Asked) -> bool:
+def _alphabetical(asked: WordingInput) -> bool:
     mark = getattr(asked.verifier, "separator", ",")
     lists = [found for answer in asked.answers if len(found := split_items(answer, mark)) > 1]
     return bool(lists) and all(found == sorted(found) for found in lists)
 
 
-def _rewritten(asked: Asked) -> bool:
+def _rewritten(asked: WordingInput) -> bool:
     """Most words of the answers stand in their questions."""
     shares = []
     for text, answer in asked.pairs[:200]:

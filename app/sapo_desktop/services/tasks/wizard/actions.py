@@ -21,11 +21,17 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import children
 from sapo_desktop.services.tasks import looking, ratings
 from sapo_desktop.services.tasks import store as examples
-from sapo_desktop.services.tasks.proposal.columns import Proposal
-from sapo_desktop.services.tasks.proposal.draft import Draft, Wishes, draft, free_name
-from sapo_desktop.services.tasks.store import keep
-from sapo_desktop.services.tasks.wizard.interface import Answers, Measured, Place, Seen, Step
-from sapo_desktop.services.tasks.wizard.places import places
+from sapo_desktop.services.tasks.proposal.columns import VerifierProposal
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task, free_name
+from sapo_desktop.services.tasks.store import store_task
+from sapo_desktop.services.tasks.wizard.interface import (
+    FileChoice,
+    MeasurementStep,
+    TaskMeasurement,
+    TaskPreview,
+    WizardAnswers,
+)
+from sapo_desktop.services.tasks.wizard.places import suggest_files
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.import_rows import Table, read_table
 from sapo_swarm.tasks.own.spec import Extract
@@ -45,27 +51,27 @@ class HomeTasks:
         self._home = home
         self._models = HomeModels(home)
         self._read: tuple[Stamp, Table] | None = None
-        self._looking: asyncio.Task[Seen] | None = None
-        self._last: tuple[Stamp, Answers, Draft, Seen] | None = None
+        self._looking: asyncio.Task[TaskPreview] | None = None
+        self._last: tuple[Stamp, WizardAnswers, TaskDraft, TaskPreview] | None = None
 
-    async def places(self, typed: str) -> tuple[Place, ...]:
+    async def places(self, typed: str) -> tuple[FileChoice, ...]:
         """Tables and folders where the typed path leads, the newest tables first."""
         return await _thread(self._places, typed)
 
-    def _places(self, typed: str) -> tuple[Place, ...]:
+    def _places(self, typed: str) -> tuple[FileChoice, ...]:
         rated = () if typed else ratings.rated_files(self._home)
-        mine = tuple(Place(path.name, str(path), "answers that you rated in the chat") for path in rated)
-        found = places(typed, time.time())
+        mine = tuple(FileChoice(path.name, str(path), "answers that you rated in the chat") for path in rated)
+        found = suggest_files(typed, time.time())
         return (*found, *mine)
 
-    async def look(self, answers: Answers) -> Seen:
+    async def look(self, answers: WizardAnswers) -> TaskPreview:
         """Read the file (once) and propose the rest. One at a time: the thread of a look that was given up goes on."""
         while self._looking is not None and not self._looking.done():
             await asyncio.wait([self._looking])
         self._looking = asyncio.create_task(_thread(self._look, answers))
         return await asyncio.shield(self._looking)
 
-    def _look(self, answers: Answers) -> Seen:
+    def _look(self, answers: WizardAnswers) -> TaskPreview:
         path = typed_path(answers.path)
         if self._last is not None and path.exists():
             stamp, asked, draft_of, seen = self._last
@@ -79,14 +85,14 @@ class HomeTasks:
             self._last = self._read[0], replace(answers, name=""), found, seen
         return seen
 
-    def _seen(self, answers: Answers, found: Draft) -> Seen:
+    def _seen(self, answers: WizardAnswers, found: TaskDraft) -> TaskPreview:
         spec = found.task.spec
         table = found.table if found.table.rows else None
         config = looking.config_for(found.task, answers.base, self._home) if answers.base else None
         said = looking.told_by_rows(found.task, table, config, NAMED)
-        return Seen(
+        return TaskPreview(
             columns=found.columns,
-            answers=Answers(
+            answers=WizardAnswers(
                 path=answers.path,
                 name=spec.name,
                 question=found.question,
@@ -96,23 +102,23 @@ class HomeTasks:
                 verifier=answers.verifier or found.proposals[0].kind,
                 base=answers.base,
             ),
-            rows=tuple(looking.rows(found.task)),
+            rows=tuple(looking.preview_rows(found.task)),
             verifiers=tuple((one.kind, one.reason) for one in found.proposals),
-            summary=tuple(looking.described(found.task, found.reason)),
+            summary=tuple(looking.describe_task(found.task, found.reason)),
             said=(*filter(None, [found.guessed]), *found.notes, *said),
-            asked=tuple(looking.preview(found.task)),
+            asked=tuple(looking.preview_question(found.task)),
             extract=spec.extract if not answers.extract else "",
         )
 
-    def _draft(self, answers: Answers) -> Draft:
+    def _draft(self, answers: WizardAnswers) -> TaskDraft:
         """The task that the file would be. Raises BadTask, UsageError, OSError."""
         path = typed_path(answers.path)
-        if answers.path in examples.names() and not path.exists():
-            task = examples.one(answers.path)
-            offer = tuple(Proposal(part, "as it ships") for part in task.spec.verifier[:1])
-            return Draft(task, Table(), "as it ships", offer)
+        if answers.path in examples.example_names() and not path.exists():
+            task = examples.load_example(answers.path)
+            offer = tuple(VerifierProposal(part, "as it ships") for part in task.spec.verifier[:1])
+            return TaskDraft(task, Table(), "as it ships", offer)
         extract: Extract | Literal[""] = answers.extract if answers.extract in get_args(Extract) else ""  # type: ignore[assignment]
-        wishes = Wishes(
+        wishes = ImportOptions(
             answers.name,
             answers.question,
             answers.answer,
@@ -120,9 +126,9 @@ class HomeTasks:
             extract,
             verifier=answers.verifier,
             base=answers.base,
-            reasons=bool(answers.base) and looking.reasons(answers.base),
+            reasons=bool(answers.base) and looking.is_reasoning_model(answers.base),
         )
-        return draft(path, wishes, self._table(path))
+        return draft_task(path, wishes, self._table(path))
 
     def _table(self, path: Path) -> Table:
         """The file's rows; read again only where it was written since."""
@@ -131,14 +137,14 @@ class HomeTasks:
             self._read = stamp, read_table(path)
         return self._read[1]
 
-    async def keep(self, answers: Answers, replace: bool) -> str:
+    async def keep(self, answers: WizardAnswers, replace: bool) -> str:
         """Store the task; its name."""
         return await _thread(self._keep, answers, replace)
 
-    def _keep(self, answers: Answers, replace: bool) -> str:
+    def _keep(self, answers: WizardAnswers, replace: bool) -> str:
         task = self._draft(answers).task
         library.use(self._home.tasks)
-        keep(task, self._home, replace)
+        store_task(task, self._home, replace)
         return task.spec.name
 
     async def taken(self, name: str) -> bool:
@@ -150,17 +156,17 @@ class HomeTasks:
         """(base, explanation) to try and to train, the first one being the default."""
         return (await self._models.offer()).bases
 
-    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[Step, None]:
+    async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[MeasurementStep, None]:
         """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
         row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
         arguments = ["tasks", "check", name, "--json", "--keep-shots", "--model", base]
-        arguments += ["--source", source] if source not in examples.names() else []
-        async with node_held(self._home), contextlib.aclosing(children.run(arguments)) as steps:
+        arguments += ["--source", source] if source not in examples.example_names() else []
+        async with node_held(self._home), contextlib.aclosing(children.stream_verb(arguments)) as steps:
             async for step in steps:
                 if isinstance(step, str):
-                    yield Step(progress=step)
+                    yield MeasurementStep(progress=step)
                 else:
-                    yield Step(measured=msgspec.convert(json.loads(step), Measured))
+                    yield MeasurementStep(measured=msgspec.convert(json.loads(step), TaskMeasurement))
 
     async def train(self, name: str, base: str) -> str:
         """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
@@ -176,7 +182,7 @@ class HomeTasks:
 
     def _rate(self, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
         answer_format = store.find(self._home, model).config.answer_format
-        return ratings.rate(self._home, model, question, text, good, answer_format)
+        return ratings.save_rating(self._home, model, question, text, good, answer_format)
 
 
 def _stamp(path: Path) -> Stamp:
@@ -184,11 +190,11 @@ def _stamp(path: Path) -> Stamp:
     return str(path), found.st_mtime_ns, found.st_size
 
 
-def _renamed(seen: Seen, found: Draft, name: str) -> Seen:
+def _renamed(seen: TaskPreview, found: TaskDraft, name: str) -> TaskPreview:
     """The same file as a task of that name. Raises UsageError."""
     name = free_name(name)
     task = replace(found.task, spec=msgspec.structs.replace(found.task.spec, name=name))
-    summary = tuple(looking.described(task, found.reason))
+    summary = tuple(looking.describe_task(task, found.reason))
     return replace(seen, answers=replace(seen.answers, name=name), summary=summary)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class FileChoice:
     """A file or folder on offer. path: what choosing it puts into the field; detail: its size and age; folder: it is opened."""
 
     name: str
@@ -16,7 +16,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Answers:
+class WizardAnswers:
     """What the person says about a file; "" leaves it to the app. verifier: a kind, such as "number"; base: to be trained."""
 
     path: str
@@ -30,7 +30,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TaskPreview:
     """A file as a task that is not stored yet.
 
     answers: with everything that was left to the app. rows: (question, answer) of the first ones, cut. verifiers: (kind, why),
@@ -39,7 +39,7 @@ class Seen:
     """
 
     columns: tuple[str, ...]
-    answers: Answers
+    answers: WizardAnswers
     rows: tuple[tuple[str, str], ...]
     verifiers: tuple[tuple[str, str], ...]
     summary: tuple[str, ...]
@@ -49,7 +49,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TaskMeasurement:
     """What asking verifier and model told. shortcuts: figures; warnings: what to mend; expectation: of the model."""
 
     shortcuts: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Made:
+class WizardResult:
     """What the wizard ends with: a stored task, and the base that a new model shall start from."""
 
     task: str
@@ -66,8 +66,8 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasurementStep:
     """A step of measuring. progress: a line that the next one replaces; measured: the end of it."""
 
     progress: str = ""
-    measured: Measured | None = None
+    measured: TaskMeasurement | None = None

@@ -14,7 +14,7 @@ from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import store
-from sapo_desktop.services.tasks.wizard.interface import Place
+from sapo_desktop.services.tasks.wizard.interface import FileChoice
 from sapo_swarm.node.clock import age
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
@@ -24,7 +24,7 @@ LOOKED_AT = 20_000
 """Entries of a folder that are looked at."""
 
 
-def places(typed: str, now: float) -> tuple[Place, ...]:
+def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
     """The folder of the typed path, narrowed to what begins with its last part: tables, the newest first, then folders.
 
     now: Unix seconds. Raises AppError where there is no such folder, UsageError.
@@ -36,10 +36,10 @@ def places(typed: str, now: float) -> tuple[Place, ...]:
         raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
-    found = [Place(p.name, str(p), f"{size_text(s.st_size)}, {age(now - s.st_mtime)} ago") for p, s, _ in tables]
-    up = [Place("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
-    found += [*up, *(Place(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
-    shipped = [] if typed else [Place(name, name, "an example that ships") for name in store.names()]
+    found = [FileChoice(p.name, str(p), f"{size_text(s.st_size)}, {age(now - s.st_mtime)} ago") for p, s, _ in tables]
+    up = [FileChoice("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
+    found += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
+    shipped = [] if typed else [FileChoice(name, name, "an example that ships") for name in store.example_names()]
     return (*found[: MOST - len(shipped)], *shipped)
 
 
