@@ -169,7 +169,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return 0
         home = Home.find()
         library.use(home.tasks)
-        hub_cache.set_token_source(lambda: tokens.kept(home))
+        hub_cache.set_token_source(lambda: tokens.load_hub_token(home))
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except KeyboardInterrupt:
         return 130

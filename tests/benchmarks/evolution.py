@@ -48,7 +48,7 @@ class Bench:
     """A model with an adapter, its questions and its rewards. tokens: generated for training so far."""
 
     def __init__(self, config: RunConfig, scorer: Scorer) -> None:
-        self.engine = get_backend("torch")().load(load_request.request(config))
+        self.engine = get_backend("torch")().load(load_request.build_load_request(config))
         self.config = as_opened(config, self.engine.info.parameters)
         self.scorer, self.tokens = scorer, 0
 

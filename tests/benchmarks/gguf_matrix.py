@@ -215,7 +215,7 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
         group_size=group_size,
         max_new_tokens=most,
     )
-    rates, _ = card.rates(home, config, card.card(home, config, ask=False), measure=True)
+    rates, _ = card.find_engine_rates(home, config, card.build_base_card(home, config, ask=False), measure=True)
     run = home.data / "run"
     run.mkdir(parents=True, exist_ok=True)
     watch = Watch()
@@ -242,9 +242,9 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
         result[which] = times | {"step": watch.lap()}
     result["tokens"] = {"generated": sum(lengths), "longest": max(lengths), "examples": len(samples)}
     result["tok_s"] = sum(lengths) / result["warm"]["generate"]["cpu_s"]
-    plan = memory_plan.plan(config)
+    plan = memory_plan.plan_round_memory(config)
     result["plan_gib"] = _gib(plan.needed) if plan else None
-    if rates is not None and (counts := question_tokens.count(home, config, make=True)):
+    if rates is not None and (counts := question_tokens.count_question_tokens(home, config, make=True)):
         mean = sum(lengths) / len(lengths)
         shape = RoundWorkload(len(lengths), mean, True, group_size, counts.prompt, counts.shared, max(lengths))
         result["foretold"] = {

@@ -40,8 +40,8 @@ from sapo_swarm.config import RunConfig
 folder, engine_name, groups, group, new = *sys.argv[1:3], *map(int, sys.argv[3:6])
 config = RunConfig(model=folder, trainer=engine_name, device="cpu", threads=1, local_groups=groups, external_groups=0,
                    group_size=group, max_new_tokens=new)
-plan = memory_plan.plan(config)
-request = load_request.request(config)
+plan = memory_plan.plan_round_memory(config)
+request = load_request.build_load_request(config)
 engine = get_backend(engine_name)().load(request)
 found = {"precision": engine.info.precision, "method": engine.info.method, "loaded": peak_memory()}
 prompts = [[10 + (7 * g + i) % 90 for i in range(memory_plan.PROMPT)] for g in range(groups)]

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sapo_backends.base import Engine, Sampling
-from sapo_desktop.services.machine.engines import builder
+from sapo_desktop.services.machine.engines import engine_builder
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.rollouts import prompt_ids
@@ -52,7 +52,7 @@ async def generated(
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All figures."""
-    engine = builder(RunConfig(model=options.model, threads=1, precision="float32"))(lambda *_: None)
+    engine = engine_builder(RunConfig(model=options.model, threads=1, precision="float32"))(lambda *_: None)
     tasks = [task for task in PAPER_TASKS if task != "propositional_logic"]
     refs = [
         TaskRef(task, options.preset, train_seed("revived", "benchmark", 0, slot, options.seed))

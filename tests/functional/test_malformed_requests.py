@@ -14,7 +14,7 @@ import pytest
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
 from sapo_desktop.services import browser
-from sapo_desktop.services.models.endpoint import Answering, Endpoint
+from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control_server import ControlServer, MetricsServer, listen
 from sapo_swarm.node.engine_thread import EngineThread
@@ -52,7 +52,7 @@ async def metrics(folder: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def model(folder: Path) -> AsyncIterator[int]:
-    async with Endpoint(Answering(EngineThread()), "model", "token") as endpoint:
+    async with ChatEndpoint(ChatService(EngineThread()), "model", "token") as endpoint:
         yield urlsplit(endpoint.url).port or 0
 
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from sapo_backends.base import Engine
-from sapo_desktop.services.machine.engines import builder
+from sapo_desktop.services.machine.engines import engine_builder
 from sapo_lab.running.run import Done, Progress, run_arm, run_folder
 from sapo_lab.schema import Experiment, parse
 from sapo_swarm.config import RunConfig
@@ -67,7 +67,7 @@ def play(scorer: Scorer) -> Play:
 
 
 def build(config: RunConfig) -> Engine:
-    return builder(config)(lambda fraction, phrase: None)
+    return engine_builder(config)(lambda fraction, phrase: None)
 
 
 def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:

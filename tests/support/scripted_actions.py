@@ -8,20 +8,20 @@ from pathlib import Path
 
 from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.models import going_back
-from sapo_desktop.services.models.pieces import HeldOut, Marks, Said
+from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     KeptRow,
     KeptTable,
+    ModelListing,
     NewModel,
     NewModelInfo,
-    Shelf,
-    Told,
+    ProgressUpdate,
 )
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
-from sapo_desktop.services.models.shelf.history import Story
-from sapo_desktop.services.models.shelf.overview import Overview
-from sapo_desktop.services.models.shelf.store import Model, Record
+from sapo_desktop.services.models.shelf.history import TrainingHistory
+from sapo_desktop.services.models.shelf.overview import ModelOverview
+from sapo_desktop.services.models.shelf.store import Model, ModelRecord
 from sapo_desktop.services.swarms.interface import HostedSwarm, ListedSwarm, OfferedTask, PendingNode, SwarmDirectory
 from sapo_desktop.services.tasks.wizard.interface import (
     FileChoice,
@@ -38,8 +38,8 @@ FOLDER = Path("/home/me/models")
 INVITE = "sapo://192.0.2.7:8777/#t=00112233445566778899aabbccddeeff&s=aaaaaaaaaaaaaaaa"
 
 
-def _model(name: str, number: int, events: list[Event], now: float) -> Overview:
-    record = Record(
+def _model(name: str, number: int, events: list[Event], now: float) -> ModelOverview:
+    record = ModelRecord(
         id=f"{number:032x}",
         name=name,
         base="starter",
@@ -50,12 +50,12 @@ def _model(name: str, number: int, events: list[Event], now: float) -> Overview:
         config=RunConfig(),
         last_trained=now - 600 * number,
     )
-    story = Story(
+    story = TrainingHistory(
         tuple(event for event in events if isinstance(event, RunStarted)),
         tuple(event for event in events if isinstance(event, RoundFinished)),
         tuple(event for event in events if isinstance(event, Evaluated)),
     )
-    return Overview(Model(FOLDER / name, record, ()), story, 61_000_000 * number)
+    return ModelOverview(Model(FOLDER / name, record, ()), story, 61_000_000 * number)
 
 
 def _evaluated(rounds: int, sampled: float, greedy: float) -> Evaluated:
@@ -82,8 +82,8 @@ class ScriptedModels:
         now = max(event.time for event in events)
         self.models = (_model("sums", 1, events, now), _model("new-one", 2, [], now))
 
-    async def shelf(self) -> Shelf:
-        return Shelf(self.models, self.models[0].model.record.id)
+    async def shelf(self) -> ModelListing:
+        return ModelListing(self.models, self.models[0].model.record.id)
 
     async def offer(self) -> NewModelInfo:
         return NewModelInfo("another", (("starter", "bundled"),), (("starter", "easy settings"),))
@@ -113,8 +113,8 @@ class ScriptedModels:
             KeptState(40, -9000.0, "evaluation", -1, _evaluated(40, 0.605, 0.64), False, False, False),
             KeptState(0, -86400.0, "start", -1, _evaluated(0, 0.125, 0.109), False, False, False),
         )
-        rows = tuple(KeptRow(state.round, going_back.line(state, 0.0), state.current) for state in states)
-        return KeptTable(going_back.head(), rows, going_back.LEGEND)
+        rows = tuple(KeptRow(state.round, going_back.kept_state_line(state, 0.0), state.current) for state in states)
+        return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)
 
     async def go_back(self, id: str, target: int) -> str:
         return f"{id[-1]} has the weights after round {target} again"
@@ -125,19 +125,21 @@ class ScriptedModels:
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
         return (ExportChoice("hf", "for transformers", ("hf",)),)
 
-    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told]:
-        yield Told(progress="Writing the weights")
-        yield Told(
+    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[ProgressUpdate]:
+        yield ProgressUpdate(progress="Writing the weights")
+        yield ProgressUpdate(
             result=(
                 f"{FOLDER}/exports/{choice.arguments[0]} is written: 61 MB.",
                 "Loaded again: 20 of 20 answers equal.",
             )
         )
 
-    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told]:
-        yield Told(progress="12 of 450")
+    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[ProgressUpdate]:
+        yield ProgressUpdate(progress="12 of 450")
         held = "   9.5 %    19.8 %    +10.3 points (95 %: +7.3 to +13.3)"
-        yield Told(result=(f"{items} questions a task, T=0", f"held-out pass@1{held}", f"binary_matrix  {held}"))
+        yield ProgressUpdate(
+            result=(f"{items} questions a task, T=0", f"held-out pass@1{held}", f"binary_matrix  {held}")
+        )
 
     async def chat(self, id: str) -> ScriptedChat:
         return ScriptedChat()
@@ -149,14 +151,14 @@ class ScriptedChat:
     labels = ("base", "sums")
     early = without_marks = ""
 
-    async def ask(self, question: str) -> AsyncGenerator[Said]:
-        yield Said(0, f"I do not know what {question} is. I do not know what it", cut=True)
-        yield Said(1, f"Let me see: {question} has an answer, and that is <answer>42</answer>")
+    async def ask(self, question: str) -> AsyncGenerator[ChatChunk]:
+        yield ChatChunk(0, f"I do not know what {question} is. I do not know what it", cut=True)
+        yield ChatChunk(1, f"Let me see: {question} has an answer, and that is <answer>42</answer>")
 
-    async def next_held_out(self) -> AsyncGenerator[HeldOut | Said | Marks]:
+    async def next_held_out(self) -> AsyncGenerator[HeldOut | ChatChunk | Marks]:
         yield HeldOut(1, "chain_sum", "State the final answer: 4 + 3 = ?", "7")
-        yield Said(0, "It is <answer>8</answer>")
-        yield Said(1, "It is <answer>7</answer>")
+        yield ChatChunk(0, "It is <answer>8</answer>")
+        yield ChatChunk(1, "It is <answer>7</answer>")
         yield Marks((0.0, 1.0), (0, 1), 1)
 
     async def close(self) -> None:

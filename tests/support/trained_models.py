@@ -31,7 +31,7 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Sour
     """A checkpoint in `folder` after a few updates with arbitrary advantages. settings: of the run."""
     chosen = {"trainer": "torch", "device": "cpu", "threads": 1, "lora_rank": 4, "max_new_tokens": 64, **settings}
     config = RunConfig(model=model, **chosen)
-    engine = engines.builder(config)(lambda fraction, phrase: None)
+    engine = engines.engine_builder(config)(lambda fraction, phrase: None)
     prompts = [engine.tokenizer.encode_chat(messages(question)) for question in QUESTIONS]
     for seed in range(updates):
         groups = engine.generate(prompts, 4, Sampling(max_new_tokens=12), seed)

@@ -19,7 +19,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.rules import PRESETS
 
 if TYPE_CHECKING:
-    from sapo_desktop.services.bases.local_models import Listing, LocalBase
+    from sapo_desktop.services.bases.local_models import LocalBase, LocalBaseListing
 
 TOY = "a toy, bundled: to see how it works"
 _GLANCE_S = 0.7
@@ -71,7 +71,7 @@ def _with_local(info: FirstRunInfo) -> FirstRunInfo:
     from sapo_desktop.services.bases import local_models
 
     try:
-        bases = local_models.look(_config(Home.find(), info.toys[0])).recommended[:_NAMED]
+        bases = local_models.scan_local_bases(_config(Home.find(), info.toys[0])).recommended[:_NAMED]
     except USER_ERRORS:  # settings that are damaged: the start says so
         bases = ()
     named = tuple((base.base, base.short.removeprefix("fits, ")) for base in bases)
@@ -89,12 +89,12 @@ async def list_starting_models(again: bool = False) -> tuple[BaseGroup, ...]:
     home = Home.find()
     config = await asyncio.to_thread(_config, home, "starter")
     local, away = await asyncio.gather(
-        asyncio.to_thread(local_models.look, config, fresh=again), asyncio.to_thread(hub_cache.why_away)
+        asyncio.to_thread(local_models.scan_local_bases, config, fresh=again), asyncio.to_thread(hub_cache.why_away)
     )
     return await asyncio.to_thread(_groups, home, local, away)
 
 
-def _groups(home: Home, local: Listing, away: str) -> tuple[BaseGroup, ...]:
+def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, ...]:
     import sapo_assets
 
     here = tuple(BaseOffer(one.base, one.short, _more(one), one.reason) for one in local.bases)
@@ -121,11 +121,11 @@ def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[Ba
     from sapo_desktop.services.bases import card, recommended
 
     offers = []
-    for base in recommended.recommended().bases:
+    for base in recommended.load_recommended_list().bases:
         if any(offer.value == base.id for offer in here):
             continue
         try:
-            one = card.card(home, _config(home, base.id), ask=False, measure=False)
+            one = card.build_base_card(home, _config(home, base.id), ask=False, measure=False)
         except USER_ERRORS as error:  # what is in the cache is damaged
             offers.append(BaseOffer(base.id, "cannot be used", str(error), str(error)))
             continue
@@ -144,8 +144,8 @@ async def wrong_with(model: str) -> str:
 
     home = Home.find()
     try:
-        config = await asyncio.to_thread(_config, home, model, fetching.look)
-        one = await asyncio.to_thread(card.card, home, config, measure=False)
+        config = await asyncio.to_thread(_config, home, model, fetching.fetch_base_metadata)
+        one = await asyncio.to_thread(card.build_base_card, home, config, measure=False)
     except USER_ERRORS as error:
         return str(error)
     if one.plan is not None and not one.plan.fits:
@@ -181,13 +181,13 @@ async def measure_speed(hardware: str, model: str) -> str:
     try:
         config = msgspec.structs.replace(_config(home, model), trainer=hardware)
         if model not in locate.BUNDLED:
-            one = await asyncio.to_thread(card.card, home, config, ask=False)
+            one = await asyncio.to_thread(card.build_base_card, home, config, ask=False)
             return one.sentence
         candidate = EngineCandidate(engines.choose_trainer(config))
-        plan = await asyncio.to_thread(memory_plan.plan, config)
+        plan = await asyncio.to_thread(memory_plan.plan_round_memory, config)
     except USER_ERRORS:
         return ""
-    found = await probe.measure_async(candidate, load_request.request(config), _GLANCE_S)
+    found = await probe.measure_async(candidate, load_request.build_load_request(config), _GLANCE_S)
     if found.failure or not found.generation:
         return ""
     rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"
@@ -235,6 +235,10 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     from sapo_desktop.settings import flags
 
     kept = save_answers(answers, home.settings, home.invite)
-    run = settings_actions.fitted(kept.run) if answers.task else kept.run
-    run = flags.with_room(run, fetching.look)
-    return [creating.new(home, store.free(store.suggested(answers.task), store.taken(home)), run).name]
+    run = settings_actions.fit_custom_tasks(kept.run) if answers.task else kept.run
+    run = flags.with_room(run, fetching.fetch_base_metadata)
+    return [
+        creating.create_model(
+            home, store.unused_name(store.suggest_model_name(answers.task), store.taken_model_names(home)), run
+        ).name
+    ]

@@ -41,7 +41,7 @@ def old(tmp_path: Path) -> Home:
     """A home with a trained model, an own task, settings, ratings, and a key."""
     home = home_at(tmp_path / "old")
     home.settings.write_bytes(SETTINGS)
-    model = store.create(home, "kim", RunConfig(model="fake", trainer="fake"))
+    model = store.create_model_folder(home, "kim", RunConfig(model="fake", trainer="fake"))
     weights = model.folder / "checkpoints" / "round-000002" / "engine" / "weights.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(bytes(range(256)) * 8)
@@ -73,7 +73,7 @@ def test_everything_that_is_a_persons_comes_back_but_not_what_is_made_again_or_s
         for name, data in content(old.config).items()
         if not name.endswith(("node.key", "invite", library.ALLOWED, "large.gguf"))
     }
-    assert store.find(new, "kim").rounds_done == 2
+    assert store.find_model(new, "kim").rounds_done == 2
 
 
 def test_a_task_accepted_without_held_out_rows_works_after_a_restore_and_can_be_accepted_again(
@@ -156,12 +156,12 @@ def test_a_keyring_that_is_away_gives_no_archive_without_the_key_that_was_asked_
 
 def test_a_model_that_was_trained_on_comes_in_beside_the_one_that_is_here(old: Home, tmp_path: Path) -> None:
     saved = archive.create_backup(old, tmp_path / "mine.tar")
-    here = store.find(old, "kim").folder
+    here = store.find_model(old, "kim").folder
     (here / "checkpoints" / "round-000003").mkdir()
     (here / "checkpoints" / "round-000003" / "weights").write_text("later")
     said = brought(old, saved.path)
     assert said["models/kim"] == "restored as kim-2, beside the one that is here"
-    assert (store.find(old, "kim").rounds_done, store.find(old, "kim-2").rounds_done) == (3, 2)
+    assert (store.find_model(old, "kim").rounds_done, store.find_model(old, "kim-2").rounds_done) == (3, 2)
     assert len({model.record.id for model in store.all_models(old)}) == 2
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_replaced_without_a_yes_and_what_a_yes_replaces_is_kept(
 
 
 def test_what_cannot_be_read_takes_no_place(old: Home, new: Home, tmp_path: Path) -> None:
-    (store.find(old, "kim").folder / store.RECORD).write_text('{"format": 99}')
+    (store.find_model(old, "kim").folder / store.RECORD).write_text('{"format": 99}')
     old.settings.write_text("[nonsense]\n")
     (old.tasks / "sums" / "task.toml").write_text("name = 3")
     saved = archive.create_backup(old, tmp_path / "mine.tar")

@@ -17,7 +17,7 @@ from sapo_desktop import cli
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.training import plan
+from sapo_desktop.services.models.training import plan_session
 from sapo_desktop.services.personal_data import archive
 from sapo_swarm.config import RunConfig
 
@@ -75,10 +75,10 @@ def test_every_verb_says_whose_base_is_gone_and_the_command_that_it_prints_finds
 def test_a_model_that_was_never_trained_takes_its_base_at_its_new_place_or_another_where_it_is_gone(
     home: Home, base: Path, tmp_path: Path
 ) -> None:
-    one = store.create(home, "kim", RunConfig(model=str(base), trainer="torch"))
+    one = store.create_model_folder(home, "kim", RunConfig(model=str(base), trainer="torch"))
 
     def began_with(folder: Path | str) -> str:
-        return plan(one, RunConfig(model=str(folder), trainer="torch"), {"model"}).config.model
+        return plan_session(one, RunConfig(model=str(folder), trainer="torch"), {"model"}).config.model
 
     copied = shutil.copytree(base, tmp_path / "copied")
     assert began_with(copied) == str(copied)
@@ -97,7 +97,7 @@ def test_a_backup_names_the_folders_that_it_lacks_and_a_restore_without_them_say
     home: Home, base: Path, tmp_path: Path
 ) -> None:
     for name, model in (("kim", str(base)), ("leo", str(base)), ("eve", "starter")):
-        store.create(home, name, RunConfig(model=model, trainer="torch"))
+        store.create_model_folder(home, name, RunConfig(model=model, trainer="torch"))
     saved = archive.create_backup(home, tmp_path / "mine.tar")
     said = [sentence for sentence in saved.besides if str(base) in sentence]
     assert said == [f"Left out: {base}, the base of kim, leo. Save that folder, too."]

@@ -87,16 +87,16 @@ async def test_the_dashboard_starts_no_node_over_a_damaged_record(home: Home) ->
 def test_a_damaged_model_keeps_its_name(home: Home) -> None:
     for name in ("kim", "KIM"):
         with pytest.raises(UsageError, match="There is a model"):
-            store.create(home, name, store.RunConfig())
-    assert store.free("kim", store.taken(home)) == "kim-2"
+            store.create_model_folder(home, name, store.RunConfig())
+    assert store.unused_name("kim", store.taken_model_names(home)) == "kim-2"
     (home.models / "kim" / "model.json").write_bytes(bytes(300))  # what a crash leaves on some file systems
-    assert store.free("kim", store.taken(home)) == "kim-2"
+    assert store.unused_name("kim", store.taken_model_names(home)) == "kim-2"
 
 
 def test_a_model_that_was_used_later_goes_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a name the one used last is meant: a damaged one that lay still since is not it."""
     assert cli.run_command_line(["new", "eve", "--base", "fake", *FAKE]) == 0
-    assert store.find(home).name == "eve"
+    assert store.find_model(home).name == "eve"
     assert cli.run_command_line(["models"]) == 0
     assert "is damaged (" in capsys.readouterr().err
 
@@ -110,11 +110,11 @@ def test_a_damaged_record_is_made_anew_of_the_journal(home: Home, capsys: pytest
     assert cli.run_command_line(["runs", "check", "kim", "--repair"]) == 0
     assert "lengths and more are as in your settings" in capsys.readouterr().out
     assert record.with_name("model.json.damaged").read_bytes() == damaged
-    made = store.find(home, "Kim")
+    made = store.find_model(home, "Kim")
     assert (made.record.base, made.config.tasks, made.config.preset) == ("fake", ("basic_arithmetic",), "hard")
     assert (made.config.group_size, made.config.method, made.rounds_done) == (4, "full", 1)
     assert cli.run_command_line(["node", "Kim", "--rounds", "2"]) == 0
-    assert store.find(home, "Kim").rounds_done == 2
+    assert store.find_model(home, "Kim").rounds_done == 2
 
 
 def test_a_mended_model_keeps_the_name_its_record_has(home: Home, trained: Path) -> None:
@@ -124,15 +124,15 @@ def test_a_mended_model_keeps_the_name_its_record_has(home: Home, trained: Path)
     assert cli.run_command_line(["models", "rename", "Kim", "ada"]) == 0
     record.write_bytes(record.read_bytes()[:300])
     assert cli.run_command_line(["runs", "check", "ada", "--repair"]) == 0
-    assert store.find(home).name == "ada"
+    assert store.find_model(home).name == "ada"
 
 
 def test_a_record_that_cannot_be_read_back_is_never_put_in_the_place_of_a_good_one(home: Home) -> None:
-    one = store.create(home, "eve", store.RunConfig())
+    one = store.create_model_folder(home, "eve", store.RunConfig())
     before = (one.folder / store.RECORD).read_bytes()
     endless = msgspec.structs.replace(one.config, disk_budget_gb=float("inf"))
     with pytest.raises(AppError, match="stays as it was"):
-        store.write(one.folder, msgspec.structs.replace(one.record, config=endless))
+        store.write_model_record(one.folder, msgspec.structs.replace(one.record, config=endless))
     assert [path.name for path in one.folder.iterdir()] == [store.RECORD]
     assert (one.folder / store.RECORD).read_bytes() == before
 
@@ -144,7 +144,7 @@ def test_a_lost_record_is_made_anew(home: Home) -> None:
         (engine / "state.json").write_text("[" * 100_000)
     assert cli.run_command_line(list(ROUND)) == 1
     assert cli.run_command_line(["runs", "check", "--repair"]) == 0
-    assert store.find(home).name == "Kim"
+    assert store.find_model(home).name == "Kim"
 
 
 def test_what_a_newer_version_wrote_is_not_made_anew(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

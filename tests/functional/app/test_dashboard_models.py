@@ -265,25 +265,25 @@ async def test_a_new_model_starts_from_a_base_and_is_trained(home: Home) -> None
         app.screen.query_one("#name", Input).value = "second"
         await pilot.press("enter")
         await until(pilot, lambda: app.state.run is not None and app.state.run.name == "second")
-    assert store.find(home).name == "second"
+    assert store.find_model(home).name == "second"
 
 
 async def test_the_settings_are_those_of_the_model_that_is_shown(home: Home) -> None:
     before = home.settings.read_text()
     actions = HomeSettings(home)
     await actions.change("run.temperature", "0.5", "my-model")
-    assert store.find(home, "my-model").config.temperature == 0.5
+    assert store.find_model(home, "my-model").config.temperature == 0.5
     assert home.settings.read_text() == before, "the settings for new models stay"
     row = next(row for row in await actions.rows() if row.key == "run.temperature")
     assert (row.value, row.default, row.owner) == ("0.5", "1.0", "my-model")
     with pytest.raises(Exception, match="was made with method"):
         await actions.change("run.method", "lora", "my-model")
     await actions.reset("run.temperature", "my-model")
-    assert store.find(home, "my-model").config.temperature == 1.0
+    assert store.find_model(home, "my-model").config.temperature == 1.0
 
 
 async def test_a_broken_journal_is_told_and_the_model_still_shows(home: Home) -> None:
-    (store.find(home).folder / "journal.db").write_bytes(b"not a database at all" * 100)
+    (store.find_model(home).folder / "journal.db").write_bytes(b"not a database at all" * 100)
     async with dashboard(home).run_test(size=(120, 36)) as pilot:
         await opened(pilot)
         await until(pilot, lambda: "journal" in said(pilot))
@@ -317,7 +317,7 @@ async def test_a_terminal_without_focus_is_drawn_four_times_more_rarely() -> Non
 
 
 async def test_the_picture_for_the_readme_names_no_host(home: Home) -> None:
-    drawn = await picture(store.find(home).folder / "journal.db", (120, 36), [])
+    drawn = await picture(store.find_model(home).folder / "journal.db", (120, 36), [])
     assert "Held-out" in drawn
     assert "https://" not in drawn
     assert "@font-face" not in drawn

@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     found = Home.find()
     found.prepare()
     for name in ("kim", "ada"):
-        store.create(found, name, RunConfig())
+        store.create_model_folder(found, name, RunConfig())
     return found
 
 
@@ -48,7 +48,7 @@ def test_delete_rename_duplicate_and_prune_with_an_empty_name_change_nothing_and
 def test_a_model_whose_export_another_model_starts_from_is_not_deleted_without_naming_that_one(
     home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    kim = store.find(home, "kim")
+    kim = store.find_model(home, "kim")
     export = Path(shutil.copytree(sapo_assets.model_path("starter-1m"), kim.folder / "exports" / "kim-3-hf"))
     assert cli.run_command_line(["new", "child", "--base", str(export)]) == 0
     with pytest.raises(USER_ERRORS, match=r"an export of it is the base of child\."):
@@ -63,21 +63,21 @@ def test_a_model_whose_export_another_model_starts_from_is_not_deleted_without_n
 
 
 def test_a_model_in_use_is_deleted_by_who_says_so(home: Home) -> None:
-    kim = store.find(home, "kim")
+    kim = store.find_model(home, "kim")
     export = shutil.copytree(sapo_assets.model_path("starter-1m"), kim.folder / "exports" / "kim-3-hf")
-    store.create(home, "child", RunConfig(model=str(export)))
+    store.create_model_folder(home, "child", RunConfig(model=str(export)))
     assert cli.run_command_line(["models", "delete", "kim", "--even-in-use", "--yes"]) == 0
     assert not kim.folder.exists()
 
 
 def test_a_rename_that_is_refused_names_the_folder_that_is_still_there(home: Home) -> None:
-    kim = store.find(home, "kim")
+    kim = store.find_model(home, "kim")
     kept = kim.folder.with_name(f".partial-{kim.folder.name}") / "from a kill"
     kept.mkdir(parents=True)
     with pytest.raises(AppError) as refused:
-        keeping.delete(kim)
+        keeping.delete_model(kim)
     assert str(refused.value).endswith(f"What is left lies in {kim.folder}.")
-    assert store.find(home, "kim") == kim
+    assert store.find_model(home, "kim") == kim
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Watched(ScriptedFeed):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for the files that are open")
 async def test_while_a_watched_model_is_deleted_no_file_of_it_is_open_in_the_dashboard(home: Home) -> None:
     """Windows would not rename its folder. Screen 3 tells afterwards that there is nothing."""
-    kim = store.find(home, "kim")
+    kim = store.find_model(home, "kim")
     feed = Watched([], journal=JournalGroups(journal_with(kim.folder / "journal.db", 40)))
     async with SapoDashboard(feed).run_test(size=WIDE) as pilot:
         await pilot.press("3")
@@ -105,7 +105,7 @@ async def test_while_a_watched_model_is_deleted_no_file_of_it_is_open_in_the_das
         for reader in readers:
             await asyncio.to_thread(reader.join, 20)
         assert open_below(kim.folder) == []
-        await asyncio.to_thread(keeping.delete, kim)
+        await asyncio.to_thread(keeping.delete_model, kim)
         await pilot.press("3")
         while "There is no journal" not in "\n".join(await settled(pilot)):
             await pilot.pause(0.01)

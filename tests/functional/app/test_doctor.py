@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.screens.help import DoctorScreen, finding_line
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import doctor
-from sapo_desktop.services.machine.doctor import stream
+from sapo_desktop.services.machine.doctor import stream_findings
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_swarm.node.control_api import NodeNotAnswering
@@ -64,7 +64,7 @@ async def test_a_doctor_that_fails_itself_says_so() -> None:
 
 async def test_the_dialog_and_the_terminal_ask_the_same_doctor(home: Home) -> None:
     """One real examination, in the process of its own that the dialog uses."""
-    found = [finding.what async for finding in stream()]
+    found = [finding.what async for finding in stream_findings()]
     assert {"version", "machine", "disk", "settings", "torch", "activity", "scorer", "node"} <= set(found)
     assert "fake" not in found  # no engine for a person who trains
 
@@ -89,7 +89,7 @@ async def test_a_doctor_that_dies_on_its_way_is_not_taken_for_one_with_nothing_t
     one = 'print(\'{"verdict": "ok", "what": "disk", "text": "plenty"}\'); raise SystemExit(3)'
     monkeypatch.setattr(children, "own_command", lambda: [sys.executable, "-c", one])
     with pytest.raises(AppError, match="sapo-desktop doctor"):
-        assert [finding.what async for finding in stream()] == ["disk"]
+        assert [finding.what async for finding in stream_findings()] == ["disk"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_doctor_fails_on_a_settings_file_that_names_no_such_engine_task_or_a
     found = doctor._settings(home)
     assert (found.verdict, found.what) == ("fail", "settings")
     assert said in found.text
-    assert {one.what for one in doctor.plans(home)} <= {"memory", "speed"}, "the other checks go on"
+    assert {one.what for one in doctor.memory_and_speed_findings(home)} <= {"memory", "speed"}, "the other checks go on"
 
 
 async def test_a_node_that_does_not_answer_is_a_finding_with_the_way_out(

@@ -24,7 +24,7 @@ from sapo_backends import registry
 from sapo_backends.base import Completion, LoadRequest, Sampling
 from sapo_backends.fake import FakeEngine
 from sapo_desktop.errors import AppError
-from sapo_desktop.services.models.endpoint import WAITING, Answering, Endpoint, read_or_make
+from sapo_desktop.services.models.endpoint import WAITING, ChatEndpoint, ChatService, read_or_make
 from sapo_desktop.services.models.pieces import FIRST_PIECE
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.servers import MOST
@@ -36,7 +36,7 @@ ASK = {"messages": [{"role": "user", "content": "Calculate 12 + 7 - 5."}], "temp
 class Client:
     """Speaks to one endpoint."""
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, host: EngineThread) -> None:
+    def __init__(self, session: aiohttp.ClientSession, endpoint: ChatEndpoint, host: EngineThread) -> None:
         self.session, self.url, self.host = session, endpoint.url, host
 
     async def chat(
@@ -63,7 +63,7 @@ async def served(backend: str = "fake", model: str = "fake") -> AsyncIterator[Cl
     request = LoadRequest(model=model, method="none", device="cpu", threads=1, precision="float32")
     await host.load(lambda: registry.get_backend(backend)().load(request))
     try:
-        async with Endpoint(Answering(host), "my-model", TOKEN) as endpoint:
+        async with ChatEndpoint(ChatService(host), "my-model", TOKEN) as endpoint:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             async with aiohttp.ClientSession(headers=headers) as session:
                 yield Client(session, endpoint, host)
@@ -258,7 +258,7 @@ async def test_a_taken_port_is_a_sentence() -> None:
     async with served() as client:
         port = int(client.url.split(":")[2].split("/")[0])
         with pytest.raises(AppError, match="--port"):
-            async with Endpoint(Answering(client.host), "other", TOKEN, port):
+            async with ChatEndpoint(ChatService(client.host), "other", TOKEN, port):
                 pass
 
 

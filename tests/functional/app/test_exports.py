@@ -280,7 +280,7 @@ def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pyt
     assert starter.checkpoint is not None
     model = tmp_path / "data" / "models" / "a-model"
     shutil.copytree(starter.checkpoint, model / "checkpoints" / starter.checkpoint.name)
-    store.write(model, store.record_of("a-model", starter.config))
+    store.write_model_record(model, store.record_of("a-model", starter.config))
     code = (
         "import os, signal, sys\nif 'sapo_desktop.services.models.exports.worker' in sys.orig_argv:\n"
         "    open(os.environ['SAPO_HOME'] + '/pid', 'w').write(str(os.getpid()))\n"

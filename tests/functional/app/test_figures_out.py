@@ -86,7 +86,7 @@ def test_the_greedy_part_of_an_evaluation_has_its_own_figures_here_and_in_the_me
 def test_a_folder_of_the_models_name_that_holds_no_journal_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = store.create(Home.find(), "kim", RunConfig(model="fake", trainer="fake"))
+    model = store.create_model_folder(Home.find(), "kim", RunConfig(model="fake", trainer="fake"))
     journal = Journal(model.folder / "journal.db")
     journal.append([opened(0), finished(0)])
     journal.close()

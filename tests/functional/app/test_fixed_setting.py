@@ -46,7 +46,7 @@ async def test_what_is_typed_is_written_to_the_model_whose_settings_are_shown(
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     home = Home.find()
     home.prepare()
-    store.create(home, "ada", RunConfig(model="fake", trainer="fake"))
+    store.create_model_folder(home, "ada", RunConfig(model="fake", trainer="fake"))
     app = SapoDashboard(ReplayFeed([], 0), settings_actions=HomeSettings(home))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("f2")
@@ -55,7 +55,7 @@ async def test_what_is_typed_is_written_to_the_model_whose_settings_are_shown(
         screen, listing = app.screen, app.screen.query_one("#rows", OptionList)
         listing.highlighted = listing.get_option_index("run.max_new_tokens")
         await pilot.press("enter", "backspace", "backspace", *"32")
-        store.create(home, "bo", RunConfig(model="fake", trainer="fake"))
+        store.create_model_folder(home, "bo", RunConfig(model="fake", trainer="fake"))
         await pilot.press("enter")
         while not (app.screen is screen and any(row.owner == "bo" for row in screen.rows)):
             await pilot.pause(0.02)

@@ -181,10 +181,10 @@ async def test_leaving_while_the_node_starts_leaves_no_node_in_the_swarm(home: H
 
 
 async def test_deleting_a_model_whose_node_starts_ends_that_node_first(home: Home) -> None:
-    model = store.create(home, "kim", settings.load_settings(home.settings).run)
+    model = store.create_model_folder(home, "kim", settings.load_settings(home.settings).run)
     start = asyncio.create_task(supervisor.launch_node(home, [model.name]))
     await asyncio.to_thread(_begins, home)
-    assert await control.delete(home, model) > 0
+    assert await control.stop_and_delete_model(home, model) > 0
     assert (await start).name == "kim"  # it answered, and was stopped
     assert await supervisor.wait_for_status(home) is None
     assert not model.folder.exists()

@@ -52,7 +52,7 @@ def refused(home: Home, *arguments: str) -> str:
 
 
 def sessions(model: Model) -> tuple[RunStarted, ...]:
-    return history.story(model.folder).sessions
+    return history.load_history(model.folder).sessions
 
 
 def test_every_change_is_said_and_the_weights_go_on(home: Home) -> None:
@@ -63,7 +63,7 @@ def test_every_change_is_said_and_the_weights_go_on(home: Home) -> None:
     assert "goes on with round 3" in said
     assert "temperature 1.0 -> 0.8" in said
     run(home, "node", "--rounds", "5", "--tasks", "basic_arithmetic,bf")
-    model = store.find(home, "kim")
+    model = store.find_model(home, "kim")
     assert [s.changed for s in sessions(model)] == [(), ("temperature 1.0 -> 0.8",), ("tasks +bf",)]
     assert [(s.name, s.base, s.round) for s in sessions(model)] == [
         ("kim", "fake", 0),
@@ -91,7 +91,7 @@ async def test_joining_and_leaving_a_swarm_continue_the_same_weights(home: Home,
     async with coordinator(tmp_path / "host", "--port", "0") as (invite, _):
         run(home, "node", "kim", "--rounds", "4", "--join", invite)
     run(home, "node", "kim", "--rounds", "5", "--silo")
-    model = store.find(home, "kim")
+    model = store.find_model(home, "kim")
     assert [s.mode for s in sessions(model)] == ["silo", "swarm", "silo"]
     assert [s.changed for s in sessions(model)] == [(), ("joined the swarm at 127.0.0.1",), ("left the swarm",)]
     assert model.rounds_done == 5
@@ -102,11 +102,11 @@ async def test_joining_and_leaving_a_swarm_continue_the_same_weights(home: Home,
 def test_a_model_cannot_become_another_one(home: Home) -> None:
     """Another base, method or rank is refused in a sentence with the command that makes such a model."""
     run(home, "new", "kim", *NEW)
-    before = (store.find(home, "kim").folder / "model.json").read_bytes()
+    before = (store.find_model(home, "kim").folder / "model.json").read_bytes()
     for flags in (("--model", "starter"), ("--method", "lora"), ("--lora-rank", "8"), ("--precision", "bfloat16")):
         said = refused(home, "node", "kim", "--rounds", "1", *flags)
         assert "Make another model: sapo-desktop new" in said
-    assert (store.find(home, "kim").folder / "model.json").read_bytes() == before
+    assert (store.find_model(home, "kim").folder / "model.json").read_bytes() == before
 
 
 def test_a_goal_that_is_behind_the_model_says_how_to_count(home: Home) -> None:
@@ -114,7 +114,7 @@ def test_a_goal_that_is_behind_the_model_says_how_to_count(home: Home) -> None:
     run(home, "node", "kim", "--rounds", "3")
     assert "--rounds 5 trains 2 more" in refused(home, "node", "kim", "--rounds", "2")
     assert "Stopped after round 3" in run(home, "node", "kim", "--rounds", "3"), "a goal that is reached is no error"
-    assert store.find(home, "kim").config.rounds == 0, "the goal of a session is no setting of the model"
+    assert store.find_model(home, "kim").config.rounds == 0, "the goal of a session is no setting of the model"
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_what_is_mistyped_leaves_nothing_behind(home: Home, arguments: tuple[str
 def test_a_model_that_does_not_load_never_becomes_the_one_used_last(home: Home) -> None:
     """A base that went away since: the engine refuses, and the default stays with the model that was trained."""
     run(home, "new", "broken", *NEW)
-    record = store.find(home, "broken")
+    record = store.find_model(home, "broken")
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "1")
     (record.folder / "checkpoints").mkdir()
     torn = record.folder / "checkpoints" / "round-000003"
     torn.mkdir()
     refused(home, "node", "broken", "--rounds", "9")
-    assert store.find(home).name == "kim"
+    assert store.find_model(home).name == "kim"
 
 
 def test_names_are_told_apart_without_capitals_and_the_nearest_is_named(home: Home) -> None:
@@ -161,7 +161,7 @@ def test_models_are_listed_renamed_duplicated_and_deleted(home: Home) -> None:
     run(home, "models", "rename", "kim", "ada")
     run(home, "models", "duplicate", "ada", "eve")
     run(home, "node", "eve", "--rounds", "3")
-    ada, eve = store.find(home, "ada"), store.find(home, "eve")
+    ada, eve = store.find_model(home, "ada"), store.find_model(home, "eve")
     assert (ada.rounds_done, eve.rounds_done) == (2, 3)
     assert ada.record.id != eve.record.id
     assert {s.run_id for s in sessions(eve)} == {eve.record.id}, "the whole history is the copy's own"
@@ -178,13 +178,13 @@ def test_models_are_listed_renamed_duplicated_and_deleted(home: Home) -> None:
 def test_pruning_keeps_the_newest_and_the_best(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "6")
-    newest = store.find(home, "kim").checkpoints[-1]
+    newest = store.find_model(home, "kim").checkpoints[-1]
     shutil.copytree(newest, newest.with_name("round-000003"))
     assert "are free again" in run(home, "models", "prune", "kim", "--yes")
-    after = store.find(home, "kim")
+    after = store.find_model(home, "kim")
     assert after.rounds_done == 6
     assert [path.name for path in after.checkpoints] == ["round-000006"]
-    assert keeping.spare(after, time.time()) == []
+    assert keeping.spare_checkpoints(after, time.time()) == []
     assert "goes on with round 7" in run(home, "node", "kim", "--rounds", "7")
 
 
@@ -256,7 +256,7 @@ def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
     said = run(home, "node", "--rounds", "7", "--eval-every", "0")
     assert f"The run {OLD_RUN} is a model now: my-model." in said
     assert "goes on with round 6" in said
-    model = store.find(home, "my-model")
+    model = store.find_model(home, "my-model")
     assert (model.record.id, model.record.base) == (OLD_RUN, "starter")
     assert (model.config.local_groups, model.config.group_size) == (4, 4)
     rounds = [e.round for e in read_only(model.folder / "journal.db") if isinstance(e, RoundFinished)]
@@ -267,22 +267,22 @@ def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
 def test_adopting_goes_on_where_it_was_killed_and_tells_several_apart(home: Home) -> None:
     unpack(BEFORE, home.runs)
     shutil.copytree(home.runs / OLD_RUN, home.runs / "second")
-    first = adopt.adopt(home)
+    first = adopt.migrate_runs(home)
     assert len(first) == 2
     names = sorted(model.name for model in store.all_models(home))
     assert len(set(names)) == 2
     assert all(name.startswith("starter-20") for name in names)
     half = store.all_models(home)[0]
     half.folder.rename(home.runs / "half")  # as a kill between the two steps leaves it
-    adopt.adopt(home)
+    adopt.migrate_runs(home)
     assert sorted(model.name for model in store.all_models(home)) == names
-    assert adopt.adopt(home) == []
+    assert adopt.migrate_runs(home) == []
 
 
 def test_a_run_that_cannot_be_read_stays_where_it_is(home: Home) -> None:
     (home.runs / "odd").mkdir(parents=True)
     (home.runs / "odd" / "config.json").write_text("{")
-    (said,) = adopt.adopt(home)
+    (said,) = adopt.migrate_runs(home)
     assert "stays as it is" in said
     assert (home.runs / "odd" / "config.json").exists()
 
@@ -290,12 +290,12 @@ def test_a_run_that_cannot_be_read_stays_where_it_is(home: Home) -> None:
 def test_a_damaged_record_is_named_and_a_newer_one_is_left_alone(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "new", "eve", *NEW)
-    path = store.find(home, "kim").folder / "model.json"
+    path = store.find_model(home, "kim").folder / "model.json"
     path.write_text('{"format": 99}')
-    (found,) = store.unreadable(home)
+    (found,) = store.unreadable_models(home)
     assert "newer version" in found.sentence
     path.write_text("{")
-    (found,) = store.unreadable(home)
+    (found,) = store.unreadable_models(home)
     assert "damaged" in found.sentence
     assert [m.name for m in store.all_models(home)] == ["eve"]
 
@@ -304,7 +304,7 @@ def test_a_journal_is_checked_and_mended(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "2")
     assert "The journal is sound" in run(home, "runs", "check", "kim")
-    journal = store.find(home, "kim").folder / "journal.db"
+    journal = store.find_model(home, "kim").folder / "journal.db"
     with closing(sqlite3.connect(journal)) as db, db:
         db.execute("INSERT INTO events (kind, round, body) VALUES ('round', 9, 'nonsense')")
     assert sapo(home.config, "runs", "check", "kim").returncode == 1
@@ -328,12 +328,12 @@ def test_uninstalling_removes_what_the_app_made_and_nothing_else(home: Home) -> 
 def test_exports_are_no_part_of_the_disk_budget(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "1", "--disk-budget-gb", "0.01")
-    exports = store.find(home, "kim").folder / "exports"
+    exports = store.find_model(home, "kim").folder / "exports"
     exports.mkdir(exist_ok=True)
     with (exports / "large.gguf").open("wb") as file:
         file.truncate(50 * 2**20)
     run(home, "node", "kim", "--rounds", "2", "--disk-budget-gb", "0.01")
-    assert store.find(home, "kim").rounds_done == 2
+    assert store.find_model(home, "kim").rounds_done == 2
 
 
 def test_the_first_questions_are_not_asked_of_somebody_who_made_a_model_by_a_verb(home: Home) -> None:

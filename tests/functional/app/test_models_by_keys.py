@@ -63,7 +63,7 @@ class Keys:
 
 
 def events(home: Home, name: str) -> list[object]:
-    journal = store.find(home, name).folder / "journal.db"
+    journal = store.find_model(home, name).folder / "journal.db"
     return list(read_only(journal)) if journal.exists() else []
 
 
@@ -113,9 +113,9 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press("e", until="Export kim as")
         await keys.press(DOWN, ENTER, until="Wrote kim.*as gguf to.*Esc close")
         await keys.press(ESC, until=r"^(?!.*Esc close).*My models \(2\)")
-        assert list((store.find(home, "kim").folder / "exports").rglob("*.gguf"))
+        assert list((store.find_model(home, "kim").folder / "exports").rglob("*.gguf"))
 
-        story = history.story(store.find(home, "kim").folder)
+        story = history.load_history(store.find_model(home, "kim").folder)
         assert [s.changed for s in story.sessions] == [
             (),
             ("temperature 1.0 -> 0.8",),

@@ -51,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 async def halted(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A node that was halted; another model and an invite lie beside it."""
     async with node(home.config, *SLOW) as (_, process):
-        store.create(home, "other", RunConfig(model="fake", trainer="fake"))
+        store.create_model_folder(home, "other", RunConfig(model="fake", trainer="fake"))
         membership.save_invite(INVITE, home.invite)
         monkeypatch.setattr(control_api, "ANSWER_S", 0.3)
         os.kill(process.pid, signal.SIGSTOP)
@@ -62,7 +62,7 @@ ACTIONS: dict[str, Callable[[Home], Awaitable[object]]] = {
     "apply": lambda home: HomeSettings(home).restart(),
     "join": lambda home: HomeActions(home).join(INVITE),
     "leave": lambda home: HomeActions(home).leave(),
-    "train": lambda home: HomeModels(home).proceed(store.find(home, "other").record.id),
+    "train": lambda home: HomeModels(home).proceed(store.find_model(home, "other").record.id),
 }
 
 
@@ -127,7 +127,7 @@ del OLD["local_groups"]
 async def test_beside_a_node_of_another_version_settings_are_shown_and_applied_as_far_as_it_is_understood(
     home: Home, config: dict[str, Any]
 ) -> None:
-    model = store.create(home, "mine", RunConfig(model="fake", trainer="fake", max_new_tokens=33))
+    model = store.create_model_folder(home, "mine", RunConfig(model="fake", trainer="fake", max_new_tokens=33))
     older = OlderNode(str(model.folder), config)
     async with ControlServer(older, home.socket):  # type: ignore[arg-type]
         async with ControlClient(home.socket) as client:

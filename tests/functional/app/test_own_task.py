@@ -270,13 +270,13 @@ def test_new_name_tasks_own_has_the_settings_that_the_wizard_gives(home: Home) -
     assert sapo(home.config, "new", "typed", "--tasks", "lv").returncode == 0
     with library_in(home.tasks):
         assert first_run.first_model(FirstRunAnswers(task="lv"), home) == ["lv"]
-    made = store.find(home, "typed").config
-    assert made == store.find(home, "lv").config
+    made = store.find_model(home, "typed").config
+    assert made == store.find_model(home, "lv").config
     with library_in(home.tasks):
         assert (made.curriculum, regular_items(made)) == ("presets", 20), "all of its held-out rows"
     own = ("--curriculum", "uniform", "--eval-items", "5", "--max-new-tokens", "7")
     assert sapo(home.config, "new", "mine", "--tasks", "lv", *own).returncode == 0
-    kept = store.find(home, "mine").config
+    kept = store.find_model(home, "mine").config
     assert (kept.curriculum, kept.eval_items, kept.max_new_tokens) == ("uniform", 5, 7)
     assert sapo(home.config, "new", "both", "--tasks", "lv,bf").returncode == 0
-    assert store.find(home, "both").config.curriculum == "uniform"
+    assert store.find_model(home, "both").config.curriculum == "uniform"

@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.state import Caption
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models.recording import tour
+from sapo_desktop.services.models.recording import load_tour
 from sapo_swarm.events import LogLine, RoundFinished
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -181,7 +181,7 @@ async def test_a_caption_of_another_screen_waits_until_the_help_is_closed() -> N
 
 
 async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is() -> None:
-    events, said = tour()
+    events, said = load_tour()
     assert [caption.round for caption in said] == sorted(caption.round for caption in said)
     places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
     assert len({place.time for place in places}) == len(places)
@@ -199,7 +199,7 @@ async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is()
 
 
 async def test_at_80_by_24_the_swarm_screen_of_the_tour_shows_a_peer() -> None:
-    events, said = tour()
+    events, said = load_tour()
     places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
     app = SapoDashboard(ReplayFeed(events, 1.0, None, places, Clock()))
     shown = []

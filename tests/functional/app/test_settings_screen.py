@@ -157,7 +157,7 @@ async def test_what_was_changed_reaches_the_node_when_it_is_asked_to_start_again
             await pilot.press("f2")
             await until(pilot, lambda: isinstance(app.screen, SettingsScreen) and bool(app.screen.listed))
             screen = await choose(pilot, "run.max_new_tokens")
-            await actions.change("run.max_new_tokens", "32", store.find(home).name)
+            await actions.change("run.max_new_tokens", "32", store.find_model(home).name)
             screen._read()
             await until(pilot, lambda: "96. Press a" in said(pilot))
             await pilot.press("a")

@@ -118,7 +118,7 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
         await keys.press(ENTER, until=r"What to expect.*questions right before training.*judged wrong.*40\)")
         await keys.press(ENTER, until=r"my_sums · silo.*my_sums +\d+")
         await keys.press("4", until=r"my_sums +fake:0")
-    found = store.find(home, "my_sums")
+    found = store.find_model(home, "my_sums")
     assert found.config.tasks == ("my_sums",)
     measured = [e for e in read_only(found.folder / "journal.db") if isinstance(e, Evaluated)]
     assert [(score.task, score.items) for score in measured[0].tasks] == [("my_sums", 59)]
@@ -285,6 +285,6 @@ async def test_the_first_questions_lead_through_the_wizard_to_a_model_on_the_fil
         await until(pilot, lambda: bool(answered))
     assert answered[0] is not None
     assert first_run.first_model(answered[0], home) == ["my_sums"]
-    made = store.find(home, "my_sums").config
+    made = store.find_model(home, "my_sums").config
     with library_in(home.tasks):
         assert (made.tasks, made.model, regular_items(made)) == (("my_sums",), "fake:0.3", 59)

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-from sapo_desktop.services.models.pieces import HeldOut, Marks, Said
+from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks
 from sapo_desktop.services.models.screen.interface import NewModelInfo
 
 
@@ -51,10 +51,10 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
             return Line()
 
     class Line(ScriptedChat):
-        async def ask(self, question: str) -> AsyncGenerator[Said]:
+        async def ask(self, question: str) -> AsyncGenerator[ChatChunk]:
             asked.append(question)
             await answered.wait()
-            yield Said(0, "four")
+            yield ChatChunk(0, "four")
 
     app = app_over(SILO, model_actions=Slow(SILO))
     async with app.run_test(size=NARROW) as pilot:
@@ -90,11 +90,11 @@ async def test_next_typed_as_a_word_in_the_chat_asks_the_next_held_out_question_
             return Line()
 
     class Line(ScriptedChat):
-        async def ask(self, question: str) -> AsyncGenerator[Said]:
+        async def ask(self, question: str) -> AsyncGenerator[ChatChunk]:
             asked.append(question)
-            yield Said(0, "four")
+            yield ChatChunk(0, "four")
 
-        async def next_held_out(self) -> AsyncGenerator[HeldOut | Said | Marks]:
+        async def next_held_out(self) -> AsyncGenerator[HeldOut | ChatChunk | Marks]:
             asked.append("held out")
             async for part in super().next_held_out():
                 yield part

@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.screens.rollouts.keys import ExportDialog
 from sapo_desktop.errors import USER_ERRORS, UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services import first_run
-from sapo_desktop.services.machine.doctor import stream
+from sapo_desktop.services.machine.doctor import stream_findings
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -42,7 +42,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.chdir(tmp_path)
     found = Home.find()
     found.prepare()
-    store.create(found, "mine", RunConfig())
+    store.create_model_folder(found, "mine", RunConfig())
     (found.tasks / "broken").mkdir(parents=True)
     (found.tasks / "broken" / "task.toml").write_text("name = [")
     with library_in(found.tasks):
@@ -190,6 +190,6 @@ async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch
         async with child_process(["chat"]):
             pass
     with pytest.raises(USER_ERRORS):
-        await anext(aiter(stream()))
+        await anext(aiter(stream_findings()))
     with pytest.raises(USER_ERRORS):
-        await HomeModels(home).proceed(store.find(home, "mine").record.id)
+        await HomeModels(home).proceed(store.find_model(home, "mine").record.id)

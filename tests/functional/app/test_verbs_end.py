@@ -61,7 +61,7 @@ def test_a_recording_without_a_terminal_says_how_else(capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("asked")
 def test_ctrl_d_at_a_question_is_a_no(home: Home) -> None:
-    store.create(home, "ada", RunConfig(model="fake", trainer="fake"))
+    store.create_model_folder(home, "ada", RunConfig(model="fake", trainer="fake"))
     assert cli.run_command_line(["models", "delete", "ada"]) == 1
     assert cli.run_command_line(["uninstall", "--data"]) == 1
     assert cli.run_command_line(["login"]) == 2

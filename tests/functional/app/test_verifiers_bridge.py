@@ -19,7 +19,7 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_desktop.commands.tasks.verifiers import parse_environment_args
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.services.models.endpoint import Answering, Endpoint
+from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
 from sapo_desktop.services.tasks.bridge.child import MARK
 from sapo_desktop.services.tasks.bridge.running import BridgeJob, BridgeMessage, _told, run_environment
 from sapo_swarm.node.engine_thread import EngineThread
@@ -80,7 +80,7 @@ async def job(environment: str, **given: object) -> AsyncIterator[BridgeJob]:
     host = EngineThread()
     await host.load(lambda: FakeEngine(LoadRequest("fake")))
     try:
-        async with Endpoint(Answering(host), "model", TOKEN) as endpoint:
+        async with ChatEndpoint(ChatService(host), "model", TOKEN) as endpoint:
             yield BridgeJob(environment, dict(given), endpoint.url, TOKEN, "model", 3, 1, 0.0, 24)
     finally:
         await host.close()

@@ -35,7 +35,7 @@ class AsyncZeroconf:
 
 def kept_device(home: Path) -> str:
     """The device in the record of the one model."""
-    return store.find(Home(home, home / "data", home, home, home)).config.device
+    return store.find_model(Home(home, home / "data", home, home, home)).config.device
 
 
 def test_a_device_that_failed_is_not_kept_in_the_model(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_recording_and_groups_that_are_not_there_are_one_sentence_each(
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     assert cli.run_command_line(["replay", "nosuch"]) == 2
     assert "There is no file 'nosuch'. There is no model yet. Make one" in capsys.readouterr().err
-    model = store.create(Home.find(), "such", RunConfig(model="fake", trainer="fake"))
+    model = store.create_model_folder(Home.find(), "such", RunConfig(model="fake", trainer="fake"))
     assert cli.run_command_line(["replay", "nosuch"]) == 2
     assert "There is no file 'nosuch'. There is no model 'nosuch'. Did you mean 'such'?" in capsys.readouterr().err
     (tmp_path / "such").touch()

@@ -17,7 +17,7 @@ from tests.support.watched_node import CONFIG, CountingEngine, make
 
 from sapo_backends.base import Engine
 from sapo_desktop.services.against_base import unpaired_reason
-from sapo_desktop.services.machine.engines import builder
+from sapo_desktop.services.machine.engines import engine_builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse
 from sapo_swarm.config import RunConfig
@@ -49,7 +49,7 @@ NOT_USED: dict[str, Any] = dict.fromkeys(("checkpoints", "exchange", "journal", 
 
 
 def build(config: RunConfig) -> Engine:
-    return builder(config)(lambda fraction, phrase: None)
+    return engine_builder(config)(lambda fraction, phrase: None)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -47,7 +47,7 @@ def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: 
     other = sapo(home, "node", "--model", "starter", "--rounds", "3")
     assert other.returncode == 2
     assert "its weights would not fit" in other.stderr
-    model = store.find(Home(home, home / "data", home, home, home))
+    model = store.find_model(Home(home, home / "data", home, home, home))
     assert model.config.model == str(second), "the next start finds it there"
     paired = msgspec.structs.replace(model.config, trainer="llamacpp+torch")
     changes.refuse_other_identity(model, paired, model.config)
@@ -66,12 +66,12 @@ def test_a_folder_that_is_typed_on_screen_4_or_in_the_first_questions_or_f2_is_k
     home.prepare()
     shutil.copytree(sapo_assets.model_path("starter-1m"), base)
     monkeypatch.chdir(tmp_path)
-    ann = creating.new(home, "ann", RunConfig(model="owner/name"))
+    ann = creating.create_model(home, "ann", RunConfig(model="owner/name"))
     assert (ann.config.model, ann.record.base) == (str(base), str(base))
     [bea] = first_run.first_model(FirstRunAnswers(model="owner/name"), home)
-    assert store.find(home, bea).config.model == settings.load_settings(home.settings).run.model == str(base)
-    settings_actions.change(ann, "run.model", "owner/name")
-    assert store.find(home, "ann").config.model == str(base)
+    assert store.find_model(home, bea).config.model == settings.load_settings(home.settings).run.model == str(base)
+    settings_actions.change_model_setting(ann, "run.model", "owner/name")
+    assert store.find_model(home, "ann").config.model == str(base)
 
 
 def test_a_model_goes_on_with_another_trainer(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_model_goes_on_with_another_trainer(tmp_path: Path) -> None:
         done = sapo(home, "node", *("--model", "starter-1m", "--rounds", f"{number}"), *QUICK, "--trainer", trainer)
         assert done.returncode == 0, done.stderr
         assert f"round    {number}/{number}" in done.stdout
-        session = history.last_session(store.find(place).folder)
+        session = history.last_session(store.find_model(place).folder)
         assert session is not None
         assert session.backend == ("torch" if trainer == "auto" else trainer)
     checked = sapo(home, "runs", "check")

@@ -84,7 +84,7 @@ def test_the_verb_puts_older_weights_in_place_and_that_can_be_taken_back(tmp_pat
     assert back.weights != three.weights
     assert engine_files(model, 4) == {"fake.safetensors", "fake.json"}, "no optimizer"
     assert (evaluations(model)[4].pass_at_1, evaluations(model)[4].greedy) == (before[1].pass_at_1, before[1].greedy)
-    held_out = history.story(model).held_out
+    held_out = history.load_history(model).held_out
     assert held_out is not None
     assert (held_out.round, held_out.pass_at_1) == (4, before[1].pass_at_1)
     (line,) = [e for e in read_only(model / "journal.db", ("log",)) if isinstance(e, LogLine) and "Back at" in e.text]
@@ -92,7 +92,7 @@ def test_the_verb_puts_older_weights_in_place_and_that_can_be_taken_back(tmp_pat
 
     assert sapo(tmp_path, "rollback", "--to", "3").returncode == 0
     assert read_state(model / "checkpoints" / "round-000005").weights == three.weights
-    assert [e.round for e in history.story(model).undone] == [4], "what was undone first leads here again"
+    assert [e.round for e in history.load_history(model).undone] == [4], "what was undone first leads here again"
 
     trained(tmp_path, 6)
     assert told(model) == [0, 1, 2, 5], "the steps back count as rounds, and train nothing"
@@ -101,7 +101,7 @@ def test_the_verb_puts_older_weights_in_place_and_that_can_be_taken_back(tmp_pat
     report = check_journal(model / "journal.db")
     assert report.sound
     assert report.missing == 0
-    held_out = history.story(model).held_out
+    held_out = history.load_history(model).held_out
     assert held_out is not None
     assert held_out.round == 6
 

@@ -101,12 +101,12 @@ def test_a_model_that_was_made_with_a_limit_of_40_tokens_is_trained_with_40(tmp_
     assert sapo(tmp_path, *made, "--thinking", "on", "--max-new-tokens", "40").returncode == 0
     ran = sapo(tmp_path, "node", "b", "--silo", "--rounds", "1")
     assert ran.returncode == 0, ran.stderr
-    record = store.find(home, "b").record
+    record = store.find_model(home, "b").record
     assert record.trained is not None
     assert record.trained.max_new_tokens == record.config.max_new_tokens == 40
     for thinking, tokens in (("off", 40), ("on", REASONING_TOKENS)):
-        settings_actions.change(store.find(home, "b"), "run.thinking", thinking)
-        assert store.find(home, "b").config.max_new_tokens == tokens
+        settings_actions.change_model_setting(store.find_model(home, "b"), "run.thinking", thinking)
+        assert store.find_model(home, "b").config.max_new_tokens == tokens
 
 
 def test_a_model_of_the_first_questions_has_room_for_reasoning_before_its_first_start(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_model_of_the_first_questions_has_room_for_reasoning_before_its_first_
     home.prepare()
     settings.write_setting(home.settings, "run.thinking", "on")
     [name] = first_run.first_model(FirstRunAnswers(), home)
-    assert store.find(home, name).config.max_new_tokens == REASONING_TOKENS
+    assert store.find_model(home, name).config.max_new_tokens == REASONING_TOKENS

@@ -69,11 +69,11 @@ def kept_in_flight(folder: Path) -> int:
 
 def keep_record(folder: Path, number: int) -> None:
     record = shelf.record_of("ada", RunConfig(rounds=number), "id")
-    shelf.write(folder, record)
+    shelf.write_model_record(folder, record)
 
 
 def kept_record(folder: Path) -> int:
-    return shelf.read(folder).config.rounds
+    return shelf.read_model(folder).config.rounds
 
 
 def keep_setting(folder: Path, number: int) -> None:

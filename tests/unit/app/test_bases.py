@@ -49,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_the_list_has_a_date_and_every_entry_a_licence_and_a_size() -> None:
-    found = recommended.recommended()
+    found = recommended.load_recommended_list()
     assert found.date.startswith("20")
     assert len(found.bases) >= 5
     assert [base.bytes for base in found.bases] == sorted(base.bytes for base in found.bases)
@@ -59,15 +59,15 @@ def test_the_list_has_a_date_and_every_entry_a_licence_and_a_size() -> None:
 
 
 def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
-    one = card.card(home, RunConfig(model=SMOL, trainer="torch", device="cpu"))
-    said = "\n".join(card.lines(one))
+    one = card.build_base_card(home, RunConfig(model=SMOL, trainer="torch", device="cpu"))
+    said = "\n".join(card.base_card_lines(one))
     assert "135M parameters, apache-2.0" in said
     assert "269 MB of 269 MB (by the list that ships" in said
     assert "a round of 8 groups of 8 needs about" in said
     assert "to 200 rounds (estimated from this machine's limits" in said
     assert "answers     cut at 96 tokens" in said
     assert "answers     cut" not in "".join(
-        card.lines(card.card(home, RunConfig(model="starter", trainer="torch", device="cpu")))
+        card.base_card_lines(card.build_base_card(home, RunConfig(model="starter", trainer="torch", device="cpu")))
     )
     assert one.fits
     assert one.hours is not None
@@ -80,26 +80,26 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
 
 def test_what_is_too_large_says_what_would_fit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sapo_backends.common.hardware.available_memory", lambda: 1400 << 20)
-    one = card.card(home, RunConfig(model=SMOL, trainer="torch", device="cpu", max_new_tokens=1024))
-    assert "--max-new-tokens" not in "".join(card.lines(one)[:-1])
+    one = card.build_base_card(home, RunConfig(model=SMOL, trainer="torch", device="cpu", max_new_tokens=1024))
+    assert "--max-new-tokens" not in "".join(card.base_card_lines(one)[:-1])
     assert not one.fits
-    assert "too large   " in card.lines(one)[-1]
-    assert "--" in card.lines(one)[-1]
+    assert "too large   " in card.base_card_lines(one)[-1]
+    assert "--" in card.base_card_lines(one)[-1]
     assert one.short.endswith("does not fit")
 
 
 def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home: Home) -> None:
     """And a node is not started: nothing is downloaded for it."""
     full = RunConfig(model=SMOL, trainer="torch", device="cpu", method="full", disk_budget_gb=0.5)
-    one = card.card(home, full)
+    one = card.build_base_card(home, full)
     assert one.short.endswith("does not fit")
     assert "its checkpoints exceed the disk budget" in one.sentence
     told = "too large   2 checkpoints of this model's weights take 1.08 GB"
-    assert card.lines(one)[-1].startswith(told)
+    assert card.base_card_lines(one)[-1].startswith(told)
     with pytest.raises(UsageError, match="too large: 2 checkpoints"):
         node._tell_what_it_needs(home, full, ConsoleReporter(io.StringIO(), False, True), 0, trained=False)
     for fits in (msgspec.structs.replace(full, method="lora"), msgspec.structs.replace(full, disk_budget_gb=0.0)):
-        assert not card.card(home, fits).over_budget
+        assert not card.build_base_card(home, fits).over_budget
 
 
 def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: Home, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
     folder = Path(shutil.copytree(locate.bundled_model_folder("starter-1m"), tmp_path / "base"))
 
     def told(model: str = str(folder)) -> tuple[str, str]:
-        one = card.card(home, RunConfig(model=model, trainer="torch", device="cpu"))
-        return card.lines(one)[0].partition("parameters, ")[2], one.license
+        one = card.build_base_card(home, RunConfig(model=model, trainer="torch", device="cpu"))
+        return card.base_card_lines(one)[0].partition("parameters, ")[2], one.license
 
     assert told() == ("licence not told", "")
     (folder / "LICENSE").write_text("Do what you like.")
@@ -161,13 +161,13 @@ def test_the_room_that_reasoning_needs_is_planned_wherever_a_base_is_shown(
 
 def test_a_base_that_is_nowhere_is_a_sentence(home: Home) -> None:
     with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE forbids"):
-        card.card(home, RunConfig(model="owner/unknown"))
+        card.build_base_card(home, RunConfig(model="owner/unknown"))
     with pytest.raises(ModelNotFound, match="Did you mean 'starter'"):
-        card.card(home, RunConfig(model="startr"))
+        card.build_base_card(home, RunConfig(model="startr"))
 
 
 def test_an_estimate_grows_with_the_model_and_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = (base.size(RunConfig()) for base in recommended.recommended().bases[::6])
+    small, large = (base.size(RunConfig()) for base in recommended.load_recommended_list().bases[::6])
     round_, longer = RoundWorkload(64, 96), RoundWorkload(64, 512)
     first = machine_limits.round_seconds(small, round_, LIMITS, "bfloat16")
     assert first is not None
@@ -238,10 +238,10 @@ def test_an_estimate_is_near_what_own_tasks_took_on_real_models(
 
 def test_a_token_is_kept_for_its_owner_only_and_forgotten(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_system_keyring", lambda: None)
-    assert "readable by you only" in tokens.keep(home, " hf_abc \n")
+    assert "readable by you only" in tokens.save_hub_token(home, " hf_abc \n")
     file = home.config / "hub-token.secret"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert tokens.kept(home) == "hf_abc"
-    tokens.keep(home, "")
-    assert tokens.kept(home) is None
+    assert tokens.load_hub_token(home) == "hf_abc"
+    tokens.save_hub_token(home, "")
+    assert tokens.load_hub_token(home) is None
     assert not file.exists()

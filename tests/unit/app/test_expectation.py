@@ -9,7 +9,7 @@ import pytest
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases.forecast import Forecast
+from sapo_desktop.services.bases.forecast import TrainingForecast
 from sapo_desktop.services.tasks import expectation
 from sapo_desktop.services.tasks.store import keep_shots
 from sapo_swarm.config import RunConfig
@@ -140,7 +140,7 @@ def test_when_something_can_be_compared_follows_the_setting_of_examples(examples
 
 def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None:
     """With the examples, a round and an evaluation, each as long as it takes here."""
-    time = Forecast(trial=3.0, examples=95.0, round=4.2, evaluation=15.0, every=25, answer=4.0, counts=None)
+    time = TrainingForecast(trial=3.0, examples=95.0, round=4.2, evaluation=15.0, every=25, answer=4.0, counts=None)
     hard = trial(rate=0.0, greedy=0.0, mixed=0.0, formed=1.0, reference="plumber", fitting=0.0)
     text = " ".join(expectation.describe_expectation(hard, time=time))
     assert "Examples come first: 63 s to 4 min here, at most 10 minutes" in text

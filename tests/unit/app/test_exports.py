@@ -18,14 +18,14 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases.licence import licence_of
-from sapo_desktop.services.models.exports.card import Record, card, record_of
-from sapo_desktop.services.models.exports.export import LIBRARIES, compare
-from sapo_desktop.services.models.exports.foreign import PACKAGES, read
-from sapo_desktop.services.models.exports.formats import FORMATS, Plan
-from sapo_desktop.services.models.exports.job import Answered, Missing, Read
-from sapo_desktop.services.models.exports.modelfile import modelfile
-from sapo_desktop.services.models.exports.usage import usage
-from sapo_desktop.services.models.shelf.history import story
+from sapo_desktop.services.models.exports.card import ModelCardRecord, record_of, render_model_card
+from sapo_desktop.services.models.exports.export import LIBRARIES, compare_greedy_answers
+from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
+from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
+from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
+from sapo_desktop.services.models.exports.modelfile import render_modelfile
+from sapo_desktop.services.models.exports.usage import loading_instructions
+from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
 from sapo_swarm.node.journal import Journal
@@ -58,7 +58,7 @@ def evaluated(round_: int, pass_at_1: float, delta: float | None = None, permute
 
 def written(**more: object) -> str:
     """A card with these facts."""
-    return card(Record("my model", "owner/name", **more), "hf", "Load it.\n", "Checked.")  # type: ignore[arg-type]
+    return render_model_card(ModelCardRecord("my model", "owner/name", **more), "hf", "Load it.\n", "Checked.")  # type: ignore[arg-type]
 
 
 def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
@@ -87,8 +87,8 @@ def test_a_model_that_nobody_evaluated_says_so() -> None:
 
 def test_names_and_folders_become_plain_text() -> None:
     """A name is no markdown, no YAML and no control sequence, and nobody's folders are told."""
-    record = Record("[x](http://y)\n---\n\x1b[2J# big", "/home/somebody/secret/base", tasks=("<b>",))
-    text = card(record, "gguf", usage(record, Plan("gguf", Path("x"))), "")
+    record = ModelCardRecord("[x](http://y)\n---\n\x1b[2J# big", "/home/somebody/secret/base", tasks=("<b>",))
+    text = render_model_card(record, "gguf", loading_instructions(record, ExportPlan("gguf", Path("x"))), "")
     assert "secret" not in text
     assert "\x1b" not in text
     assert "\\[x\\](http://y) --- " in text
@@ -100,17 +100,17 @@ def test_names_and_folders_become_plain_text() -> None:
 @pytest.mark.parametrize("kind", list(FORMATS))
 def test_every_format_says_how_it_is_loaded(kind: str) -> None:
     """Each library has a name for people and a package to ask for."""
-    record = Record("my model", "owner/name")
-    assert usage(record, Plan(kind, Path("x"))).startswith("```")  # type: ignore[arg-type]
+    record = ModelCardRecord("my model", "owner/name")
+    assert loading_instructions(record, ExportPlan(kind, Path("x"))).startswith("```")  # type: ignore[arg-type]
     assert FORMATS[kind].library in LIBRARIES  # type: ignore[index]
     assert set(PACKAGES) == set(LIBRARIES)
 
 
 def test_an_adapter_on_a_base_that_has_no_name_on_the_hub_leaves_the_folder_to_be_filled_in(tmp_path: Path) -> None:
-    plan = Plan("adapter", Path("x"))
-    assert 'from_pretrained("owner/name")\n' in usage(Record("mine", "owner/name"), plan)
+    plan = ExportPlan("adapter", Path("x"))
+    assert 'from_pretrained("owner/name")\n' in loading_instructions(ModelCardRecord("mine", "owner/name"), plan)
     for base in ("starter", str(tmp_path)):
-        text = usage(Record("mine", base), plan)
+        text = loading_instructions(ModelCardRecord("mine", base), plan)
         assert f'from_pretrained("path/to/{Path(base).name}")  # adapter_config.json says where it lay\n' in text
 
 
@@ -137,7 +137,7 @@ def template_folder(folder: Path, template: str) -> Path:
 
 def test_a_modelfile_says_the_chat_template_in_ollamas_words(tmp_path: Path) -> None:
     """ChatML with a system prompt: every literal piece at its place, the end token as a stop."""
-    text = modelfile(template_folder(tmp_path, CHATML), "m.gguf", 1024, "Think.")
+    text = render_modelfile(template_folder(tmp_path, CHATML), "m.gguf", 1024, "Think.")
     assert (
         'TEMPLATE """{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}<|im_start|>user\n' in text
     )
@@ -154,7 +154,7 @@ def test_exports_end_a_turn_as_the_chat_template_does(tmp_path: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|endoftext|>"}))
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
-    assert '{{ .Response }}<|im_end|>"""' in modelfile(folder, "m.gguf", 1024, "")
+    assert '{{ .Response }}<|im_end|>"""' in render_modelfile(folder, "m.gguf", 1024, "")
     assert gguf_tokenizer(folder, 1024).eos == 2
 
 
@@ -178,13 +178,13 @@ def test_the_card_says_the_system_prompt_as_text_whatever_is_in_it() -> None:
 
 def test_a_system_prompt_that_a_modelfile_cannot_hold_is_named_and_where_there_is_none_none_is(tmp_path: Path) -> None:
     folder = template_folder(tmp_path, CHATML)
-    assert modelfile(folder, "m.gguf", 1024, 'Say """.').endswith("\n# README.md holds its system prompt.\n")
-    assert "SYSTEM" not in modelfile(folder, "m.gguf", 1024, "")
+    assert render_modelfile(folder, "m.gguf", 1024, 'Say """.').endswith("\n# README.md holds its system prompt.\n")
+    assert "SYSTEM" not in render_modelfile(folder, "m.gguf", 1024, "")
 
 
 def test_a_template_without_a_system_prompt_gets_none() -> None:
     """The starter's leaves it out: it was trained on nothing else."""
-    text = modelfile(bundled_model_folder("starter"), "m.gguf", 1024, "Think.")
+    text = render_modelfile(bundled_model_folder("starter"), "m.gguf", 1024, "Think.")
     assert "System" not in text
     assert "SYSTEM" not in text
     assert "{{ .Prompt }}" in text
@@ -200,7 +200,7 @@ def test_a_template_without_a_system_prompt_gets_none() -> None:
 )
 def test_what_cannot_be_said_is_left_to_ollama(tmp_path: Path, template: str) -> None:
     """Better no template than a wrong one."""
-    text = modelfile(template_folder(tmp_path, template), "m.gguf", 1024, "Think.")
+    text = render_modelfile(template_folder(tmp_path, template), "m.gguf", 1024, "Think.")
     assert "TEMPLATE" not in text
     assert "# Ollama recognises" in text
 
@@ -208,15 +208,15 @@ def test_what_cannot_be_said_is_left_to_ollama(tmp_path: Path, template: str) ->
 def test_agreement_counts_prompts_answers_and_the_way_to_the_first_other_token() -> None:
     """And only a lossless format is held to identical answers."""
     ours = [([1], [5, 6, 7, 8]), ([2], [5]), ([3], [])]
-    same = compare("peft", "1.0", ours, ours, 64)
+    same = compare_greedy_answers("peft", "1.0", ours, ours, 64)
     assert (same.prompts, same.identical, same.followed) == (3, 3, 1.0)
     assert same.sentence() == "Loaded again by peft 1.0: 3 of 3 greedy answers identical (at most 64 tokens each)."
     assert not same.wrong(lossless=True)
-    other = compare("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
+    other = compare_greedy_answers("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
     assert (other.identical, other.followed) == (2, pytest.approx((0.5 + 1 + 1) / 3))
     assert "83 % of each followed" in other.sentence()
     assert not other.wrong(lossless=False)
-    split = compare("llama_cpp", "1.0", ours, [([1, 0], [5, 6, 7, 8]), *ours[1:]], 64)
+    split = compare_greedy_answers("llama_cpp", "1.0", ours, [([1, 0], [5, 6, 7, 8]), *ours[1:]], 64)
     assert "1 of 3 questions split into other tokens" in split.sentence()
     assert split.wrong(lossless=False)
 
@@ -226,15 +226,15 @@ def test_one_near_tie_of_three_answers_is_no_other_model_and_of_twenty_two_are_n
     for answers, others, wrong in ((3, 1, False), (3, 2, True), (20, 2, False), (20, 3, True), (9, 1, False)):
         ours = [([n], [5, 6, 7, 8]) for n in range(answers)]
         theirs = [([n], [5, 6, 7, 9] if n < others else [5, 6, 7, 8]) for n in range(answers)]
-        assert compare("peft", "1.0", ours, theirs, 64).wrong(lossless=True) == wrong
-    assert compare("peft", "1.0", ours[:1], [([0], [9, 9, 9, 9])], 64).wrong(lossless=True)
+        assert compare_greedy_answers("peft", "1.0", ours, theirs, 64).wrong(lossless=True) == wrong
+    assert compare_greedy_answers("peft", "1.0", ours[:1], [([0], [9, 9, 9, 9])], 64).wrong(lossless=True)
 
 
 def test_a_library_without_its_packages_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked up by what is installed; nothing is imported for that."""
     monkeypatch.setitem(PACKAGES, "mlx_lm", "no-such-package-at-all")
-    job = Read(library="mlx_lm", path="", base="", chats=[], tokens=1)
-    assert read(job, lambda fraction, phrase: None) == Missing()
+    job = ReadJob(library="mlx_lm", path="", base="", chats=[], tokens=1)
+    assert answer_with_library(job, lambda fraction, phrase: None) == LibraryMissing()
 
 
 def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Path) -> None:
@@ -266,10 +266,10 @@ def test_after_a_rollback_the_card_and_the_list_tell_the_score_of_the_weights_th
         found = record_of("mine", RunConfig(), tmp_path / "journal.db", rounds).held_out
         assert found is not None
         assert found.pass_at_1 == rate
-    assert [one.pass_at_1 for one in (story(tmp_path).held_out,) if one] == [0.4]
+    assert [one.pass_at_1 for one in (load_history(tmp_path).held_out,) if one] == [0.4]
     journal.append([evaluated(50, 0.45)])
     journal.close()
-    assert [one.pass_at_1 for one in (story(tmp_path).held_out,) if one] == [0.45]
+    assert [one.pass_at_1 for one in (load_history(tmp_path).held_out,) if one] == [0.45]
 
 
 def test_a_record_says_that_the_rewards_were_a_judges_and_whose(tmp_path: Path) -> None:
@@ -295,9 +295,9 @@ def test_llama_cpp_reads_the_first_token_that_a_chat_template_asks_for(
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     write_gguf(folder, tmp_path / "model.gguf", "F32")
     chat = [{"role": "user", "content": "1+1?"}]
-    job = Read(library="llama_cpp", path=str(tmp_path / "model.gguf"), base="", chats=[chat], tokens=1)
-    found = read(job, lambda fraction, phrase: None)
-    assert isinstance(found, Answered)
+    job = ReadJob(library="llama_cpp", path=str(tmp_path / "model.gguf"), base="", chats=[chat], tokens=1)
+    found = answer_with_library(job, lambda fraction, phrase: None)
+    assert isinstance(found, ReadResult)
     assert [prompt for prompt, _ in found.answers] == [HfTokenizer(folder).encode_chat(chat)]
 
 

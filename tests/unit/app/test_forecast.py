@@ -14,7 +14,7 @@ from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, Mea
 from sapo_backends.measure.machine_limits import MachineLimits, RateEstimator
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import question_tokens
-from sapo_desktop.services.bases.forecast import Forecast, forecast
+from sapo_desktop.services.bases.forecast import TrainingForecast, forecast_training
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 
@@ -45,10 +45,10 @@ def tasks(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def expected(home: Home, config: RunConfig) -> Forecast:
-    counts = question_tokens.count(home, config, make=False)
+def expected(home: Home, config: RunConfig) -> TrainingForecast:
+    counts = question_tokens.count_question_tokens(home, config, make=False)
     assert counts is not None
-    return forecast(config, RATES, ROWS, counts)
+    return forecast_training(config, RATES, ROWS, counts)
 
 
 def test_longer_questions_take_longer(home: Home) -> None:
@@ -69,7 +69,7 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     from sapo_swarm.scoring.prompts import messages
     from sapo_swarm.tasks.own import library
 
-    counts = question_tokens.count(home, msgspec.structs.replace(OWN, model="starter"), make=False)
+    counts = question_tokens.count_question_tokens(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None
     assert counts.by_tokenizer
     tokenizer, task = HfTokenizer(locate.bundled_model_folder("starter")), library.find("short")
@@ -97,11 +97,11 @@ def test_evaluations_are_counted_at_both_temperatures_and_as_often_as_they_come(
 
 def test_what_questions_begin_with_alike_is_computed_once(home: Home) -> None:
     """In generation and in a step of examples; a round's update computes each question whole."""
-    counts = question_tokens.count(home, OWN, make=False)
+    counts = question_tokens.count_question_tokens(home, OWN, make=False)
     assert counts is not None
     assert counts.shared >= 16
     alone = msgspec.structs.replace(counts, shared=0.0)
-    together, apart = (forecast(OWN, RATES, ROWS, each) for each in (counts, alone))
+    together, apart = (forecast_training(OWN, RATES, ROWS, each) for each in (counts, alone))
     assert together.examples < apart.examples
     assert together.round < apart.round
     prompts = counts.shared + 8 * (counts.prompt - counts.shared)
@@ -122,20 +122,20 @@ def test_the_examples_are_told_of_only_where_they_come(home: Home) -> None:
 def test_what_is_not_known_is_assumed_and_said(home: Home) -> None:
     """reasoning_gym's questions, where there is no time to make them."""
     config = RunConfig(model="starter")
-    assert question_tokens.count(home, config, make=False) is None
-    assert forecast(config, RATES, ROWS, None).basis.startswith("assumed: questions of 64 tokens")
+    assert question_tokens.count_question_tokens(home, config, make=False) is None
+    assert forecast_training(config, RATES, ROWS, None).basis.startswith("assumed: questions of 64 tokens")
 
 
 def test_questions_of_reasoning_gym_are_made_once(home: Home) -> None:
     """In the scorer's process; afterwards the counts are read from a file."""
     config = RunConfig(model="starter", tasks=("basic_arithmetic", "propositional_logic"))
-    counts = question_tokens.count(home, config, make=True)
+    counts = question_tokens.count_question_tokens(home, config, make=True)
     assert counts is not None
     assert counts.questions >= 2 * question_tokens.LEAST
     assert counts.known
-    assert question_tokens.count(home, config, make=False) == counts
+    assert question_tokens.count_question_tokens(home, config, make=False) == counts
     (home.cache / "question-tokens.json").write_text("[]", "utf-8")
-    assert question_tokens.count(home, config, make=False) is None
+    assert question_tokens.count_question_tokens(home, config, make=False) is None
 
 
 def test_measured_rates_go_before_the_limits(home: Home) -> None:
@@ -146,5 +146,7 @@ def test_measured_rates_go_before_the_limits(home: Home) -> None:
     assert rates.generate(RoundWorkload(64, 10)) == pytest.approx(0.5 + 640 / 400)
     assert rates.update(100, 300) == pytest.approx(2.1)
     counts = TokenCounts(32, 80, 60, 9, 9, True, 96, True, 196, 28, 56)
-    assert forecast(OWN, rates, ROWS, counts, measured=7.0).round == 7.0
-    assert forecast(OWN, rates, ROWS, counts).round == pytest.approx(0.5 + 64 * 9 / 400 + (8 * 80 + 64 * 9) / 200 + 0.1)
+    assert forecast_training(OWN, rates, ROWS, counts, measured=7.0).round == 7.0
+    assert forecast_training(OWN, rates, ROWS, counts).round == pytest.approx(
+        0.5 + 64 * 9 / 400 + (8 * 80 + 64 * 9) / 200 + 0.1
+    )

@@ -13,8 +13,8 @@ import pytest
 
 from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.errors import ModelNotFound
-from sapo_desktop.services.models.exports.card import Record, card
-from sapo_desktop.services.models.exports.modelfile import modelfile
+from sapo_desktop.services.models.exports.card import ModelCardRecord, render_model_card
+from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_desktop.services.models.figures.csv_table import as_text
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import Evaluated, TaskScore
@@ -74,7 +74,7 @@ def test_a_modelfile_holds_no_instruction_but_ours(tmp_path: Path, text: str, pl
     token, system = (text, "Think.") if place == "token" else ("<|end|>", text)
     folder = folder_with(tmp_path / "m", token)
     try:
-        written = modelfile(folder, "m.gguf", 1024, system)
+        written = render_modelfile(folder, "m.gguf", 1024, system)
     except ModelNotFound:  # the tokenizer itself refuses it
         return
     assert set(instructions(written)) <= {"FROM", "PARAMETER", "TEMPLATE", "SYSTEM"}
@@ -90,10 +90,10 @@ def card_of(text: str) -> str:
         round=3, temperature=1.0, items=8, pass_at_1=0.5, low=0.2, high=0.8, delta=None, delta_low=None, delta_high=None,
         tasks=(score,), seconds=1.0,
     )  # fmt: skip
-    record = Record(
+    record = ModelCardRecord(
         text, text, tasks=(text, text), system=text, held_out=measured, settings={"learning_rate": text}, method="lora"
     )
-    return card(record, "hf", "Use it.\n", "")
+    return render_model_card(record, "hf", "Use it.\n", "")
 
 
 def csv_of(text: str) -> str:
@@ -163,5 +163,5 @@ def test_what_others_name_things_is_no_grammar_of_a_file_that_is_written(writer:
 
 
 def test_an_honest_modelfile_keeps_its_stop_its_template_and_its_system_prompt(tmp_path: Path) -> None:
-    text = modelfile(folder_with(tmp_path / "m", "<|end|>"), "m.gguf", 1024, "Think. \u2192 \u200c.")
+    text = render_modelfile(folder_with(tmp_path / "m", "<|end|>"), "m.gguf", 1024, "Think. \u2192 \u200c.")
     assert instructions(text) == ["FROM", "PARAMETER", "PARAMETER", "TEMPLATE", "SYSTEM"]

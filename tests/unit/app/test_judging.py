@@ -12,8 +12,8 @@ from tests.support.records import evaluation, finished, opened
 
 from sapo_desktop.dashboard.screens.models.compare import of_one, of_two
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models.shelf.history import Story
-from sapo_desktop.services.models.shelf.overview import gain
+from sapo_desktop.services.models.shelf.history import TrainingHistory
+from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_desktop.services.tasks import judging
 from sapo_swarm.scoring.rubric import Endpoint, agreement
 
@@ -55,10 +55,10 @@ def test_judged_and_verified_tasks_are_not_trained_on_together_nor_one_after_the
 
 
 def test_no_curve_holds_judged_and_verified_rewards() -> None:
-    verified = Story((opened(0),), (finished(0),))
+    verified = TrainingHistory((opened(0),), (finished(0),))
     judged = replace(verified, sessions=(msgspec.structs.replace(opened(0), judged=True),))
     assert [line.label for line in of_one(judged)[0]] == ["judged"]
     assert [line.label for line in of_two(("a", verified), ("b", verified))[0]] == ["a", "b"]
     assert [line.label for line in of_two(("a", judged), ("b", verified))[0]] == ["judged"]
-    assert gain(evaluation(0), judged=True).startswith("judged ")
-    assert not gain(evaluation(0)).startswith("judged ")
+    assert format_gain(evaluation(0), judged=True).startswith("judged ")
+    assert not format_gain(evaluation(0)).startswith("judged ")

@@ -27,7 +27,7 @@ def test_a_preset_sets_the_switches_that_it_shows_and_nothing_else(
 
 
 def test_a_sensor_that_is_not_there_is_said_to_be_not_available_here(tmp_path: Path) -> None:
-    found = {line.what: line for line in doctor.findings(tmp_path, tmp_path / "sys", tmp_path / "proc")}
+    found = {line.what: line for line in doctor.sensor_findings(tmp_path, tmp_path / "sys", tmp_path / "proc")}
     assert set(found) == {"battery", "heat", "thermal pressure", "fan", "memory pressure", "lid", "network", "activity"}
     for what in ("battery", "heat", "thermal pressure", "fan", "memory pressure", "lid"):
         assert found[what].verdict == "note"
@@ -38,7 +38,7 @@ def test_a_sensor_that_is_not_there_is_said_to_be_not_available_here(tmp_path: P
 @linux
 def test_a_sensor_that_is_there_is_told_with_what_it_says(tmp_path: Path) -> None:
     device_tree.laptop(tmp_path, celsius=61, fan_rpm=2400, memory_wait=3.5, lid="open")
-    found = {line.what: line for line in doctor.findings(tmp_path, tmp_path / "sys", tmp_path / "proc")}
+    found = {line.what: line for line in doctor.sensor_findings(tmp_path, tmp_path / "sys", tmp_path / "proc")}
     assert found["battery"].text == "plugged in, 80 %"
     assert found["heat"].text == "61 °C"
     assert found["fan"].text == "2400 turns a minute"

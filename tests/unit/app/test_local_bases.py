@@ -24,7 +24,7 @@ from sapo_desktop.commands.models import bases
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import local_models, recommended
-from sapo_desktop.services.bases.local_models import look
+from sapo_desktop.services.bases.local_models import scan_local_bases
 from sapo_desktop.services.first_questions import BaseGroup, FirstRunAnswers
 from sapo_swarm.config import RunConfig
 
@@ -60,7 +60,7 @@ def lm_studio(home: Path, name: str, content: bytes = b"") -> Path:
 
 def test_each_model_has_its_size_quantisation_and_fit(home: Path) -> None:
     path = lm_studio(home, "smol-Q4_K_M.gguf")
-    (one,) = look(RUN).bases
+    (one,) = scan_local_bases(RUN).bases
     assert (one.base, one.quantisation, one.architecture, one.parameters) == (
         "lmstudio:smol-Q4_K_M",
         "Q4_K_M",
@@ -81,7 +81,7 @@ def test_a_large_model_is_tight_or_too_large_by_the_memory_that_is_free(
     fits = {}
     for free in (64 << 30, 2600 << 20, 1 << 30):
         monkeypatch.setattr(hardware, "available_memory", lambda free=free: free)
-        (one,) = look(RUN, fresh=True).bases
+        (one,) = scan_local_bases(RUN, fresh=True).bases
         fits[free >> 20] = one.fit
     assert fits == {64 << 10: "fits", 2600: "tight", 1024: "too large"}
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_trained_has_its_reason_and_comes_last(home: Path) -> Non
     for part in (1, 2):
         lm_studio(home, f"b-split-0000{part}-of-00002.gguf")
     lm_studio(home, "z-good.gguf", of_family("llama"))
-    found = look(RUN)
+    found = scan_local_bases(RUN)
     assert {one.model.name: one.reason for one in found.bases} == {
         "a-split": "",
         "z-good": "",
@@ -116,7 +116,7 @@ def test_models_for_vectors_and_pictures_are_counted_only(home: Path) -> None:
     lm_studio(home, "adapter.gguf", gguf_bytes({**TINY, "general.type": "adapter"}))
     lm_studio(home, "mmproj.gguf")
     lm_studio(home, "good.gguf")
-    found = look(RUN)
+    found = scan_local_bases(RUN)
     assert [one.model.name for one in found.bases] == ["good"]
     assert found.left_out == 4
     assert found.sentences == ("4 more are not listed: made for pictures, vectors or a cloud.",)
@@ -151,16 +151,16 @@ def test_a_disk_that_does_not_answer_costs_its_own_models_only(home: Path, stuck
     lm_studio(home, "smol.gguf")
     pulled(home / ".ollama" / "models", f"{LIBRARY}/qwen/latest", of_family("qwen3"))
     began = time.monotonic()
-    found = look(RUN, seconds=0.5)
+    found = scan_local_bases(RUN, seconds=0.5)
     assert time.monotonic() - began < 5
     assert [one.base for one in found.bases] == ["lmstudio:smol"]
     assert not found.whole
     assert "more may be here. Look again" in found.sentences[-1]
     threads = threading.active_count()
-    assert look(RUN, seconds=0.01, fresh=True).bases == found.bases
+    assert scan_local_bases(RUN, seconds=0.01, fresh=True).bases == found.bases
     assert threading.active_count() == threads, "one look at a time"
     stuck.set()
-    whole = look(RUN, seconds=30)
+    whole = scan_local_bases(RUN, seconds=30)
     assert [one.base for one in whole.bases] == ["lmstudio:smol", "ollama:qwen:latest"]
     assert whole.whole
 
@@ -179,10 +179,10 @@ async def test_the_loop_goes_on_while_a_disk_does_not_answer(app: Home, home: Pa
 
 def test_a_list_of_a_moment_ago_is_the_list_until_it_is_asked_for_anew(home: Path) -> None:
     lm_studio(home, "smol.gguf")
-    assert len(look(RUN).bases) == 1
+    assert len(scan_local_bases(RUN).bases) == 1
     lm_studio(home, "other.gguf", of_family("llama"))
-    assert len(look(RUN).bases) == 1
-    assert len(look(RUN, fresh=True).bases) == 2
+    assert len(scan_local_bases(RUN).bases) == 1
+    assert len(scan_local_bases(RUN, fresh=True).bases) == 2
 
 
 def test_nothing_is_written_to_the_folders_of_others(app: Home, home: Path) -> None:
@@ -240,7 +240,7 @@ def test_with_a_network_the_recommended_ones_are_offered_with_their_minutes(
     here, remote, _ = _groups(app)
     assert here.notes == ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
     by_name = {offer.value: offer for offer in remote.offers}
-    assert {base.id for base in recommended.recommended().bases} == set(by_name)
+    assert {base.id for base in recommended.load_recommended_list().bases} == set(by_name)
     assert not any(offer.blocked for offer in remote.offers)
     smol = by_name["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert smol.detail == "fits, 269 MB, ~2 min to a gain"

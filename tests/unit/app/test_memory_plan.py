@@ -111,7 +111,8 @@ def test_a_base_in_four_bits_needs_what_its_embeddings_and_codes_need() -> None:
     shape = RoundShape(8, 8, 64, 96)
     planned = replace_config(TORCH, precision="4bit")
     assert (
-        memory_plan.plan(planned, 1 << 40, HALF_BILLION).needed < memory_plan.plan(TORCH, 1 << 40, HALF_BILLION).needed
+        memory_plan.plan_round_memory(planned, 1 << 40, HALF_BILLION).needed
+        < memory_plan.plan_round_memory(TORCH, 1 << 40, HALF_BILLION).needed
     )  # type: ignore[union-attr]
     assert round_memory.bytes_of_round(HALF_BILLION, shape, compute_bytes=2, four_bit=True) < 2.6 * 2**30
 
@@ -154,17 +155,17 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_do() -> None:
     """The flags in the message, typed as they stand, make the run fit."""
     config, available = replace_config(TORCH, local_groups=64, group_size=16, max_new_tokens=512), 1 << 30
     with pytest.raises(OutOfMemory, match=r"B is free\. This fits: --local-groups") as refused:
-        memory_plan.require(config, available)
+        memory_plan.require_round_memory(config, available)
     typed = str(refused.value).partition("This fits: ")[2].split()
     changes = {
         name.removeprefix("--").replace("-", "_"): int(n) for name, n in zip(typed[::2], typed[1::2], strict=True)
     }
-    memory_plan.require(replace_config(config, **changes), available)
+    memory_plan.require_round_memory(replace_config(config, **changes), available)
 
 
 def test_others_share_of_a_batch_shrinks_with_it() -> None:
     config = replace_config(TORCH, local_groups=32, external_groups=32, group_size=16, max_new_tokens=256)
-    found = memory_plan.plan(config, 1 << 30)
+    found = memory_plan.plan_round_memory(config, 1 << 30)
     assert found is not None
     assert "--local-groups" in found.suggestion
     assert "--external-groups" in found.suggestion
@@ -180,7 +181,7 @@ def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_ar
     config = replace_config(TORCH, precision="auto", max_new_tokens=1024)
 
     def suggested(available: float, fallback: bool = False, **changes: object) -> str:
-        found = memory_plan.plan(
+        found = memory_plan.plan_round_memory(
             replace_config(config, **changes), int(available * 2**30), HALF_BILLION, fallback=fallback
         )
         assert found is not None
@@ -199,7 +200,7 @@ def test_four_bits_are_tried_before_answers_are_shortened_and_only_where_they_ar
 def test_a_large_vocabularys_tokenizer_is_planned() -> None:
     """400 bytes a token beside what the round of so many logits needs."""
     few, many = (replace(HALF_BILLION, vocabulary=tokens) for tokens in (1_000, 262_144))
-    found = [memory_plan.plan(TORCH, 64 << 30, size) for size in (few, many)]
+    found = [memory_plan.plan_round_memory(TORCH, 64 << 30, size) for size in (few, many)]
     told = [plan.needed for plan in found if plan is not None]
     rounds = [
         round_memory.bytes_of_round(size, plan.shape, compute_bytes=4)
@@ -211,16 +212,16 @@ def test_a_large_vocabularys_tokenizer_is_planned() -> None:
 
 def test_where_nothing_helps_a_smaller_model_is_suggested() -> None:
     with pytest.raises(OutOfMemory, match="Choose a smaller model"):
-        memory_plan.require(TORCH, 100 << 20)
+        memory_plan.require_round_memory(TORCH, 100 << 20)
 
 
 def test_the_default_run_fits_into_two_gigabytes() -> None:
-    memory_plan.require(TORCH, 2 << 30)
+    memory_plan.require_round_memory(TORCH, 2 << 30)
 
 
 def test_the_test_engine_is_not_planned() -> None:
     """It needs nothing."""
-    assert memory_plan.plan(RunConfig(trainer="fake")) is None
+    assert memory_plan.plan_round_memory(RunConfig(trainer="fake")) is None
 
 
 @pytest.fixture
@@ -239,15 +240,15 @@ def test_a_run_on_a_gpu_is_planned_with_what_the_gpu_has_free(card: Callable[[Ca
     """However much the computer has, and in the type that the GPU computes in."""
     config = RunConfig(trainer="torch", device="cuda:0")
     card(CardMemory(3 << 30, 8 << 30, 2))
-    found = memory_plan.plan(config, 1 << 20, HALF_BILLION)
+    found = memory_plan.plan_round_memory(config, 1 << 20, HALF_BILLION)
     assert found is not None
     assert found.available == 3 << 30
     card(CardMemory(3 << 30, 8 << 30, 4))
-    older = memory_plan.plan(config, 1 << 20, HALF_BILLION)
+    older = memory_plan.plan_round_memory(config, 1 << 20, HALF_BILLION)
     assert older is not None
     assert older.needed > 1.5 * found.needed
     with pytest.raises(OutOfMemory, match=r"3\.22 GB is free"):
-        memory_plan.require(config, 1 << 40, HALF_BILLION)
+        memory_plan.require_round_memory(config, 1 << 40, HALF_BILLION)
 
 
 def test_long_answers_on_a_gpu_need_a_third_of_its_memory_for_keys_and_values() -> None:
@@ -264,14 +265,14 @@ def test_where_the_gpu_does_not_answer_only_what_may_run_on_the_processor_is_pla
     card: Callable[[CardMemory | None], None],
 ) -> None:
     card(None)
-    assert memory_plan.plan(RunConfig(trainer="torch", device="cuda:0"), 1 << 30, HALF_BILLION) is None
-    found = memory_plan.plan(RunConfig(trainer="torch", device="auto"), 1 << 30, HALF_BILLION)
+    assert memory_plan.plan_round_memory(RunConfig(trainer="torch", device="cuda:0"), 1 << 30, HALF_BILLION) is None
+    found = memory_plan.plan_round_memory(RunConfig(trainer="torch", device="auto"), 1 << 30, HALF_BILLION)
     assert found is not None
     assert found.available == 1 << 30
 
 
 def test_a_model_that_is_not_here_yet_is_not_planned() -> None:
-    assert memory_plan.plan(replace_config(TORCH, model="nobody/no-such-model")) is None
+    assert memory_plan.plan_round_memory(replace_config(TORCH, model="nobody/no-such-model")) is None
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_mlx_on_a_processor_is_planned_in_float32(monkeypatch: pytest.MonkeyPatc
 
     def needed(unit: str) -> int:
         monkeypatch.setattr(hardware, "matrix_unit", lambda: unit)
-        found = memory_plan.plan(config)
+        found = memory_plan.plan_round_memory(config)
         assert found is not None
         return found.needed
 

@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.models.screen import whole
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.overview import overview
+from sapo_desktop.services.models.shelf.overview import load_overview
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.node.journal import Journal
@@ -28,11 +28,11 @@ def session(computed_by: str) -> RunStarted:
 def test_the_decode_path_of_the_last_training_is_shown_where_its_engine_said_it(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = store.create(home, "kim", RunConfig(model="starter", tasks=("arc_1d",)))
+    model = store.create_model_folder(home, "kim", RunConfig(model="starter", tasks=("arc_1d",)))
     with closing(Journal(model.folder / "journal.db")) as journal:
         for said in ("", "own decoder, compiled C kernels", ""):
             journal.append([session(said)])
-            one = overview(store.find(home, "kim"))
+            one = load_overview(store.find_model(home, "kim"))
             assert cli.run_command_line(["models", "show", "kim"]) == 0
             shown = (whole(one, 0.0, 100, UNICODE).plain, capsys.readouterr().out)
             for text in shown:

@@ -25,18 +25,18 @@ from sapo_desktop.dashboard.screens.models.screen import row, summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import (
-    Chat,
+    PairedChat,
     as_asked,
     marked_questions,
     shown_question,
-    undecided,
+    undecided_reason,
     without_marks,
 )
 from sapo_desktop.services.models.shelf import changes, keeping, store
-from sapo_desktop.services.models.shelf.history import Story
-from sapo_desktop.services.models.shelf.overview import Overview, overview
+from sapo_desktop.services.models.shelf.history import TrainingHistory
+from sapo_desktop.services.models.shelf.overview import ModelOverview, load_overview
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_desktop.services.models.training import plan
+from sapo_desktop.services.models.training import plan_session
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event, GreedyScore
 from sapo_swarm.node.checkpoints import Checkpoints, Moment
@@ -71,7 +71,7 @@ def test_a_model_of_torch_goes_on_with_what_reads_its_checkpoints(trainer: str) 
 
 @pytest.mark.parametrize("name", ["kim", "a", "Kim-2", "my.model_3", "7b"])
 def test_plain_names_are_taken(name: str) -> None:
-    assert store.check(name) == name
+    assert store.check_model_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_plain_names_are_taken(name: str) -> None:
 )
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
-        store.check(name)
+        store.check_model_name(name)
 
 
 @given(st.text(max_size=60))
@@ -88,33 +88,33 @@ def test_names_that_mean_something_else_are_refused(name: str) -> None:
 @example("con." + "x" * store.LONGEST)
 def test_what_is_suggested_is_taken_as_a_name(text: str) -> None:
     """Whatever was typed, or a task is called."""
-    assert store.check(store.suggested(text))
+    assert store.check_model_name(store.suggest_model_name(text))
 
 
 @given(st.lists(st.sampled_from(["kim", "Kim-2", "kim-3", "ada"]), unique=True))
 def test_a_free_name_is_free_and_fits(taken: list[str]) -> None:
-    found = store.free("kim", taken)
+    found = store.unused_name("kim", taken)
     assert found.lower() not in {name.lower() for name in taken}
-    assert len(store.free("x" * store.LONGEST, ["x" * store.LONGEST])) == store.LONGEST
+    assert len(store.unused_name("x" * store.LONGEST, ["x" * store.LONGEST])) == store.LONGEST
 
 
 def test_a_first_session_has_nothing_to_compare_with() -> None:
-    assert changes.sentences(model().record, changed(temperature=0.5), "swarm-id") == ()
+    assert changes.describe_changes(model().record, changed(temperature=0.5), "swarm-id") == ()
 
 
 def test_settings_that_change_what_is_learned_are_said_and_others_are_not() -> None:
     record = model(trained=CONFIG).record
     now = changed(temperature=0.8, tasks=("bf", "basic_arithmetic"), threads=3, keep_groups=7)
-    assert changes.sentences(record, now, "") == ("tasks +basic_arithmetic -arc_1d", "temperature 1.0 -> 0.8")
-    assert changes.sentences(record, changed(threads=3), "") == ()
+    assert changes.describe_changes(record, now, "") == ("tasks +basic_arithmetic -arc_1d", "temperature 1.0 -> 0.8")
+    assert changes.describe_changes(record, changed(threads=3), "") == ()
 
 
 def test_swarms_are_joined_changed_and_left() -> None:
     alone, member = model(trained=CONFIG).record, model(trained=CONFIG, swarm="one").record
-    assert changes.sentences(alone, CONFIG, "one", "at home") == ("joined the swarm at home",)
-    assert changes.sentences(member, CONFIG, "one", "at home") == ()
-    assert changes.sentences(member, CONFIG, "two", "at work") == ("joined the swarm at work",)
-    assert changes.sentences(member, CONFIG, "") == ("left the swarm",)
+    assert changes.describe_changes(alone, CONFIG, "one", "at home") == ("joined the swarm at home",)
+    assert changes.describe_changes(member, CONFIG, "one", "at home") == ()
+    assert changes.describe_changes(member, CONFIG, "two", "at work") == ("joined the swarm at work",)
+    assert changes.describe_changes(member, CONFIG, "") == ("left the swarm",)
 
 
 def test_what_auto_meant_is_no_other_identity() -> None:
@@ -143,10 +143,10 @@ def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> N
 
 
 def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_longer() -> None:
-    session = plan(model(changed(rounds=50)), changed(rounds=9), {"rounds"})
+    session = plan_session(model(changed(rounds=50)), changed(rounds=9), {"rounds"})
     assert (session.goal, session.config.rounds) == (9, 50)
-    assert plan(model(changed(rounds=50)), changed(rounds=50), set()).goal == 50
-    assert plan(None, changed(rounds=9), {"rounds"}).config.rounds == 0
+    assert plan_session(model(changed(rounds=50)), changed(rounds=50), set()).goal == 50
+    assert plan_session(None, changed(rounds=9), {"rounds"}).config.rounds == 0
 
 
 def test_settings_of_an_older_version_are_read_under_the_names_of_today() -> None:
@@ -163,7 +163,7 @@ def test_what_a_kill_left_of_a_duplicate_goes_after_an_hour_and_work_in_progress
         (home.models / name).mkdir(parents=True)
     old = (home.models / ".partial-old").stat().st_mtime - 7200
     os.utime(home.models / ".partial-old", (old, old))
-    keeping.sweep(home, old + 7300)
+    keeping.remove_abandoned(home, old + 7300)
     assert sorted(path.name for path in home.models.iterdir()) == [".partial-new", "my-model"]
 
 
@@ -174,7 +174,7 @@ def spared(folder: Path, config: RunConfig, *events: Evaluated) -> list[str]:
         path.mkdir(parents=True, exist_ok=True)
     with closing(Journal(folder / "journal.db")) as journal:
         journal.append(events)
-    offered = keeping.spare(Model(folder, store.record_of("kim", config), tuple(checkpoints)), 0.0)
+    offered = keeping.spare_checkpoints(Model(folder, store.record_of("kim", config), tuple(checkpoints)), 0.0)
     return [left.path.name for left in offered]
 
 
@@ -189,10 +189,10 @@ def test_the_checkpoint_that_a_node_is_writing_is_not_offered_and_what_it_remove
         for part in (path, path / "engine", path / "engine" / "adapter"):
             os.utime(part, (1000.0, 1000.0))
     os.utime(writing / "engine" / "adapter", (4500.0, 4500.0))
-    offered = keeping.spare(Model(tmp_path, store.record_of("kim", CONFIG), ()), 5000.0)
+    offered = keeping.spare_checkpoints(Model(tmp_path, store.record_of("kim", CONFIG), ()), 5000.0)
     assert [(found.path, found.size) for found in offered] == [(left, 4)]
-    gone = keeping.Leftover(tmp_path / "checkpoints" / "round-000003", 70, "an older checkpoint")
-    assert keeping.remove([gone, *offered]) == 4
+    gone = keeping.RemovableFolder(tmp_path / "checkpoints" / "round-000003", 70, "an older checkpoint")
+    assert keeping.remove_folders([gone, *offered]) == 4
     assert writing.exists()
     assert not left.exists()
 
@@ -210,10 +210,12 @@ def test_the_best_checkpoint_of_an_own_task_with_few_held_out_rows_is_not_offere
 
 def test_the_list_of_models_is_as_wide_as_what_it_tells() -> None:
     """Short names fit in a terminal of 80 columns; a long one moves the columns of all lines."""
-    one = Overview(model(), Story(), 62_000_000)
+    one = ModelOverview(model(), TrainingHistory(), 62_000_000)
     (line,) = table([one])
     assert line == "kim  starter  not measured  0 rounds  0 tokens  62 MB  not trained yet"
-    long = Overview(Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), Story(), 5_000_000)
+    long = ModelOverview(
+        Model(Path("/nowhere/x"), store.record_of("a-rather-long-name", CONFIG), ()), TrainingHistory(), 5_000_000
+    )
     lines = table([one, long])
     assert [text.index("starter") for text in lines] == [20, 20]
     assert lines[1].endswith("5.0 MB  not trained yet")
@@ -228,20 +230,25 @@ def test_a_duplicate_is_not_the_model_that_was_trained_last(tmp_path: Path, monk
         folder.mkdir(parents=True)
         trained = 5.0 if name != "kim" else 2.0
         record = store.record_of(name, CONFIG)
-        store.write(folder, msgspec.structs.replace(record, created=created, last_trained=trained))
+        store.write_model_record(folder, msgspec.structs.replace(record, created=created, last_trained=trained))
     assert [found.name for found in store.all_models(home)] == ["eve", "adam", "kim"]
 
 
 def test_a_model_was_trained_last_when_its_newest_round_ended() -> None:
     """Not when its session began, which may be days ago."""
-    assert Overview(model(), Story(rounds=(msgspec.structs.replace(finished(3), time=77.0),)), 0).last_trained == 77.0
+    assert (
+        ModelOverview(
+            model(), TrainingHistory(rounds=(msgspec.structs.replace(finished(3), time=77.0),)), 0
+        ).last_trained
+        == 77.0
+    )
 
 
 def test_a_held_out_score_is_told_with_whose_weights_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    kim = store.create(Home.find(), "kim", CONFIG)
+    kim = store.create_model_folder(Home.find(), "kim", CONFIG)
 
     def told(*events: Event) -> str:
         with closing(Journal(kim.folder / "journal.db")) as journal:
@@ -251,7 +258,7 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
 
     assert told(evaluation(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0)"
     assert told(finished(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0), after round 0 of 1"
-    (line,) = table([overview(kim)])
+    (line,) = table([load_overview(kim)])
     assert "base 50.0 % (95 %: 40.0 to 60.0)" in line
     assert told(evaluation(1, 0.55)) == "held-out    55.0 % (95 %: 40.0 to 60.0)"
     assert told(finished(1)) == "held-out    55.0 % (95 %: 40.0 to 60.0), after round 1 of 2"
@@ -259,32 +266,32 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
 
 @pytest.mark.parametrize("base", BUNDLED)
 def test_the_list_names_each_bundled_base_whole_at_80_columns(base: str) -> None:
-    one = Overview(model(changed(model=base)), Story(), 0)
+    one = ModelOverview(model(changed(model=base)), TrainingHistory(), 0)
     assert f" {base} " in row(one, False, 0.0, 74, UNICODE).plain
     assert f" {base} " in table([one])[0]
 
 
 def test_a_base_of_the_hub_is_listed_without_its_owner_and_cut_where_it_is_long() -> None:
     for base, shown in (("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"), ("me/" + 30 * "a", 23 * "a" + "…")):
-        (line,) = table([Overview(model(changed(model=base)), Story(), 0)])
+        (line,) = table([ModelOverview(model(changed(model=base)), TrainingHistory(), 0)])
         assert line.startswith(f"kim  {shown}  ")
 
 
 def test_of_an_own_task_no_preset_is_told() -> None:
     for tasks, told in ((("my_sums",), "my_sums"), (("my_sums", "bf"), "my_sums, bf (starter)")):
-        said = summary(Overview(model(changed(tasks=tasks)), Story(), 0), False, 76, UNICODE).plain
+        said = summary(ModelOverview(model(changed(tasks=tasks)), TrainingHistory(), 0), False, 76, UNICODE).plain
         assert f"tasks     {told}\n" in said
 
 
 def test_a_duplicate_needs_room_for_what_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exports are left out."""
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
-    one = store.create(home, "kim", CONFIG)
+    one = store.create_model_folder(home, "kim", CONFIG)
     (one.folder / "exports" / "hf").mkdir(parents=True)
     (one.folder / "exports" / "hf" / "model.safetensors").write_bytes(bytes(10**6))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage._replace(free=10**5))
-    assert keeping.duplicate(home, one, "eve").name == "eve"
+    assert keeping.duplicate_model(home, one, "eve").name == "eve"
 
 
 class Talker(FakeEngine):
@@ -300,10 +307,10 @@ class Talker(FakeEngine):
 def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     config = changed(model="fake", trainer="fake", max_new_tokens=300)
-    one = store.create(home, "kim", config)
+    one = store.create_model_folder(home, "kim", config)
     Checkpoints(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), Moment(1, "stop"))
     talker = Talker(LoadRequest("fake"))
-    with Chat(store.read(one.folder)) as chat:
+    with PairedChat(store.read_model(one.folder)) as chat:
         chat._engines[:] = [talker]
         said = list(chat.answer("1 + 1?", 1.0))
     assert talker.written == 300
@@ -312,11 +319,11 @@ def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> N
 
 def test_a_chat_says_when_it_is_too_early_for_the_answers_to_differ() -> None:
     event = msgspec.structs.replace(evaluation(25), delta=0.1, delta_low=-0.1, delta_high=0.3)
-    assert "+10.0 points against the base (95 %: -10.0 to +30.0), which may be chance" in undecided(event)
+    assert "+10.0 points against the base (95 %: -10.0 to +30.0), which may be chance" in undecided_reason(event)
     at_0 = GreedyScore(items=16, pass_at_1=0.9, low=0.8, high=1.0, delta=0.4, delta_low=0.2, delta_high=0.6)
-    assert undecided(msgspec.structs.replace(event, greedy=at_0)) == "", "a chat answers greedily"
-    assert "has not been measured yet" in undecided(evaluation(0))
-    assert "has not been measured yet" in undecided(None)
+    assert undecided_reason(msgspec.structs.replace(event, greedy=at_0)) == "", "a chat answers greedily"
+    assert "has not been measured yet" in undecided_reason(evaluation(0))
+    assert "has not been measured yet" in undecided_reason(None)
 
 
 def test_a_question_of_a_table_is_shown_as_its_row_without_the_instruction(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_node_in_the_background_belongs_to_no_console() -> None:
     ],
 )
 def test_a_python_for_intel_on_apple_silicon_is_known(system: str, machine: str, reply: str, translated: bool) -> None:
-    assert doctor.translated(system, machine, lambda _: reply) is translated
+    assert doctor.runs_under_rosetta(system, machine, lambda _: reply) is translated
 
 
 def test_what_a_program_prints_need_not_be_utf_8() -> None:

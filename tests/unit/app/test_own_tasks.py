@@ -13,7 +13,7 @@ from tests.support.own_tasks import library_in, sums, task_of
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.changes import stale_tasks, task_versions
-from sapo_desktop.services.models.shelf.store import Record, train_on
+from sapo_desktop.services.models.shelf.store import ModelRecord, train_on
 from sapo_desktop.services.tasks import looking, store
 from sapo_desktop.services.tasks.expectation import Expectation, chance_of_mixed, describe_expectation
 from sapo_desktop.services.tasks.proposal.columns import best_verifier
@@ -242,7 +242,7 @@ def test_a_task_that_is_another_than_the_one_trained_on_is_told_of(
     session = RunStarted(**{**{name: getattr(first, name) for name in first.__struct_fields__}, "changed": changed})
     with library_in(tmp_path):
         now = task_versions(config)["sums"]
-        record = Record(
+        record = ModelRecord(
             id="i", name="me", base="b", created=0.0, method="full", precision="auto", lora_rank=8, config=config,
             tasks={"sums": now if digest == "same" else "0" * 64},
         )  # fmt: skip

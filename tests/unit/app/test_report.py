@@ -12,7 +12,7 @@ from tests.fixtures.make_recordings import recording
 from tests.support.records import evaluation
 
 from sapo_desktop.dashboard.state import evaluation_sentence
-from sapo_desktop.services.models.shelf.overview import gain
+from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.events import GreedyScore, LogLine, RoundFinished, StateChanged
 
@@ -70,13 +70,13 @@ def test_a_held_out_result_is_said_in_the_same_words_everywhere(delta: tuple[flo
     out = io.StringIO()
     ConsoleReporter(out, json=False, quiet=False).show(event)
     assert out.getvalue().strip() == f"held-out pass@1 50.0 % (95 %: 40.0 to 60.0), 16 items; {said}"
-    assert gain(event) == f"50.0 %, {said}"
+    assert format_gain(event) == f"50.0 %, {said}"
     assert evaluation_sentence(event) == f"Held-out pass@1 50.0 % after round 25 (16 items, T=1): {said}"
-    assert len(gain(event, 36)) <= 36
+    assert len(format_gain(event, 36)) <= 36
 
 
 def test_both_temperatures_are_told_where_there_is_room() -> None:
     known = {"delta": 0.3, "delta_low": 0.2, "delta_high": 0.4, "greedy": GreedyScore(50, 0.62, 0.5, 0.7)}
     event = msgspec.structs.replace(evaluation(10), **known)
-    assert gain(event, 40) == "50.0 % sampled, 62.0 % greedy, +30.0"
-    assert "greedy" not in gain(event, 20)
+    assert format_gain(event, 40) == "50.0 % sampled, 62.0 % greedy, +30.0"
+    assert "greedy" not in format_gain(event, 20)

@@ -70,7 +70,7 @@ def test_a_scheduled_task_runs_at_logon_on_batteries_too_and_without_an_end() ->
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 def test_every_platform_has_a_starter_that_runs_this_installation(tmp_path: Path, platform: str) -> None:
     home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
-    one = login.starter(home, "mine", platform)
+    one = login.login_service(home, "mine", platform)
     content = one.content.decode("utf-16" if platform == "win32" else "utf-8")
     assert sys.executable in content
     assert "mine" in content
@@ -150,7 +150,7 @@ def test_what_still_saves_is_waited_for_but_not_for_ever(tmp_path: Path) -> None
     left = tmp_path / "left"
     left.write_text("xxx")
     busy = ("sh", "-c", "echo 'Boot-out failed: 36: Operation now in progress' >&2; exit 36")
-    one = login.Starter(tmp_path / "agent.plist", b"", (), (busy,), ("sh", "-c", f'[ -s "{left}" ]'))
+    one = login.LoginService(tmp_path / "agent.plist", b"", (), (busy,), ("sh", "-c", f'[ -s "{left}" ]'))
     pauses: list[float] = []
 
     def shrinks(seconds: float) -> None:
@@ -176,18 +176,18 @@ def test_what_still_saves_is_waited_for_but_not_for_ever(tmp_path: Path) -> None
 def test_the_state_is_picked_from_what_each_system_says(tmp_path: Path, said: str, state: str) -> None:
     file = tmp_path / "definition"
     file.touch()
-    one = login.Starter(file, b"", (), (), (sys.executable, "-c", f"print({said!r})"))
-    assert login.status(one) == f"The node starts at login ({file}): {state}"
+    one = login.LoginService(file, b"", (), (), (sys.executable, "-c", f"print({said!r})"))
+    assert login.login_service_status(one) == f"The node starts at login ({file}): {state}"
 
 
 def test_the_node_at_login_finds_the_folders_of_this_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/mnt/data")
     home = Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
     for platform in ("linux", "darwin"):
-        assert "/mnt/data" in login.starter(home, platform=platform).content.decode()
+        assert "/mnt/data" in login.login_service(home, platform=platform).content.decode()
     monkeypatch.setenv("USERDOMAIN", "PC")
-    assert "<UserId>PC\\" in login.starter(home, platform="win32").content.decode("utf-16")
-    assert 'setx XDG_DATA_HOME "/mnt/data"' in login.starter(home, platform="win32").note, (
+    assert "<UserId>PC\\" in login.login_service(home, platform="win32").content.decode("utf-16")
+    assert 'setx XDG_DATA_HOME "/mnt/data"' in login.login_service(home, platform="win32").note, (
         "a task has no variables of its own"
     )
 
@@ -207,6 +207,6 @@ def test_where_the_system_refuses_nothing_is_installed_and_the_sentence_says_wha
 
 def test_the_node_at_login_outlives_an_update_of_homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/homebrew/Cellar/sapo-desktop/0.1.0/libexec/bin/python3.12")
-    one = login.starter(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
+    one = login.login_service(Home(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path), platform="darwin")
     started = plistlib.loads(one.content)["ProgramArguments"][0]
     assert started == "/opt/homebrew/opt/sapo-desktop/libexec/bin/python3.12"

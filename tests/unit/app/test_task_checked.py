@@ -13,7 +13,7 @@ from sapo_desktop.commands.tasks.own import check_task
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
-from sapo_desktop.services.models.checkpoints import Chosen
+from sapo_desktop.services.models.checkpoints import SelectedWeights
 from sapo_desktop.services.tasks import expectation, review
 from sapo_desktop.services.tasks.ratings import rated_file, read_ratings, save_rating
 from sapo_swarm.config import RunConfig
@@ -31,11 +31,11 @@ async def test_eval_and_tasks_check_let_an_answer_be_as_long_as_training_does(tm
     rows = [{"question": f"Calculate {n // 10} + {n % 10}.", "answer": f"{n // 10 + n % 10}"} for n in range(100)]
     write_folder(tmp_path / "short", SHORT, rows[:80], rows[80:])
     config = RunConfig(model="fake", trainer="fake", tasks=("short",), max_new_tokens=8)
-    chosen = Chosen("base", config, None)
+    chosen = SelectedWeights("base", config, None)
     with library_in(tmp_path):
         task = library.find("short")
         refs = held_out_items(("short",), "", 20)
-        (found,) = await comparing.measure((chosen, chosen), refs, (1.0,), 1, lambda *_: None)
+        (found,) = await comparing.compare_weights((chosen, chosen), refs, (1.0,), 1, lambda *_: None)
         async with Scorer() as scorer:
             expected = await expectation.measure_expectation(task, config, scorer)
     assert all(all(item.truncated) for item in found.after)

@@ -70,7 +70,7 @@ def uninstalled() -> int:
 def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_system_keyring", lambda: None)
     editing.apply_preset(home.settings, "eco")
-    tokens.keep(home, "hf_token")
+    tokens.save_hub_token(home, "hf_token")
     judging.keep_key(home, "sk-key")
     endpoint.read_or_make(home.config / "endpoint-token")
     trial.begin_trial(home.invite, "swarm")
@@ -83,7 +83,7 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
 def test_no_secret_stays_in_the_keyring(home: Home, ring: Ring, capsys: pytest.CaptureFixture[str]) -> None:
     """Listed before anybody says yes, and nothing of another program is touched."""
     membership.load_identity(home)
-    tokens.keep(home, "hf_token")
+    tokens.save_hub_token(home, "hf_token")
     judging.keep_key(home, "sk-key")
     assert cli.run_command_line(["uninstall"]) == 2
     said = capsys.readouterr().out
@@ -97,17 +97,17 @@ def test_two_homes_with_one_keyring_are_two_nodes_and_uninstalling_one_leaves_th
     home: Home, ring: Ring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = membership.load_identity(home).identity.node
-    tokens.keep(home, "hf_token")
+    tokens.save_hub_token(home, "hf_token")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "ada"))
     ada = Home.find()
     ada.prepare()
     assert membership.load_identity(ada).identity.node != mine
-    assert tokens.kept(ada) is None
+    assert tokens.load_hub_token(ada) is None
     assert len(ring.held) == 4
     assert uninstalled() == 0
     assert not ada.config.exists()
     assert membership.load_identity(home).identity.node == mine
-    assert tokens.kept(home) == "hf_token"
+    assert tokens.load_hub_token(home) == "hf_token"
     assert len(ring.held) == 3
 
 
@@ -173,7 +173,7 @@ def test_what_starts_at_login_or_hosts_a_swarm_is_ended_first(home: Home, capsys
     with hosting.record_coordinator(home, hosting.this_process("mine", False, "")):
         assert uninstalled() == 1
     assert "sapo-desktop swarm stop" in capsys.readouterr().err
-    unit = login.starter(home).file
+    unit = login.login_service(home).file
     unit.parent.mkdir(parents=True)
     unit.touch()
     assert uninstalled() == 1

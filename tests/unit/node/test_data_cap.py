@@ -91,9 +91,12 @@ def test_never_more_than_the_cap_and_one_exchange_larger_than_all_before_go_over
 
 def test_the_doctor_tells_what_of_the_day_is_used(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
-    assert doctor.data(path, Limits()).text == "0.0 MB exchanged with swarms today, no cap"
+    assert doctor.data_cap_finding(path, Limits()).text == "0.0 MB exchanged with swarms today, no cap"
     DataCap(path, Limits).count(1_500_000)
-    assert doctor.data(path, Limits(max_network_mb_a_day=20)).text == "1.5 of 20 MB exchanged with swarms today"
-    held = doctor.data(path, CAP)
+    assert (
+        doctor.data_cap_finding(path, Limits(max_network_mb_a_day=20)).text
+        == "1.5 of 20 MB exchanged with swarms today"
+    )
+    held = doctor.data_cap_finding(path, CAP)
     assert held.verdict == "note"
     assert held.text.startswith("1.5 of 1 MB of today's data are used: no exchange with a swarm until after midnight")

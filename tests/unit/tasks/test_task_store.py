@@ -64,7 +64,7 @@ def test_one_copy_is_kept_and_the_same_task_again_does_not_push_it_out(home: Hom
 
 
 def model(home: Home, name: str, *tasks: str) -> None:
-    models.create(home, name, RunConfig(model="starter-1m", tasks=tasks))
+    models.create_model_folder(home, name, RunConfig(model="starter-1m", tasks=tasks))
 
 
 def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_swarms(

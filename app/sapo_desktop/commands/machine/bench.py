@@ -17,7 +17,7 @@ from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
-from sapo_desktop.services.machine.speed import Subject
+from sapo_desktop.services.machine.speed import BenchSubject
 from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line, overwrite_line
 from sapo_swarm.config import RunConfig
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    config = flags.run_config(settings.load_settings(home.settings), args, fetching.look)
+    config = flags.run_config(settings.load_settings(home.settings), args, fetching.fetch_base_metadata)
     available = _available(config)
     try:
         if args.verify:
@@ -114,28 +114,28 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     busy = _busy()
     subject = _subject(home, config, available)
     if not args.json:
-        print("\n".join(speed.header(subject)), end="\n\n")
+        print("\n".join(speed.bench_header(subject)), end="\n\n")
         print("\n".join(speed.table_header()), flush=True)
     measured: dict[EngineCandidate, EngineMeasurement] = {}
     for one in _measurements(subject, config, available, args.quick):
         again = one.candidate in measured
         measured[one.candidate] = one
         if not args.json:
-            print("\n".join(speed.row(subject, one, again=again)), flush=True)
+            print("\n".join(speed.candidate_lines(subject, one, again=again)), flush=True)
     found = list(measured.values())
-    choice = choose_engine(found, subject.workload, speed.wanted(config))
+    choice = choose_engine(found, subject.workload, speed.engine_preference(config))
     kept = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
     if choice is not None and kept:
-        speed.remember(home, config, found)
-    plan = memory_plan.plan(config)
+        speed.save_measurements(home, config, found)
+    plan = memory_plan.plan_round_memory(config)
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
-        for line in speed.objects(subject, found, choice, memory, busy):
+        for line in speed.bench_json_objects(subject, found, choice, memory, busy):
             print(json_line(line))
     else:
         said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(speed.footer(subject, choice, said, busy, kept=kept)))
+        print("\n".join(speed.bench_footer(subject, choice, said, busy, kept=kept)))
     return 0 if any(not one.failure for one in found) else 1
 
 
@@ -146,7 +146,7 @@ def _busy() -> float:
     return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
 
 
-def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject:
+def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> BenchSubject:
     """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.common import hardware
@@ -154,7 +154,9 @@ def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject
 
     size, method = None, config.method
     if engines.choose_trainer(config).rpartition("+")[2] in _TESTED:
-        size, method = model_size(locate.resolve_model(config.model, _download), load_request.request(config))
+        size, method = model_size(
+            locate.resolve_model(config.model, _download), load_request.build_load_request(config)
+        )
     limits: dict[str, MachineLimits] = {}
     for name in ("mlx", "torch"):
         if name in available and config.trainer.rpartition("+")[2] in ("auto", name) and _sensible(name, config):
@@ -162,7 +164,9 @@ def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> Subject
             limits[name] = speed.machine_limits(home, config, name, again=True)
     _progress("")
     machine = hardware.detect_hardware()
-    return Subject(config.model, method, size, machine, hardware.processor_name(), limits, speed.workload(config))
+    return BenchSubject(
+        config.model, method, size, machine, hardware.processor_name(), limits, speed.round_workload(config)
+    )
 
 
 def _sensible(engine: str, config: RunConfig) -> bool:
@@ -170,20 +174,22 @@ def _sensible(engine: str, config: RunConfig) -> bool:
 
 
 def _measurements(
-    subject: Subject, config: RunConfig, available: Sequence[str], quick: bool
+    subject: BenchSubject, config: RunConfig, available: Sequence[str], quick: bool
 ) -> Iterator[EngineMeasurement]:
     """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
     from sapo_backends.common import hardware
     from sapo_backends.measure import choice, probe
 
-    wanted, work = speed.wanted(config), subject.workload
+    wanted, work = speed.engine_preference(config), subject.workload
     gpu = subject.limits.get("torch", MachineLimits()).device == "cuda" and config.device != "cpu"
     found: dict[EngineCandidate, EngineMeasurement] = {}
 
     def measure(waiting: Sequence[EngineCandidate], doing: str) -> Iterator[EngineMeasurement]:
         for number, candidate in enumerate(waiting, 1):
             _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
-            one = probe.in_child(candidate, load_request.request(config), _QUICK_S if quick else probe.SECONDS)
+            one = probe.in_child(
+                candidate, load_request.build_load_request(config), _QUICK_S if quick else probe.SECONDS
+            )
             _progress("")
             found[candidate] = choice.merge_measurements(found[candidate], one) if candidate in found else one
             yield found[candidate]
@@ -210,7 +216,7 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
         print(f"{config.model}, compared with {second} in float32 on the processor, without its fast paths")
     for name in (n for n in names if _sensible(n, config)):
         _progress(f"verifying {name}")
-        checks = _checks(name, second, load_request.request(config))
+        checks = _checks(name, second, load_request.build_load_request(config))
         _progress("")
         for check in checks:
             failed |= not check.passed

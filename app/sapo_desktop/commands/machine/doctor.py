@@ -7,7 +7,7 @@ import itertools
 import sys
 
 from sapo_desktop.services.machine import self_test
-from sapo_desktop.services.machine.doctor import examine
+from sapo_desktop.services.machine.doctor import run_all_checks
 from sapo_desktop.services.machine.finding import COLUMN, Verdict
 from sapo_desktop.streams import json_line
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     """The exit code: 1 when something that is needed does not work."""
     marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
     failed = False
-    for finding in itertools.chain(examine(), self_test.run() if args.self_test else ()):
+    for finding in itertools.chain(run_all_checks(), self_test.run() if args.self_test else ()):
         failed |= finding.verdict == "fail"
         if args.self_test:
             finding = finding._replace(text=self_test.without_names(finding.text))

@@ -139,11 +139,11 @@ class _Lines:
 async def _in_turn(
     experiment: Experiment, chosen: list[tuple[Arm, int]], out: Path, fresh: bool, minutes: float
 ) -> None:
-    from sapo_desktop.services.machine.engines import builder
+    from sapo_desktop.services.machine.engines import engine_builder
     from sapo_swarm.scoring.scorer import Scorer
 
     def build(config: RunConfig) -> Engine:
-        return builder(config)(lambda *_: None)
+        return engine_builder(config)(lambda *_: None)
 
     began = time.monotonic()
     async with Scorer() as scorer:

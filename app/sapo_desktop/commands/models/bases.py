@@ -23,10 +23,10 @@ from sapo_swarm.protocol.safe_text import safe_text
 def list_bases(home: Home, args: argparse.Namespace) -> int:
     """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
     config = settings.load_settings(home.settings).run
-    bundled = dict(creating.bases())
+    bundled = dict(creating.bundled_bases())
     here = {one.repository: one for one in hub_cache.all_cached()}
-    known = recommended.recommended()
-    local = local_models.look(flags.with_room(msgspec.structs.replace(config, model="starter")))
+    known = recommended.load_recommended_list()
+    local = local_models.scan_local_bases(flags.with_room(msgspec.structs.replace(config, model="starter")))
 
     def rows(names: Iterable[str]) -> None:
         for name in names:
@@ -35,9 +35,9 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
                 print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
                 continue
             meant = flags.with_room(msgspec.structs.replace(config, model=name))
-            one = card.card(home, meant, ask=False, measure=False)
+            one = card.build_base_card(home, meant, ask=False, measure=False)
             path = {"path": str(bundled[name])} if name in bundled else {}
-            promise = f", {base.promise}" if (base := recommended.named(name)) and base.promise else ""
+            promise = f", {base.promise}" if (base := recommended.find_recommended_base(name)) and base.promise else ""
             print(
                 json_line({"base": name, **path, **card.as_json(one)})
                 if args.json
@@ -76,17 +76,17 @@ def is_base_name(home: Home, name: str) -> bool:
 def show_base(home: Home, args: argparse.Namespace) -> int:
     """show BASE: its card. Where the machine was not measured yet, that is done once, below what is known already."""
     run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
-    config = flags.with_room(run, fetching.look)
-    one = card.card(home, config, measure=False)
+    config = flags.with_room(run, fetching.fetch_base_metadata)
+    one = card.build_base_card(home, config, measure=False)
     if args.json:
-        print(json_line(card.as_json(card.timed(home, config, one))))
+        print(json_line(card.as_json(card.add_time_forecast(home, config, one))))
         return 0
-    print("\n".join(card.lines(one)[: card.UNTIMED]), flush=True)
+    print("\n".join(card.base_card_lines(one)[: card.UNTIMED]), flush=True)
     if one.time is None:
         overwrite_line("time        measuring this machine, once …")
-        one = card.timed(home, config, one)
+        one = card.add_time_forecast(home, config, one)
         overwrite_line("")
-    print("\n".join(card.lines(one)[card.UNTIMED :]))
+    print("\n".join(card.base_card_lines(one)[card.UNTIMED :]))
     print(f"\nTrain it: {quote_command('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
     return 0
 
@@ -98,7 +98,7 @@ def fetch_base(home: Home, args: argparse.Namespace) -> int:
         raise UsageError(f"{name!r} is no model of the hub: those are written owner/name.")
     config = msgspec.structs.replace(settings.load_settings(home.settings).run, model=name)
     try:
-        fetching.fetch(config, _progress)
+        fetching.download_base(config, _progress)
     except KeyboardInterrupt:
         print(f"\nStopped. What arrived is kept: sapo-desktop models fetch {name} goes on from there.", file=sys.stderr)
         return 130

@@ -12,10 +12,19 @@ from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import Chat, too_early, without_marks
-from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark, tally
+from sapo_desktop.services.models.chatting import PairedChat, too_early, without_marks
+from sapo_desktop.services.models.pieces import (
+    ALL_ASKED,
+    CUT,
+    NEXT,
+    ChatChunk,
+    HeldOut,
+    Marks,
+    format_reward,
+    format_tally,
+)
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.streams import json_line
 
 
@@ -48,17 +57,17 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
     name, question = _meant(args.words)
     question = args.ask or question
     _check(args, question)
-    model = store.find(home, name, trained=True)
+    model = store.find_model(home, name, trained=True)
     early = too_early(model) if args.checkpoint == "latest" else ""
     without = without_marks(model.config)
     if args.questions and without:
         raise UsageError(without)
-    with Chat(model, args.checkpoint) as chat:
+    with PairedChat(model, args.checkpoint) as chat:
         if early and not args.json:
             print(early, file=sys.stderr)
         if args.questions:
@@ -85,7 +94,7 @@ def _check(args: argparse.Namespace, question: str) -> None:
         raise UsageError("Held-out questions are answered greedily in a chat: leave out --temperature, or use eval.")
 
 
-def _ask_questions(chat: Chat, count: int, as_json: bool) -> None:
+def _ask_questions(chat: PairedChat, count: int, as_json: bool) -> None:
     """So many held-out questions; where there are fewer, that is said at the end."""
     for number in range(count):
         if not _next(chat, as_json):
@@ -93,7 +102,7 @@ def _ask_questions(chat: Chat, count: int, as_json: bool) -> None:
             return
 
 
-def _serve(chat: Chat, temperature: float) -> None:
+def _serve(chat: PairedChat, temperature: float) -> None:
     """Each line of the input answered in JSON lines, until an empty one or the end."""
     while question := sys.stdin.readline().strip():
         if question == NEXT:
@@ -102,7 +111,7 @@ def _serve(chat: Chat, temperature: float) -> None:
             _pieces(chat, question, temperature)
 
 
-def _converse(chat: Chat, temperature: float, piped: bool, without: str) -> None:
+def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -> None:
     """Questions line by line until the input ends; where a pipe brings them, an empty line ends it, too."""
     if piped:
         print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
@@ -123,10 +132,10 @@ def _converse(chat: Chat, temperature: float, piped: bool, without: str) -> None
             print(without or ALL_ASKED)
 
 
-def _next(chat: Chat, as_json: bool) -> bool:
+def _next(chat: PairedChat, as_json: bool) -> bool:
     """The next held-out question, its answers and their marks; False where there is none left."""
     width, asked = max(map(len, chat.labels)), False
-    last: dict[int, Said] = {}
+    last: dict[int, ChatChunk] = {}
     for part in chat.next_held_out():
         asked = True
         if as_json:
@@ -134,16 +143,16 @@ def _next(chat: Chat, as_json: bool) -> bool:
         elif isinstance(part, HeldOut):
             right = f"   (right: {part.right})" if part.right else ""
             print(f"\nHeld-out question {part.number}, {part.task}: {part.text}{right}", flush=True)
-        elif isinstance(part, Said):
+        elif isinstance(part, ChatChunk):
             last[part.of] = part
         elif isinstance(part, Marks):
             for of, label in enumerate(chat.labels):
-                said = last.get(of, Said(of, ""))
-                verdict = mark(part.rewards[of]) if part.rewards else "not marked"
+                said = last.get(of, ChatChunk(of, ""))
+                verdict = format_reward(part.rewards[of]) if part.rewards else "not marked"
                 text = "\n".join(line for line in said.text.splitlines() if line.strip())
                 text = text.replace("\n", f"\n{'':{width}} | {'':8} | ")
                 print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if said.cut else ''}", flush=True)
-            print(part.problem or tally(chat.labels, part), flush=True)
+            print(part.problem or format_tally(chat.labels, part), flush=True)
     if as_json:
         print(json_line({"done": True}), flush=True)
     return asked
@@ -157,15 +166,15 @@ def _meant(words: Sequence[str]) -> tuple[str, str]:
     return ("", name) if " " in name.strip() and not question else (name, question)
 
 
-def _whole(chat: Chat, question: str, temperature: float) -> None:
+def _whole(chat: PairedChat, question: str, temperature: float) -> None:
     last = {said.of: said for said in chat.answer(question, temperature)}
     width = max(map(len, chat.labels))
     for of, label in enumerate(chat.labels):
-        said = last.get(of, Said(of, ""))
+        said = last.get(of, ChatChunk(of, ""))
         print(f"{label:<{width}} | {said.text}{f' {CUT}' if said.cut else ''}", flush=True)
 
 
-def _pieces(chat: Chat, question: str, temperature: float) -> None:
+def _pieces(chat: PairedChat, question: str, temperature: float) -> None:
     for said in chat.answer(question, temperature):
         print(json_line(said._asdict()), flush=True)
     print(json_line({"done": True}), flush=True)

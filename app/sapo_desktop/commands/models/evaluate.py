@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
-from sapo_desktop.services.models.checkpoints import Chosen, choose, of
+from sapo_desktop.services.models.checkpoints import SelectedWeights, select_weights, weights_of_model
 from sapo_desktop.services.models.shelf import changes, history, store
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.streams import json_line, print_progress
 from sapo_swarm.scoring.rubric import JudgeAway
@@ -60,12 +60,12 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("At temperature 0 all samples are equal: leave out --samples.")
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
     both = _both(home, args)
     for sentence in _stale(home, both):
         print(f"Careful: {sentence}", file=sys.stderr)
-    refs = comparing.questions(both, args.items, args.preset)
+    refs = comparing.comparison_items(both, args.items, args.preset)
     if beyond := comparing.maybe_trained_on(both, refs):
         print(
             f"Careful: {beyond:,} of the {len(refs):,} questions may have been trained on: training leaves out the first "
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     judge = judging.judge_of(home, [chosen.config for chosen in both])
     try:
-        results = asyncio.run(comparing.measure(both, refs, temperatures, args.samples, print_progress, judge))
+        results = asyncio.run(comparing.compare_weights(both, refs, temperatures, args.samples, print_progress, judge))
     except JudgeAway as error:
         raise AppError(str(error)) from error
     if not args.json:
@@ -89,42 +89,45 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _print_tables(
-    args: argparse.Namespace, both: tuple[Chosen, Chosen], results: Sequence[comparing.Compared], questions: int
+    args: argparse.Namespace,
+    both: tuple[SelectedWeights, SelectedWeights],
+    results: Sequence[comparing.WeightsComparison],
+    questions: int,
 ) -> None:
     """One table a temperature."""
     print(f"Before: {both[0].label}\nAfter:  {both[1].label}\n{questions} held-out questions")
     for result in results:
         samples = f", {result.samples} samples of each" if result.samples > 1 else ""
-        print(f"\n{comparing.heading(result.temperature)}{samples}")
-        print("\n".join(comparing.table(result, _heads(args, both))))
+        print(f"\n{comparing.temperature_heading(result.temperature)}{samples}")
+        print("\n".join(comparing.comparison_table(result, _heads(args, both))))
 
 
-def _both(home: Home, args: argparse.Namespace) -> tuple[Chosen, Chosen]:
+def _both(home: Home, args: argparse.Namespace) -> tuple[SelectedWeights, SelectedWeights]:
     """What is compared, the older or plainer one first. Raises UsageError."""
     if args.verb == "eval":
-        return choose(home, args.name, args.before), choose(home, args.name, args.after)
-    first = store.find(home, args.first)
+        return select_weights(home, args.name, args.before), select_weights(home, args.name, args.after)
+    first = store.find_model(home, args.first)
     if args.second == "base":
-        return of(first, "base"), of(first)
-    return of(first), of(store.find(home, args.second))
+        return weights_of_model(first, "base"), weights_of_model(first)
+    return weights_of_model(first), weights_of_model(store.find_model(home, args.second))
 
 
-def _stale(home: Home, both: tuple[Chosen, Chosen]) -> dict[str, None]:
+def _stale(home: Home, both: tuple[SelectedWeights, SelectedWeights]) -> dict[str, None]:
     """What keeps a figure from being held out, each sentence once."""
-    models = [store.find(home, name) for name in dict.fromkeys(chosen.model for chosen in both) if name]
+    models = [store.find_model(home, name) for name in dict.fromkeys(chosen.model for chosen in both) if name]
     return {
         text: None
         for model in models
-        for text in changes.stale_tasks(model.record, history.story(model.folder).sessions)
+        for text in changes.stale_tasks(model.record, history.load_history(model.folder).sessions)
     }
 
 
-def _names(both: tuple[Chosen, Chosen]) -> tuple[str, str]:
+def _names(both: tuple[SelectedWeights, SelectedWeights]) -> tuple[str, str]:
     """The two sides in the JSON object."""
     return ("base", "trained") if both[0].checkpoint is None else ("first", "second")
 
 
-def _heads(args: argparse.Namespace, both: tuple[Chosen, Chosen]) -> tuple[str, str]:
+def _heads(args: argparse.Namespace, both: tuple[SelectedWeights, SelectedWeights]) -> tuple[str, str]:
     """The names of the two columns of figures."""
     if args.verb == "eval":
         return "before", "after"

@@ -46,18 +46,18 @@ def lm_studio_target(named: Path | None, slug: str) -> Path:
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 0 when it was written and, unless --no-verify, read again."""
-    from sapo_desktop.services.models.checkpoints import choose
+    from sapo_desktop.services.models.checkpoints import select_weights
     from sapo_desktop.services.models.exports import Plan, Source, default_target, export
     from sapo_desktop.services.models.exports.card import record_of
     from sapo_desktop.services.models.shelf import store
-    from sapo_desktop.services.models.shelf.adopt import adopt
+    from sapo_desktop.services.models.shelf.adopt import migrate_runs
 
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
-    chosen = choose(home, args.name, args.checkpoint)
-    model = store.find(home, chosen.model)
+    chosen = select_weights(home, args.name, args.checkpoint)
+    model = store.find_model(home, chosen.model)
     rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
     source = Source(
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)

@@ -28,7 +28,7 @@ def export_figures(home: Home, args: argparse.Namespace) -> int:
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()
-    name, path = recording.find(home, *args.names)
+    name, path = recording.find_recording(home, *args.names)
     print_progress(0.0, "reading")
     events = recording.load_recording(path, KINDS) if path.exists() else []
     found = list(rows(events))

@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
     """The token is read from the terminal without an echo, or from a pipe; never from the command line, which others see."""
     home = Home.find()
     home.prepare()
-    keep = judging.keep_key if args.judge else tokens.keep
+    keep = judging.keep_key if args.judge else tokens.save_hub_token
     if args.out:
         print(keep(home, ""))
         return 0

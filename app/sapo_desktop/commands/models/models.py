@@ -17,8 +17,8 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import history, keeping, mending, store
-from sapo_desktop.services.models.shelf.adopt import adopt
-from sapo_desktop.services.models.shelf.overview import Overview, gain, overview, tasks_of
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
+from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, load_overview, tasks_of
 from sapo_desktop.streams import confirm_action, json_line
 from sapo_swarm.node.checkpoints import folder_bytes
 
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     _check(args)
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
     actions = {
         "list": _list,
@@ -74,8 +74,8 @@ def main(args: argparse.Namespace) -> int:
     }
     if args.action in actions:
         return actions[args.action](home, args)
-    model = store.find(home, args.names[0])
-    change = keeping.rename if args.action == "rename" else keeping.duplicate
+    model = store.find_model(home, args.names[0])
+    change = keeping.rename_model if args.action == "rename" else keeping.duplicate_model
     done = change(home, model, args.names[1])
     what = "is called" if args.action == "rename" else "was duplicated:"
     print(
@@ -95,17 +95,17 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _list(home: Home, args: argparse.Namespace) -> int:
-    found = [overview(model) for model in store.all_models(home)]
+    found = [load_overview(model) for model in store.all_models(home)]
     for line in (json_line(_as_json(one)) for one in found) if args.json else _table(found):
         print(line)
     if not found and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
-    for one in store.unreadable(home):
+    for one in store.unreadable_models(home):
         print(one.sentence, file=sys.stderr)
     return 0
 
 
-def _table(found: Sequence[Overview]) -> list[str]:
+def _table(found: Sequence[ModelOverview]) -> list[str]:
     """A line a model, each column as wide as its longest entry: words begin together, numbers end together."""
     lines = [_cells(one) for one in found]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -119,12 +119,12 @@ def _table(found: Sequence[Overview]) -> list[str]:
     ]
 
 
-def _cells(one: Overview) -> tuple[str, ...]:
+def _cells(one: ModelOverview) -> tuple[str, ...]:
     model = one.model
     return (
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
-        gain(one.held_out, _HELD_OUT, one.judged),
+        format_gain(one.held_out, _HELD_OUT, one.judged),
         _rounds(one),
         f"{_short(one.story.tokens)} tokens",
         size_text(one.size),
@@ -132,7 +132,7 @@ def _cells(one: Overview) -> tuple[str, ...]:
     )
 
 
-def _rounds(one: Overview) -> str:
+def _rounds(one: ModelOverview) -> str:
     return f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}"
 
 
@@ -146,7 +146,7 @@ def _when(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)) if moment else "not trained yet"
 
 
-def _as_json(one: Overview) -> dict[str, object]:
+def _as_json(one: ModelOverview) -> dict[str, object]:
     model = one.model
     return {
         "model": model.name,
@@ -176,7 +176,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         if bases.is_base_name(home, args.names[0]):
             return bases.show_base(home, args)
     try:
-        one = overview(store.find(home, *args.names))
+        one = load_overview(store.find_model(home, *args.names))
     except UsageError as error:
         if not args.names or not Path(args.names[0]).is_dir():
             raise
@@ -190,9 +190,9 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         return 0
     model, config = one.model, one.model.config
     print(f"{model.name}, from {model.record.base}\n")
-    if lost := mending.missing(model):
+    if lost := mending.missing_base_hint(model):
         print(f"{lost}\n")
-    print(f"held-out    {gain(one.held_out, judged=one.judged)}{_since(one)}")
+    print(f"held-out    {format_gain(one.held_out, judged=one.judged)}{_since(one)}")
     print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
     if one.story.computed:
@@ -203,13 +203,15 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     )
     print("\nhistory" if one.story.sessions else "")
     for session in one.story.sessions:
-        print(f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.what(session)}")
+        print(
+            f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
+        )
     if one.story.problem:
         print(one.story.problem, file=sys.stderr)
     return 0
 
 
-def _since(one: Overview) -> str:
+def _since(one: ModelOverview) -> str:
     """How far the training went on after its held-out score."""
     if one.held_out is None or one.held_out.round == one.rounds:
         return ""
@@ -217,7 +219,7 @@ def _since(one: Overview) -> str:
 
 
 def _delete(home: Home, args: argparse.Namespace) -> int:
-    model = store.find(home, args.names[0])
+    model = store.find_model(home, args.names[0])
     if not args.even_in_use:
         mending.require_unused(home, model)
     training = asyncio.run(control.in_training(home))
@@ -227,17 +229,17 @@ def _delete(home: Home, args: argparse.Namespace) -> int:
         args.yes, f"Delete {model.name} with all its weights, history and exports ({size_text(size)})?{stop}"
     ):
         return 1
-    freed = asyncio.run(control.delete(home, model))
+    freed = asyncio.run(control.stop_and_delete_model(home, model))
     print(f"Deleted {model.name}: {size_text(freed)} are free again.")
     return 0
 
 
 def _prune(home: Home, args: argparse.Namespace) -> int:
-    models = [store.find(home, args.names[0])] if args.names else store.all_models(home)
+    models = [store.find_model(home, args.names[0])] if args.names else store.all_models(home)
     if not models:
         print("There is no model yet. Make one: sapo-desktop new NAME")
         return 0
-    found = [(model, keeping.spare(model, time.time())) for model in models]
+    found = [(model, keeping.spare_checkpoints(model, time.time())) for model in models]
     found = [(model, spare) for model, spare in found if spare]
     for model, spare in found:
         what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
@@ -247,5 +249,5 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
         return 0
     if not confirm_action(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
         return 1
-    print(f"{size_text(sum(keeping.remove(spare) for _, spare in found))} are free again.")
+    print(f"{size_text(sum(keeping.remove_folders(spare) for _, spare in found))} are free again.")
     return 0

@@ -14,7 +14,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import creating
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks import catalogue
@@ -55,13 +55,13 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
-    config = flags.run_config(settings.load_settings(home.settings), args, fetching.look)
+    config = flags.run_config(settings.load_settings(home.settings), args, fetching.fetch_base_metadata)
     if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
         typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
-        config = msgspec.structs.replace(settings_actions.fitted(config), **typed)
-    model = creating.new(home, args.name, config)
+        config = msgspec.structs.replace(settings_actions.fit_custom_tasks(config), **typed)
+    model = creating.create_model(home, args.name, config)
     left = msgspec.structs.asdict(settings.load_settings(home.settings).run)
     own = [
         f"{key.replace('_', ' ')} {settings.format_value(value)}"
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
     known = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
-    if known and (time := card.expected(home, config, measure=False)) is not None:
+    if known and (time := card.expected_training_time(home, config, measure=False)) is not None:
         print(f"Here it takes, about: {time.parts}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0

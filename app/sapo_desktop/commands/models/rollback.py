@@ -13,7 +13,7 @@ import msgspec
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.streams import json_line
 
@@ -35,18 +35,18 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
-    model = store.find(home, args.name, trained=True)
+    model = store.find_model(home, args.name, trained=True)
     return _go_back(home, model, args) if args.to else _list(model, args.json)
 
 
 def _go_back(home: Home, model: Model, args: argparse.Namespace) -> int:
     from sapo_desktop.services.models import going_back  # numpy
 
-    state = going_back.meant(model, going_back.kept(model), args.to.strip().lower())
+    state = going_back.resolve_kept_state(model, going_back.load_kept_states(model), args.to.strip().lower())
     sentence = asyncio.run(going_back.go_back(home, model, state.round))
-    done = store.read(model.folder)
+    done = store.read_model(model.folder)
     data = {"model": done.name, "restored": state.round, "rounds": done.rounds_done, "sentence": sentence}
     print(json_line(data) if args.json else sentence)
     return 0
@@ -55,11 +55,11 @@ def _go_back(home: Home, model: Model, args: argparse.Namespace) -> int:
 def _list(model: Model, as_json: bool) -> int:
     from sapo_desktop.services.models import going_back
 
-    states = going_back.kept(model)
+    states = going_back.load_kept_states(model)
     if as_json:
         for state in states:
             print(json_line({"model": model.name, **msgspec.to_builtins(state)}))
         return 0
-    print("\n".join([f"Kept states of {model.name}", *going_back.table(states), going_back.LEGEND]))
+    print("\n".join([f"Kept states of {model.name}", *going_back.kept_state_table(states), going_back.LEGEND]))
     print(f"Go back to one: sapo-desktop rollback {model.name} --to ROUND   (or best, or best-greedy)")
     return 0

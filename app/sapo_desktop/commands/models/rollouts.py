@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.services.models import recording
 
     home = Home.find()
-    source, folder = JournalGroups(recording.find(home, args.model)[1]), home.cache / "rollouts"
+    source, folder = JournalGroups(recording.find_recording(home, args.model)[1]), home.cache / "rollouts"
     wanted = GroupFilter(
         args.task,
         args.source,

@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf import history, mending, store
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.streams import json_line
@@ -37,27 +37,27 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("Write: sapo-desktop runs [NAME], or sapo-desktop runs check [NAME] [--repair]")
     home = Home.find()
     home.prepare()
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
     name = names[0] if names else ""
-    if checking and (broken := store.meant(home, name)) is not None and broken.damaged:
+    if checking and (broken := store.find_unreadable_model(home, name)) is not None and broken.damaged:
         if not args.repair:
             print(broken.sentence)
             return 1
         name = _mend(home, broken)
-    model = store.find(home, name)
+    model = store.find_model(home, name)
     return _check(home, model, args.repair) if checking else _list(model, args.json)
 
 
 def _list(model: Model, as_json: bool) -> int:
-    found = history.story(model.folder)
+    found = history.load_history(model.folder)
     for session in found.sessions:
         if as_json:
             print(json_line({"model": model.name, **msgspec.to_builtins(session)}))
             continue
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.time))
         print(
-            f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {history.what(session)}"
+            f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
         )
     if not found.sessions and not as_json:
         print(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
@@ -66,10 +66,10 @@ def _list(model: Model, as_json: bool) -> int:
     return 0
 
 
-def _mend(home: Home, broken: store.Unreadable) -> str:
+def _mend(home: Home, broken: store.UnreadableModel) -> str:
     """The name that it has now."""
     with NodeLock(home.lock):
-        made = mending.mend(home, broken)
+        made = mending.repair_record(home, broken)
     print(
         f"{made.name}: {made.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.checkpoints import Chosen, choose
+from sapo_desktop.services.models.checkpoints import SelectedWeights, select_weights
 
 LARGEST_PORT = 65535
 
@@ -30,13 +30,13 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--port is a number from 0 to {LARGEST_PORT}.")
     home = Home.find()
     home.prepare()
-    asyncio.run(_serve(choose(home, args.name, args.checkpoint), args.port, home.config / "endpoint-token"))
+    asyncio.run(_serve(select_weights(home, args.name, args.checkpoint), args.port, home.config / "endpoint-token"))
     return 0
 
 
-async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
+async def _serve(chosen: SelectedWeights, port: int, token_file: Path) -> None:
     """Load, serve until told to stop, give the memory back."""
-    from sapo_desktop.services.models.endpoint import Answering, Endpoint, read_or_make
+    from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService, read_or_make
     from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.scoring.prompts import system_prompt
 
@@ -50,9 +50,9 @@ async def _serve(chosen: Chosen, port: int, token_file: Path) -> None:
         await host.load(lambda: chosen.load(lambda *_: None))
         config, trained = chosen.config, chosen.checkpoint is not None
         system = system_prompt(config.tasks, config.answer_format) if trained else ""
-        answering = Answering(host, config.temperature, system)
+        answering = ChatService(host, config.temperature, system)
         name = chosen.model if trained else config.model
-        async with Endpoint(answering, name, token, port) as endpoint:
+        async with ChatEndpoint(answering, name, token, port) as endpoint:
             print(
                 f"Serving {chosen.label} as {name!r}\nBase URL:  {endpoint.url}\nAPI key:   in {token_file}\n"
                 "Only programs on this machine reach it. Ctrl-C stops it.",

@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)
-    if not found and not held and not login.of(home):
+    if not found and not held and not login.starts_at_login(home):
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
@@ -69,7 +69,7 @@ def _tell_of_bases(home: Home) -> None:
 
 def _require_rest(home: Home) -> None:
     """Raises AppError where something still works with what is to go, or would make it anew."""
-    if login.of(home):
+    if login.starts_at_login(home):
         raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
     if asyncio.run(supervisor.query_status(home)) is not None:
         raise AppError("A node is running here. Stop it first: sapo-desktop stop")

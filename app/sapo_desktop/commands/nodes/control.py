@@ -94,7 +94,7 @@ async def _stop(home: Home, json: bool) -> int:
 def _rounds(status: NodeStatus) -> int:
     """Rounds behind the model, now that its node is gone: it may have finished one after it was asked."""
     try:
-        return max(status.round, history.rounds_behind(store.read(Path(status.folder))))
+        return max(status.round, history.rounds_behind(store.read_model(Path(status.folder))))
     except AppError:
         return status.round
 

@@ -34,9 +34,9 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     if home.runs.is_dir():  # of a version that had no models yet
-        from sapo_desktop.services.models.shelf.adopt import adopt
+        from sapo_desktop.services.models.shelf.adopt import migrate_runs
 
-        adopt(home)
+        migrate_runs(home)
     chosen = settings.load_settings(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
     if not in_browser and in_lines(args, chosen):
@@ -242,9 +242,9 @@ def _tasks(home: Home) -> HomeTasks:
 
 
 async def _examine() -> AsyncIterator[Finding]:
-    from sapo_desktop.services.machine.doctor import stream
+    from sapo_desktop.services.machine.doctor import stream_findings
 
-    async for finding in stream():
+    async for finding in stream_findings():
         yield finding
 
 

@@ -22,7 +22,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
-from sapo_desktop.services.models.shelf.adopt import adopt
+from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.nodes import metrics
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import ConsoleReporter
@@ -83,13 +83,13 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     reporter = ConsoleReporter(sys.stdout, args.json, args.quiet)
-    for sentence in adopt(home):
+    for sentence in migrate_runs(home):
         reporter.say(sentence)
     chosen = settings.load_settings(home.settings)
-    model = training.chosen(home, args.name)
+    model = training.model_to_train(home, args.name)
     base = msgspec.structs.replace(chosen, run=model.config) if model else chosen
     typed = set(vars(args)) & set(RunConfig.__struct_fields__)
-    session = training.plan(model, _typed_over(base, args, made=model is not None), typed)
+    session = training.plan_session(model, _typed_over(base, args, made=model is not None), typed)
     invite = _invite(args, home, chosen)
     config = _with_swarm(session, invite, typed, invite is not None and membership.for_trial(invite, home.invite))
     if model is not None and model.trained:
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     if judge is not None:
         reporter.say(judging.privacy_note(judge.endpoint))
     engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a model
-    room = memory_plan.room(chosen.limits)
+    room = memory_plan.node_memory_bytes(chosen.limits)
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
         bound = until_the_end.enter_context(
@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
         typed_invite = invite if args.join not in ("", "saved") else None
         if typed_invite is not None:
             asyncio.run(membership.request_admission(home, typed_invite, chosen.person.name, config.model))
-        session = training.begin(home, session, invite)
+        session = training.begin_session(home, session, invite)
         if typed_invite is not None:
             membership.save_invite(str(typed_invite), home.invite)
         on_trial = trial.find_trial(home.invite, invite.swarm) if invite else None
@@ -127,7 +127,7 @@ def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -
     """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, UnknownTask that says where
     tasks of a swarm are."""
     try:
-        return flags.run_config(base, args, fetching.look, made)
+        return flags.run_config(base, args, fetching.fetch_base_metadata, made)
     except NoSuchTask as error:
         if not args.join:
             raise
@@ -141,24 +141,24 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
     """The base's card before its first round; the time of a bundled one is known after a round. Raises OutOfMemory,
     ModelNotFound, DownloadFailed."""
     if trained or not fetching.reads_folder(config):
-        memory_plan.require(config, room)
+        memory_plan.require_round_memory(config, room)
         return
     from sapo_backends.checkpoints import locate
 
-    one = card.card(home, config, measure=config.model not in locate.BUNDLED)
-    for line in card.lines(one):
+    one = card.build_base_card(home, config, measure=config.model not in locate.BUNDLED)
+    for line in card.base_card_lines(one):
         reporter.say(line)
     if one.over_budget:
         raise UsageError(f"{config.model} is too large: {one.over_budget}")
-    memory_plan.require(config, room, size=one.size, fallback=bool(one.slow))
+    memory_plan.require_round_memory(config, room, size=one.size, fallback=bool(one.slow))
 
 
-def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
+def _with_swarm(session: training.TrainingSession, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
     """The session's settings as they count where the node trains. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
         membership.require_shared(config, invite.swarm)
-        config = membership.swarm_config(config, typed, load_request.parameters(config))
+        config = membership.swarm_config(config, typed, load_request.parameter_count(config))
         return trial.trial_config(config) if on_trial else config
     if config.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
@@ -167,7 +167,7 @@ def _with_swarm(session: training.Session, invite: Invite | None, typed: set[str
     return membership.solo_config(config)
 
 
-def _setup(home: Home, session: training.Session, config: RunConfig, chosen: settings.Settings) -> NodeSetup:
+def _setup(home: Home, session: training.TrainingSession, config: RunConfig, chosen: settings.Settings) -> NodeSetup:
     from sapo_swarm.node.setup import NodeSetup
 
     assert session.model is not None
@@ -182,7 +182,7 @@ def _setup(home: Home, session: training.Session, config: RunConfig, chosen: set
         name=record.name,
         base=record.base,
         changed=session.changed,
-        fetch=functools.partial(fetching.fetch, config),
+        fetch=functools.partial(fetching.download_base, config),
         written=home.written_answers,
     )
 
@@ -199,7 +199,7 @@ def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> 
 async def _work(
     home: Home,
     setup: NodeSetup,
-    session: training.Session,
+    session: training.TrainingSession,
     reporter: ConsoleReporter,
     invite: Invite | None,
     chosen: settings.Settings,
@@ -223,7 +223,7 @@ async def _work(
 
 
 async def _serve(
-    home: Home, setup: NodeSetup, session: training.Session, reporter: ConsoleReporter, bound: socket | None
+    home: Home, setup: NodeSetup, session: training.TrainingSession, reporter: ConsoleReporter, bound: socket | None
 ) -> int:
     from sapo_swarm.node.control_server import ControlServer
     from sapo_swarm.node.loop import Node
@@ -249,7 +249,7 @@ async def _serve(
             while (event := await queue.get()) is not None:
                 if isinstance(event, RunStarted):
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
-                        await asyncio.to_thread(training.opened, session)
+                        await asyncio.to_thread(training.record_session_start, session)
                 if isinstance(event, RoundFinished) and not event.examples:
                     took.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):

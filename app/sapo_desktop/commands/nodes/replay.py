@@ -51,11 +51,11 @@ def main(args: argparse.Namespace) -> int:
 
     captions: list[Caption] = []
     if args.told == "tour":
-        events, said = recording.tour()
+        events, said = recording.load_tour()
         captions = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
         speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
     else:
-        _, path = recording.find(Home.find(), args.file)
+        _, path = recording.find_recording(Home.find(), args.file)
         events = recording.load_recording(path)  # before the screen is taken: a bad file is one plain line
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None

@@ -27,11 +27,11 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     if args.action == "install":
         home.prepare()
-        training.chosen(home, args.name)  # a name that is no model is an error now, not at the next login
+        training.model_to_train(home, args.name)  # a name that is no model is an error now, not at the next login
         if args.preset:
             editing.apply_preset(home.settings, args.preset)
-        print(login.install(login.starter(home, args.name)))
+        print(login.install_login_service(login.login_service(home, args.name)))
     else:
-        one = login.starter(home)
-        print(login.uninstall(one) if args.action == "uninstall" else login.status(one))
+        one = login.login_service(home)
+        print(login.uninstall_login_service(one) if args.action == "uninstall" else login.login_service_status(one))
     return 0

@@ -17,7 +17,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.bases import card
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.shelf.store import taken, train_on
+from sapo_desktop.services.models.shelf.store import taken_model_names, train_on
 from sapo_desktop.services.swarms import sharing
 from sapo_desktop.services.tasks import expectation, judging, looking, review
 from sapo_desktop.services.tasks import store as shipped
@@ -76,7 +76,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
     print(
         f"\nStored in {home.tasks / name}. Change anything in task.toml, then: sapo-desktop tasks check {name}{tried}"
     )
-    print(f"Train on it: {train_on(name, args.model, taken(home))}")
+    print(f"Train on it: {train_on(name, args.model, taken_model_names(home))}")
     return 0
 
 
@@ -253,7 +253,7 @@ async def _try(
     kept = keep_in is not None and found.shots != task.spec.shots
     if keep_in is not None and kept:
         keep_shots(task, found.shots, keep_in)
-    time = await asyncio.to_thread(card.expected, Home.find(), config, measure=True)
+    time = await asyncio.to_thread(card.expected_training_time, Home.find(), config, measure=True)
     return expectation.describe_expectation(found, kept, time)
 
 

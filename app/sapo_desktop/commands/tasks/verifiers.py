@@ -12,7 +12,7 @@ import msgspec
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
-from sapo_desktop.services.models.checkpoints import Chosen, choose
+from sapo_desktop.services.models.checkpoints import SelectedWeights, select_weights
 from sapo_desktop.services.tasks.bridge.running import BridgeJob, BridgeMessage, EnvironmentResult, run_environment
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     inside = Path("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = typed_path(args.python) if args.python else home.data / "verifiers" / inside
-    found = asyncio.run(_play(choose(home, args.name, args.checkpoint), python, args))
+    found = asyncio.run(_play(select_weights(home, args.name, args.checkpoint), python, args))
     print(
         f"{args.environment} (verifiers {safe_text(found.version, 20, lines=False)}): mean reward {found.mean:.3f} over "
         f"{len(found.rewards)} rollouts{f', {found.failed} failed' if found.failed else ''}. "
@@ -70,9 +70,9 @@ def parse_environment_args(pairs: list[str]) -> dict[str, object]:
     return found
 
 
-async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> EnvironmentResult:
+async def _play(chosen: SelectedWeights, python: Path, args: argparse.Namespace) -> EnvironmentResult:
     """The model behind an endpoint of this command alone, the environment beside it."""
-    from sapo_desktop.services.models.endpoint import Answering, Endpoint
+    from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
     from sapo_swarm.node.engine_thread import EngineThread
 
     given, config, token, host = (
@@ -83,7 +83,7 @@ async def _play(chosen: Chosen, python: Path, args: argparse.Namespace) -> Envir
     )
     try:
         await host.load(lambda: chosen.load(lambda *_: None))
-        async with Endpoint(Answering(host, config.temperature), "model", token) as endpoint:
+        async with ChatEndpoint(ChatService(host, config.temperature), "model", token) as endpoint:
             job = BridgeJob(
                 environment=args.environment,
                 arguments=given,

@@ -25,10 +25,10 @@ from sapo_backends.measure.choice import MeasuredRates
 from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import forecast, licence, question_tokens
-from sapo_desktop.services.bases.forecast import ROUNDS, Forecast
-from sapo_desktop.services.bases.recommended import Base, named
+from sapo_desktop.services.bases.forecast import ROUNDS, TrainingForecast
+from sapo_desktop.services.bases.recommended import RecommendedBase, find_recommended_base
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
-from sapo_desktop.services.machine.memory_plan import Plan
+from sapo_desktop.services.machine.memory_plan import MemoryPlan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
@@ -43,7 +43,7 @@ Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class BaseCard:
     """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
 
     plan: None where memory is not known (a GPU's own, another engine). budget: bytes that the model may have on the disk, 0: no
@@ -59,8 +59,8 @@ class Card:
     bytes: int
     download: int
     disk: int
-    plan: Plan | None
-    time: Forecast | None
+    plan: MemoryPlan | None
+    time: TrainingForecast | None
     measured: bool
     slow: str = ""
     rounds: int = 0
@@ -107,34 +107,34 @@ class Card:
         return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
-def card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> Card:
+def build_base_card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> BaseCard:
     """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
     machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
     found = _facts(config, ask)
-    plan = memory_plan.plan(config, size=found.size, fallback=bool(found.slow)) if found.size else None
-    return timed(home, config, replace(found, plan=plan), measure=measure)
+    plan = memory_plan.plan_round_memory(config, size=found.size, fallback=bool(found.slow)) if found.size else None
+    return add_time_forecast(home, config, replace(found, plan=plan), measure=measure)
 
 
-def timed(home: Home, config: RunConfig, found: Card, *, measure: bool = True) -> Card:
+def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure: bool = True) -> BaseCard:
     """The card with what a training takes, by its tasks' own questions. measure: see card. Blocks."""
     if config.method == "none":
         return found
-    ran = speed.rounds(home, config)
-    speeds, measured = rates(home, config, found, measure)
+    ran = speed.recent_round_seconds(home, config)
+    speeds, measured = find_engine_rates(home, config, found, measure)
     if speeds is None or found.size is None:
         return found
-    counts = question_tokens.count(home, config, make=measure)
+    counts = question_tokens.count_question_tokens(home, config, make=measure)
     groups = local_groups(config, found.size.parameters) + config.external_groups
     seconds = median(ran) if ran else 0.0
-    time = forecast.forecast(config, speeds, groups * config.group_size, counts, seconds)
+    time = forecast.forecast_training(config, speeds, groups * config.group_size, counts, seconds)
     return replace(found, time=time, measured=measured or bool(ran), rounds=len(ran))
 
 
-def _facts(config: RunConfig, ask: bool) -> Card:
+def _facts(config: RunConfig, ask: bool) -> BaseCard:
     """What is known of the model itself. Raises ModelNotFound."""
     model = config.model
-    request, base = load_request.request(config), named(model)
-    empty = Card(
+    request, base = load_request.build_load_request(config), find_recommended_base(model)
+    empty = BaseCard(
         model,
         "hub",
         base.license if base else "",
@@ -189,12 +189,12 @@ def _facts(config: RunConfig, ask: bool) -> Card:
     )
 
 
-def _of_list(config: RunConfig, base: Base, empty: Card) -> Card:
+def _of_list(config: RunConfig, base: RecommendedBase, empty: BaseCard) -> BaseCard:
     size = base.size(config)
     return replace(empty, source="list", parameters=base.parameters, bytes=base.bytes, download=base.bytes, size=size)
 
 
-def _of_hub(config: RunConfig, empty: Card) -> Card:
+def _of_hub(config: RunConfig, empty: BaseCard) -> BaseCard:
     from sapo_backends.checkpoints import hub_download
 
     found = hub_download.inspect_repository(config.model)
@@ -203,7 +203,7 @@ def _of_hub(config: RunConfig, empty: Card) -> Card:
     settings = read_json(folder / "config.json")
     stored = _BYTES.get(str(settings.get("dtype") or settings.get("torch_dtype")), 2)
     parameters = found.parameters or weights // stored
-    size, _ = model_size(folder, load_request.request(config), parameters)
+    size, _ = model_size(folder, load_request.build_load_request(config), parameters)
     return replace(
         empty,
         license=found.license or empty.license,
@@ -220,21 +220,23 @@ def _slow(folder: Path) -> str:
     return why_not(read_json(folder / "config.json"))
 
 
-def expected(home: Home, config: RunConfig, *, measure: bool) -> Forecast | None:
+def expected_training_time(home: Home, config: RunConfig, *, measure: bool) -> TrainingForecast | None:
     """What a training with these settings takes, of a base that is on this disk; None where that is not known. measure: see card.
     Blocks."""
     try:
         found = _facts(config, ask=False)
     except (BackendError, OSError):
         return None
-    return timed(home, config, found, measure=measure).time
+    return add_time_forecast(home, config, found, measure=measure).time
 
 
-def rates(home: Home, config: RunConfig, found: Card, measure: bool) -> tuple[forecast.Rates | None, bool]:
+def find_engine_rates(
+    home: Home, config: RunConfig, found: BaseCard, measure: bool
+) -> tuple[forecast.EngineRates | None, bool]:
     """How fast the base works here, and whether that was measured with it."""
     try:
-        if (best := speed.chosen(home, config)) is not None:
-            known = next(one for one in speed.recall(home, config) if one.candidate == best.candidate)
+        if (best := speed.choose_fastest(home, config)) is not None:
+            known = next(one for one in speed.load_measurements(home, config) if one.candidate == best.candidate)
             return MeasuredRates(known), True
         trainer = engines.choose_trainer(config)
     except BackendError:
@@ -262,7 +264,7 @@ def quantisation_of(model: str) -> str:
     return ""
 
 
-def lines(card: Card) -> list[str]:
+def base_card_lines(card: BaseCard) -> list[str]:
     """The card for a terminal."""
     title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {licence.in_words(card.license)}"
     here = (
@@ -289,7 +291,7 @@ def lines(card: Card) -> list[str]:
     return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture are the hub's
 
 
-def _time(card: Card) -> list[str]:
+def _time(card: BaseCard) -> list[str]:
     if card.time is None or card.hours is None:
         return ["time        not known; measure it: sapo-desktop bench"]
     over = f"over {card.rounds} round{'' if card.rounds == 1 else 's'} " if card.rounds else ""
@@ -305,7 +307,7 @@ def _time(card: Card) -> list[str]:
     ]
 
 
-def as_json(card: Card) -> dict[str, object]:
+def as_json(card: BaseCard) -> dict[str, object]:
     """For programs."""
     plain = {name: getattr(card, name) for name in card.__slots__ if name not in ("plan", "size", "time")}
     time = (

@@ -1,5 +1,6 @@
 """Bringing a run's base onto this disk: what must hold before, and the download itself, which the node does where it can be
-watched, paused and stopped."""
+watched, paused and stopped.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def reads_folder(config: RunConfig) -> bool:
     return bool(_READS_FOLDERS & set(engines.choose_trainer(config).split("+")))
 
 
-def require(config: RunConfig) -> None:
+def require_usable_base(config: RunConfig) -> None:
     """The base is here, whole, or it is on the hub, open to this person, and has room on the disk. Its weights are not fetched.
 
     Raises BackendUnavailable, ModelNotFound, DownloadFailed.
@@ -39,7 +40,7 @@ def require(config: RunConfig) -> None:
     hub_download.require_room(hub_download.inspect_repository(config.model))
 
 
-def look(config: RunConfig) -> None:
+def fetch_base_metadata(config: RunConfig) -> None:
     """What the hub says of a base that is not here, its chat template too, is on this disk afterwards, if it can be had now."""
     from sapo_backends.checkpoints import hub_cache, locate
 
@@ -51,7 +52,7 @@ def look(config: RunConfig) -> None:
                 hub_download.inspect_repository(config.model)
 
 
-def fetch(config: RunConfig, progress: Progress | None) -> None:
+def download_base(config: RunConfig, progress: Progress | None) -> None:
     """The base is on this disk afterwards. Raises BackendUnavailable, ModelNotFound, DownloadFailed, what progress raises."""
     from sapo_backends.checkpoints import locate
 

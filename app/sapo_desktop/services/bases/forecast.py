@@ -30,7 +30,7 @@ ROUNDS = 200
 """A training of so many rounds is what the hours are told for."""
 
 
-class Rates(Protocol):
+class EngineRates(Protocol):
     """How fast a model works here."""
 
     def generate(self, work: RoundWorkload) -> float:
@@ -41,7 +41,7 @@ class Rates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class TrainingForecast:
     """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once
     before the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are
     not known."""
@@ -91,7 +91,9 @@ def in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else duration(seconds)
 
 
-def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | None, measured: float = 0.0) -> Forecast:
+def forecast_training(
+    config: RunConfig, rates: EngineRates, rows: int, counts: TokenCounts | None, measured: float = 0.0
+) -> TrainingForecast:
     """rows: completions of a round. measured: seconds of a round that ran here, 0 for none."""
     usual = RunConfig().max_new_tokens
     known = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
@@ -116,12 +118,12 @@ def forecast(config: RunConfig, rates: Rates, rows: int, counts: TokenCounts | N
         base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
         trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
     practice = config.examples != "only"
-    return Forecast(
+    return TrainingForecast(
         trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts
     )
 
 
-def examples_seconds(config: RunConfig, rates: Rates, asked: RoundWorkload, counts: TokenCounts) -> float:
+def examples_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
     """Of the phase: PASSES over the examples, and the readings of the rows set aside on the way."""
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
@@ -130,12 +132,12 @@ def examples_seconds(config: RunConfig, rates: Rates, asked: RoundWorkload, coun
     return min(whole, MOST_SECONDS)
 
 
-def step_seconds(rates: Rates, counts: TokenCounts, rows: float) -> float:
+def step_seconds(rates: EngineRates, counts: TokenCounts, rows: float) -> float:
     """One update on so many examples, what all their prompts begin with computed once."""
     return rates.update(counts.shared + rows * (counts.prompt - counts.shared), rows * counts.answer)
 
 
-def reading_seconds(config: RunConfig, rates: Rates, asked: RoundWorkload, counts: TokenCounts) -> float:
+def reading_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
     """The rows set aside: their right answers' log-probabilities, an answer at temperature 0, and groups of some."""
     likelihood = step_seconds(rates, counts, counts.apart) / 3
     greedy = rates.generate(replace(asked, rows=counts.apart, group_size=1))

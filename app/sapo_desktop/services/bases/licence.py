@@ -17,7 +17,7 @@ def licence_of(base: str, folder: Path) -> str:
     """As an SPDX identifier in lower case, "other" or "unknown". base: as it is named; folder: where it lies."""
     if base in BUNDLED:
         return "apache-2.0"
-    return _stated(folder, "license") or (OTHER if files(folder) else UNKNOWN)
+    return _stated(folder, "license") or (OTHER if licence_files(folder) else UNKNOWN)
 
 
 def name_of(base: str, folder: Path) -> str:
@@ -26,7 +26,7 @@ def name_of(base: str, folder: Path) -> str:
     return (_stated(folder, "license_name") if found == OTHER else "") or found
 
 
-def files(folder: Path) -> list[Path]:
+def licence_files(folder: Path) -> list[Path]:
     """The texts of the licence."""
     return sorted(file for file in folder.iterdir() if is_licence(file.name) and file.is_file())
 

@@ -26,7 +26,7 @@ from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.errors import BackendError, size_text
 from sapo_backends.measure.precision import model_size, size_from_widths
 from sapo_desktop.services.machine import load_request, memory_plan
-from sapo_desktop.services.machine.memory_plan import Plan
+from sapo_desktop.services.machine.memory_plan import MemoryPlan
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -66,7 +66,7 @@ class LocalBase:
     architecture: str = ""
     parameters: int = 0
     reason: str = ""
-    plan: Plan | None = None
+    plan: MemoryPlan | None = None
 
     @property
     def base(self) -> str:
@@ -90,7 +90,7 @@ class LocalBase:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class LocalBaseListing:
     """bases: those that can be trained first, smallest first. notes: what could not be looked at. left_out: models of other
     kinds (for pictures, for vectors). whole: everything was looked at."""
 
@@ -131,7 +131,7 @@ class _Looking:
         """Whether a thread is still at work."""
         return any(thread.is_alive() for thread in self.threads)
 
-    def listing(self) -> Listing:
+    def listing(self) -> LocalBaseListing:
         """As far as it has come."""
         busy = self.busy
         with self.lock:
@@ -146,7 +146,7 @@ class _Looking:
         if busy:
             notes.append("Looking takes longer than usual: more may be here. Look again in a moment.")
         left_out = self.seen.left_out + len(models) - len(bases)
-        return Listing(tuple(sorted(bases, key=_order)), tuple(notes), left_out, not busy)
+        return LocalBaseListing(tuple(sorted(bases, key=_order)), tuple(notes), left_out, not busy)
 
 
 def _order(one: LocalBase) -> tuple[bool, bool, int, str]:
@@ -157,7 +157,7 @@ _last: dict[tuple[str, ...], _Looking] = {}
 _starting = threading.Lock()
 
 
-def look(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> Listing:
+def scan_local_bases(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> LocalBaseListing:
     """What is on this computer, after so many seconds at most. fresh: not the list of a moment ago. Blocks so long."""
     looking = _looking(config, seconds, fresh)
     until = time.monotonic() + seconds
@@ -194,7 +194,7 @@ def _look_at(place: str, config: RunConfig, looking: _Looking) -> None:
     for model in [one for one in list(looking.seen.models) if one.place == place]:
         if time.monotonic() > looking.seen.deadline:
             return
-        detail = examine(model, config)
+        detail = inspect_local_model(model, config)
         with looking.lock:
             looking.known[model.path] = detail
 
@@ -202,7 +202,7 @@ def _look_at(place: str, config: RunConfig, looking: _Looking) -> None:
 # One model
 
 
-def examine(model: LocalModel, config: RunConfig) -> LocalBase | None:
+def inspect_local_model(model: LocalModel, config: RunConfig) -> LocalBase | None:
     """A model's figures, from its header or its config; None where it is none that writes text."""
     if model.blocked:
         return LocalBase(model, reason=model.blocked)
@@ -223,7 +223,9 @@ def _of_file(model: LocalModel, header: GgufHeader, config: RunConfig) -> LocalB
         return base
 
     def size(run: RunConfig) -> ModelSize:
-        return size_from_widths(header.parameters, _widths(header), load_request.request(run), tied=_is_tied(header))[0]
+        return size_from_widths(
+            header.parameters, _widths(header), load_request.build_load_request(run), tied=_is_tied(header)
+        )[0]
 
     return replace(base, plan=_plan(config, size))
 
@@ -235,9 +237,9 @@ def _of_folder(model: LocalModel, config: RunConfig) -> LocalBase:
     named = settings.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     kind = str(settings.get("dtype") or settings.get("torch_dtype") or "")
-    request = load_request.request(config)
+    request = load_request.build_load_request(config)
     parameters = model_size(model.path, request)[0].parameters
-    plan = _plan(config, lambda run: model_size(model.path, load_request.request(run))[0])
+    plan = _plan(config, lambda run: model_size(model.path, load_request.build_load_request(run))[0])
     return LocalBase(model, kind, architecture, parameters, plan=plan)
 
 
@@ -281,10 +283,10 @@ def _is_tied(header: GgufHeader) -> bool:
     return all(tensor.name != "output.weight" for tensor in header.tensors)
 
 
-def _plan(config: RunConfig, size: Callable[[RunConfig], ModelSize]) -> Plan | None:
+def _plan(config: RunConfig, size: Callable[[RunConfig], ModelSize]) -> MemoryPlan | None:
     """The memory of its rounds; None where no engine is there that tells."""
     with _PLANS, contextlib.suppress(BackendError):
-        return memory_plan.plan(config, size=size(config))
+        return memory_plan.plan_round_memory(config, size=size(config))
     return None
 
 

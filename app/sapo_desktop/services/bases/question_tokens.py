@@ -64,7 +64,7 @@ class TokenCounts(msgspec.Struct, frozen=True):
     held_out: int
 
 
-def count(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
+def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
     """Of the run's tasks; None where they are not known. make: reasoning_gym's questions may be made now, in about 3 s.
     Blocks."""
     try:

@@ -15,7 +15,7 @@ from sapo_desktop.services.machine import load_request
 from sapo_swarm.config import RunConfig
 
 
-class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RecommendedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model of the hub. bytes: of its download. gated: its owner lets people in by name. gain_minutes: see the list; 0 where
     nobody has measured it."""
 
@@ -47,24 +47,24 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What its memory and time follow from, trained as the settings say."""
         names = ("layers", "hidden", "intermediate", "key_value", "vocabulary", "heads")
         widths = {name: getattr(self, name) for name in names}
-        return size_from_widths(self.parameters, widths, load_request.request(config), tied=True)[0]
+        return size_from_widths(self.parameters, widths, load_request.build_load_request(config), tied=True)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Recommended:
+class RecommendedList:
     """date: when the list was made, ISO. bases: smallest first."""
 
     date: str
-    bases: tuple[Base, ...]
+    bases: tuple[RecommendedBase, ...]
 
 
 @cache
-def recommended() -> Recommended:
+def load_recommended_list() -> RecommendedList:
     """The list that ships."""
     table = tomllib.loads((files("sapo_assets") / "bases.toml").read_text("utf-8"))
-    return Recommended(table["date"].isoformat(), tuple(msgspec.convert(table["base"], list[Base])))
+    return RecommendedList(table["date"].isoformat(), tuple(msgspec.convert(table["base"], list[RecommendedBase])))
 
 
-def named(model: str) -> Base | None:
+def find_recommended_base(model: str) -> RecommendedBase | None:
     """The entry of a hub id, None where it is not on the list."""
-    return next((base for base in recommended().bases if base.id == model), None)
+    return next((base for base in load_recommended_list().bases if base.id == model), None)

@@ -8,7 +8,7 @@ from sapo_desktop.paths import Home
 NAME = "hub-token"
 
 
-def keep(home: Home, typed: str) -> str:
+def save_hub_token(home: Home, typed: str) -> str:
     """Keep it; the sentence says where. "" forgets it. Raises UsageError, AppError."""
     no = "This is no token: it is one word, such as hf_..., from the settings page of the hub."
     return keep_word(home, NAME, typed, "The token", no)
@@ -29,7 +29,7 @@ def keep_word(home: Home, name: str, typed: str, what: str, no: str) -> str:
     return f"{what} is {where}." if word else f"{what} is forgotten."
 
 
-def kept(home: Home) -> str | None:
+def load_hub_token(home: Home) -> str | None:
     """The token, None where there is none."""
     from sapo_swarm.protocol import identity
 

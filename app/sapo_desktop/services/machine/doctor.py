@@ -29,7 +29,7 @@ from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, said
 # The doctor's lines on what the limits can be held by: each sensor with what it says now, or that it is not available.
 
 
-def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
+def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
     """One line a sensor. folder: on the disk that is watched. sysfs, proc: Linux' trees."""
     now = Machine(folder, sysfs, proc).readings(idle=True, metered=True)
     power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
@@ -49,7 +49,7 @@ def findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[F
     yield _line("activity", touched, "pause_when_active and slow_when_active")
 
 
-def data(path: Path, limits: Limits) -> Finding:
+def data_cap_finding(path: Path, limits: Limits) -> Finding:
     """What of today's data is used. path: of the count."""
     day = rules.DataCap(path, lambda: limits).today
     if (hold := rules.hold(day, limits)) is not None:
@@ -74,7 +74,7 @@ def _line(what: str, says: str | None, settings: str) -> Finding:
 _DISK_NEEDED = 10**9
 
 
-def examine() -> Iterator[Finding]:
+def run_all_checks() -> Iterator[Finding]:
     """Every check, in the order a person would want to read it."""
     home = Home.find()
     yield Finding("ok", "version", f"sapo-desktop {__version__}, Python {platform.python_version()}")
@@ -82,7 +82,7 @@ def examine() -> Iterator[Finding]:
     yield _disk(home)
     yield _settings(home)
     yield from _engines()
-    yield from plans(home)
+    yield from memory_and_speed_findings(home)
     yield from _sensors(home)
     yield asyncio.run(_scorer())
     yield asyncio.run(_node(home))
@@ -97,14 +97,14 @@ def _machine() -> Finding:
         f"{platform.system()} {platform.machine()}, {cores} cores, "
         f"{size_text(memory.available)} of {size_text(memory.total)} memory free"
     )
-    if translated():
+    if runs_under_rosetta():
         return Finding(
             "fail", "machine", f"{text}. This Python runs under Rosetta: install an arm64 Python to use MLX."
         )
     return Finding("ok", "machine", text)
 
 
-def translated(
+def runs_under_rosetta(
     system: str = sys.platform, machine: str = platform.machine(), ask: Callable[[Sequence[str]], str] = said
 ) -> bool:
     """Whether this Python was built for Intel and runs on Apple Silicon, where platform.processor() says "i386" then.
@@ -193,7 +193,7 @@ def _fallbacks() -> Iterator[Finding]:
         yield Finding("note", "torch", f"slower than it could be: SAPO_WITHOUT leaves out {PATHS.get(name, name)}")
 
 
-def plans(home: Home) -> Iterator[Finding]:
+def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
     """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.errors import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
@@ -203,13 +203,13 @@ def plans(home: Home) -> Iterator[Finding]:
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have lines of their own
         chosen = settings.load_settings(home.settings)
         run = flags.with_room(chosen.run)
-        plan = memory_plan.plan(run, memory_plan.room(chosen.limits))
+        plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(chosen.limits))
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"
             yield (
                 Finding("ok", "memory", text) if plan.fits else Finding("fail", "memory", f"{text}. {plan.suggestion}")
             )
-        best = speed.chosen(home, run)
+        best = speed.choose_fastest(home, run)
         if best is None:
             yield _unmeasured(home, run)
         else:
@@ -233,9 +233,9 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
 def _sensors(home: Home) -> Iterator[Finding]:
 
     with contextlib.suppress(OSError):  # a disk that cannot be looked at has a line of its own
-        yield from findings(home.data)
+        yield from sensor_findings(home.data)
     with contextlib.suppress(AppError):  # so have bad settings
-        yield data(home.network, settings.load_settings(home.settings).limits)
+        yield data_cap_finding(home.network, settings.load_settings(home.settings).limits)
 
 
 async def _scorer() -> Finding:
@@ -252,7 +252,7 @@ async def _scorer() -> Finding:
     return Finding("ok", "scorer", f"limited worker: {', '.join(limits)}")
 
 
-async def stream() -> AsyncIterator[Finding]:
+async def stream_findings() -> AsyncIterator[Finding]:
     """The same findings, one by one, from a process of its own: looking at engines loads heavy libraries.
 
     Raises AppError when it fails itself.

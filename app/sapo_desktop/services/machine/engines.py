@@ -14,7 +14,7 @@ from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.packages import TORCH, has_nvidia, install_command
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.machine.load_request import request
+from sapo_desktop.services.machine.load_request import build_load_request
 from sapo_swarm.config import RunConfig
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
@@ -28,7 +28,7 @@ ENGINE_FILE = "engine.json"
 """In a run's folder: what its open settings meant when it began."""
 
 
-class Settled(msgspec.Struct, frozen=True):
+class ResolvedEngine(msgspec.Struct, frozen=True):
     """What "auto" and 0 mean in a run, for as long as it lives. Values may be "auto" and 0 again: the engine's rule."""
 
     trainer: str = "auto"
@@ -45,7 +45,7 @@ class Settled(msgspec.Struct, frozen=True):
         )
 
 
-def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
+def resolve_engine(config: RunConfig, folder: Path, home: Home) -> RunConfig:
     """The config with what its open settings mean in the run of that folder.
 
     A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
@@ -59,7 +59,7 @@ def settle(config: RunConfig, folder: Path, home: Home) -> RunConfig:
 def stored_config(config: RunConfig, folder: Path) -> RunConfig:
     """The config with what the run of that folder began with. Runs older than this file have none."""
     try:
-        settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=Settled)
+        settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=ResolvedEngine)
     except FileNotFoundError:
         return config
     except (OSError, *UNREADABLE) as error:
@@ -69,31 +69,31 @@ def stored_config(config: RunConfig, folder: Path) -> RunConfig:
     return settled.fill(config)
 
 
-def _settled(config: RunConfig, folder: Path, home: Home) -> Settled:
+def _settled(config: RunConfig, folder: Path, home: Home) -> ResolvedEngine:
     from sapo_desktop.services.machine import speed
 
     begun = any((folder / "checkpoints").glob("round-*"))  # by an older version, with the defaults
-    best = None if begun else speed.chosen(home, config)
+    best = None if begun else speed.choose_fastest(home, config)
     if best is None:
-        return Settled(trainer=choose_trainer(config))
+        return ResolvedEngine(trainer=choose_trainer(config))
     found = best.candidate
     choose_trainer(msgspec.structs.replace(config, trainer=found.engine))
-    return Settled(found.engine, found.precision, found.threads)
+    return ResolvedEngine(found.engine, found.precision, found.threads)
 
 
-def _write(folder: Path, settled: Settled) -> None:
+def _write(folder: Path, settled: ResolvedEngine) -> None:
     try:
         write_atomically(folder / ENGINE_FILE, msgspec.json.encode(settled))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space.") from error
 
 
-def builder(config: RunConfig) -> Callable[[Progress], Engine]:
+def engine_builder(config: RunConfig) -> Callable[[Progress], Engine]:
     """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
     from sapo_backends import registry
 
     backend = registry.get_backend(choose_trainer(config))()
-    return lambda progress: backend.load(request(config), progress)
+    return lambda progress: backend.load(build_load_request(config), progress)
 
 
 def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progress], Engine]:
@@ -103,17 +103,17 @@ def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progre
     Only where it is open: precision "auto", the torch engine on a processor with instructions for bfloat16 (without them
     a round takes 14 times as long in it), and a run without a checkpoint.
     """
-    settled = settle(config, folder, home)
+    settled = resolve_engine(config, folder, home)
     if not _precision_is_open(settled, folder):
-        return builder(settled)
-    build = builder(settled)  # a missing engine is an error now
+        return engine_builder(settled)
+    build = engine_builder(settled)  # a missing engine is an error now
 
     def load(progress: Progress) -> Engine:
         precision = _faster_precision(settled, home, progress)
         if precision == "auto":
             return build(progress)
-        _write(folder, Settled(settled.trainer, precision, settled.threads))
-        return builder(msgspec.structs.replace(settled, precision=precision))(progress)
+        _write(folder, ResolvedEngine(settled.trainer, precision, settled.threads))
+        return engine_builder(msgspec.structs.replace(settled, precision=precision))(progress)
 
     return load
 
@@ -133,7 +133,7 @@ def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
     seconds = speed.precision_seconds(home, config)
     if not seconds and hardware.detect_hardware().fast_bfloat16:
         try:
-            seconds = precision.measure_precisions(request(config), progress)
+            seconds = precision.measure_precisions(build_load_request(config), progress)
             speed.remember_precision(home, config, seconds)
         except (BackendError, OSError) as error:
             LOG.warning("The faster precision could not be measured, so the engine's own rule holds: %s", error)

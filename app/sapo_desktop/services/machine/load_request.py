@@ -9,7 +9,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_swarm.config import RunConfig
 
 
-def request(config: RunConfig) -> LoadRequest:
+def build_load_request(config: RunConfig) -> LoadRequest:
     """What an engine is asked to load for a run."""
     return LoadRequest(
         model=config.model,
@@ -31,11 +31,11 @@ def local_folder(config: RunConfig) -> Path:
     return locate.resolve_local_model(config.model)
 
 
-def parameters(config: RunConfig) -> int | None:
+def parameter_count(config: RunConfig) -> int | None:
     """How large the run's model is; None while that cannot be told, because the model is not on this disk."""
     from sapo_backends.measure.precision import model_size
 
     try:
-        return model_size(local_folder(config), request(config))[0].parameters
+        return model_size(local_folder(config), build_load_request(config))[0].parameters
     except ModelNotFound:
         return None

@@ -136,7 +136,7 @@ _STATE = re.compile(r'^\s*state = (?P<launchd>.+)$|^"[^"]*","[^"]*","(?P<windows
 """In what launchctl and schtasks say."""
 
 
-class Starter(NamedTuple):
+class LoginService(NamedTuple):
     """How one system starts programs at login. file: the definition. ask: fails where the system has nothing of it. note: what
     the person should know."""
 
@@ -148,7 +148,7 @@ class Starter(NamedTuple):
     note: str = ""
 
 
-def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter:
+def login_service(home: Home, name: str = "", platform: str = sys.platform) -> LoginService:
     """This system's. name: of the model to train; "" is the newest."""
     words = [_lasting(word) for word in own_command()]
     command = [*words, "node", *([name] if name else []), "--quiet", "--as-left"]
@@ -158,7 +158,7 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
         content = launch_agent(command, environment, str(home.logs / "service.log"))
         domain = f"gui/{_user_number()}"
         target = f"{domain}/{LABEL}"
-        return Starter(
+        return LoginService(
             file,
             content,
             (("launchctl", "bootstrap", domain, str(file)),),
@@ -172,7 +172,7 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
         content = scheduled_task([str(quiet if quiet.exists() else words[0]), *command[1:]], user)
         task = NAME
         create = ("schtasks", "/create", "/f", "/tn", task, "/xml", str(file))
-        return Starter(
+        return LoginService(
             file,
             content,
             (create, ("schtasks", "/run", "/tn", task)),
@@ -183,7 +183,7 @@ def starter(home: Home, name: str = "", platform: str = sys.platform) -> Starter
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit = f"{NAME}.service"
     systemctl = ("systemctl", "--user")
-    return Starter(
+    return LoginService(
         base / "systemd" / "user" / unit,
         systemd_unit(command, environment).encode(),
         ((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", unit)),
@@ -203,14 +203,14 @@ def _lasting(word: str) -> str:
     return re.sub(r"/Cellar/([^/]+)/[^/]+/", r"/opt/\1/", word)
 
 
-def of(home: Home) -> bool:
+def starts_at_login(home: Home) -> bool:
     """Whether a node of this home starts at login, as far as the definition tells: an account has one, and a home of its own
     (SAPO_HOME) is asked of only where the definition lies in it."""
-    file = starter(home).file
+    file = login_service(home).file
     return file.exists() and (home.data in file.parents or not os.environ.get("SAPO_HOME"))
 
 
-def install(one: Starter) -> str:
+def install_login_service(one: LoginService) -> str:
     """Have the node started now and at every login; the sentence to print. Raises AppError, and then nothing is installed."""
     before = one.file.read_bytes() if one.file.exists() else None
     try:
@@ -226,7 +226,7 @@ def install(one: Starter) -> str:
     return f"The node starts now and whenever you log in ({one.file}). To end that: sapo-desktop service uninstall{one.note}"
 
 
-def uninstall(one: Starter) -> str:
+def uninstall_login_service(one: LoginService) -> str:
     """The node is stopped, within STOP_S seconds, and starts no more by itself; what it learned stays. Raises AppError."""
     if not one.file.exists():
         return "The node does not start at login: there is nothing to remove."
@@ -235,7 +235,7 @@ def uninstall(one: Starter) -> str:
     return f"The node starts no more by itself. Models and settings are as they were.{said and f' ({said})'}"
 
 
-def status(one: Starter) -> str:
+def login_service_status(one: LoginService) -> str:
     """Whether the node starts at login and what the system says of it. Raises OSError."""
     if not one.file.exists():
         return "The node does not start at login. To change that: sapo-desktop service install"
@@ -247,7 +247,7 @@ def status(one: Starter) -> str:
     return f"The node starts at login ({one.file}): {state}"
 
 
-def _end(one: Starter, pause: Callable[[float], None] = time.sleep) -> str:
+def _end(one: LoginService, pause: Callable[[float], None] = time.sleep) -> str:
     """Have the system stop the node and forget it; launchd answers before it has. What was refused, where that is of no
     consequence: the system has nothing of it (any more). Raises AppError."""
     refused = []
@@ -265,7 +265,7 @@ def _end(one: Starter, pause: Callable[[float], None] = time.sleep) -> str:
     return " ".join(refused)
 
 
-def _known(one: Starter) -> bool:
+def _known(one: LoginService) -> bool:
     try:
         _run(one.ask)
     except AppError:

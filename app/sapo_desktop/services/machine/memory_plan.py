@@ -29,7 +29,7 @@ ASKED_AGAIN_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """needed, available: bytes. smaller: a round that would fit, None when none does or this one does.
 
     external: how many of the groups come from others. precision: that the smaller round needs, "" where the run's will do.
@@ -72,9 +72,9 @@ class Plan:
         return "This fits: " + " ".join([*flags, *([f"--precision {self.precision}"] if self.precision else [])])
 
 
-def plan(
+def plan_round_memory(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
-) -> Plan | None:
+) -> MemoryPlan | None:
     """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here, a GPU
     that does not answer, a model that is neither on this disk nor given as its size.
 
@@ -92,17 +92,19 @@ def plan(
             folder = load_request.local_folder(config)
         except ModelNotFound:
             return None
-        size, _ = model_size(folder, load_request.request(config))
+        size, _ = model_size(folder, load_request.build_load_request(config))
         fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
     free = card.free if card else hardware.available_memory() if available is None else available
     groups = local_groups(config, size.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
-    found = Plan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
+    found = MemoryPlan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
     return found if found.fits else _with_smaller(found, config, size, fallback, card)
 
 
-def _with_smaller(found: Plan, config: RunConfig, size: ModelSize, fallback: bool, card: CardMemory | None) -> Plan:
+def _with_smaller(
+    found: MemoryPlan, config: RunConfig, size: ModelSize, fallback: bool, card: CardMemory | None
+) -> MemoryPlan:
     """The plan with what would fit: fewer and smaller groups, else a base in 4 bits where it can be, else shorter answers."""
     full, own = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
     four = f"{hardware.FOUR_BIT}-float32" if config.precision == "float32" else hardware.FOUR_BIT
@@ -121,17 +123,17 @@ def _card(device: str, _when: int) -> CardMemory | None:
     return probe.card_memory_in_child(device)
 
 
-def room(limits: Limits) -> int:
+def node_memory_bytes(limits: Limits) -> int:
     """Bytes that a node gets: what is free, below the person's wall."""
     free = hardware.available_memory()
     return min(free, int(limits.max_memory * 1e9)) if limits.max_memory else free
 
 
-def require(
+def require_round_memory(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
 ) -> None:
     """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan."""
-    found = plan(config, available, size, fallback)
+    found = plan_round_memory(config, available, size, fallback)
     if found is not None:
         round_memory.require_memory(found.needed, found.suggestion, found.available)
 

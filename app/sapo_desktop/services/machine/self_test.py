@@ -94,7 +94,7 @@ def _awake() -> Finding:
 
 
 def _login() -> Finding:
-    starter = login.starter(Home.find())
+    starter = login.login_service(Home.find())
     program = starter.install[0][0]
     if shutil.which(program) is None:
         return Finding("note", "login", f"not available here: {program} is missing, a node cannot start at login")

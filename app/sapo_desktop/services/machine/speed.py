@@ -58,7 +58,7 @@ _NO_TIME = frozenset(
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
 
-def recall(home: Home, config: RunConfig) -> list[EngineMeasurement]:
+def load_measurements(home: Home, config: RunConfig) -> list[EngineMeasurement]:
     """What was measured for such a run on this machine; empty when nothing was."""
     entry = _read(home).get(_key(config))
     try:
@@ -67,13 +67,13 @@ def recall(home: Home, config: RunConfig) -> list[EngineMeasurement]:
         return []
 
 
-def remember(home: Home, config: RunConfig, measured: Sequence[EngineMeasurement]) -> None:
+def save_measurements(home: Home, config: RunConfig, measured: Sequence[EngineMeasurement]) -> None:
     """Keep measurements; older ones of other candidates stay. Raises OSError."""
-    candidates = {m.candidate: m for m in (*recall(home, config), *measured)}
+    candidates = {m.candidate: m for m in (*load_measurements(home, config), *measured)}
     _update(home, config, {"measured": choice.encode_measurements(list(candidates.values())), "rounds": None})
 
 
-def rounds(home: Home, config: RunConfig) -> list[float]:
+def recent_round_seconds(home: Home, config: RunConfig) -> list[float]:
     """Seconds of the newest rounds that ran here with the settings that they follow from; empty where none did."""
     entry = _read(home).get(_key(config))
     try:
@@ -86,7 +86,7 @@ def rounds(home: Home, config: RunConfig) -> list[float]:
 def remember_rounds(home: Home, config: RunConfig, seconds: Sequence[float]) -> None:
     """Keep what the rounds of a session took. Raises OSError."""
     if seconds:
-        newest = [*rounds(home, config), *seconds][-MAX_ROUNDS:]
+        newest = [*recent_round_seconds(home, config), *seconds][-MAX_ROUNDS:]
         _update(home, config, {"rounds": {"of": _of_round(config), "seconds": newest}})
 
 
@@ -119,19 +119,19 @@ def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
     write_atomically(_file(home), json.dumps({"format": FORMAT, "machine": _machine(), "entries": newest}))
 
 
-def workload(config: RunConfig) -> RoundWorkload:
+def round_workload(config: RunConfig) -> RoundWorkload:
     """The size of the run's rounds, as far as the settings tell without the model."""
-    groups = local_groups(config, load_request.parameters(config) or TINY) + config.external_groups
+    groups = local_groups(config, load_request.parameter_count(config) or TINY) + config.external_groups
     return RoundWorkload(groups * config.group_size, config.max_new_tokens, config.method != "none")
 
 
-def chosen(home: Home, config: RunConfig) -> EngineChoice | None:
+def choose_fastest(home: Home, config: RunConfig) -> EngineChoice | None:
     """The fastest of what was measured, within what the settings leave open; None without a measurement."""
-    measured = recall(home, config)
-    return choice.choose_engine(measured, workload(config), wanted(config)) if measured else None
+    measured = load_measurements(home, config)
+    return choice.choose_engine(measured, round_workload(config), engine_preference(config)) if measured else None
 
 
-def wanted(config: RunConfig) -> EnginePreference:
+def engine_preference(config: RunConfig) -> EnginePreference:
     """What the settings leave open and what they fix."""
     return EnginePreference(config.trainer, config.precision, config.threads)
 
@@ -200,7 +200,7 @@ def _key(config: RunConfig) -> str:
     """A model of that shape, trained that way. A model that is not here yet is known by its name."""
     try:
         folder = load_request.local_folder(config)
-        size, method = model_size(folder, load_request.request(config))
+        size, method = model_size(folder, load_request.build_load_request(config))
         shape: object = [asdict(size), method, (folder / "config.json").read_text("utf-8", "replace")]
     except (ModelNotFound, OSError):
         shape = [config.model, config.method]
@@ -228,7 +228,7 @@ _BUSY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BenchSubject:
     """What is measured and on what. size: None where the model's files do not tell. limits: by engine."""
 
     model: str
@@ -245,7 +245,7 @@ def too_busy(busy: float, machine: Hardware) -> bool:
     return busy > _BUSY * machine.cores
 
 
-def shares(subject: Subject, measured: EngineMeasurement) -> tuple[dict[int, float], float]:
+def limit_shares(subject: BenchSubject, measured: EngineMeasurement) -> tuple[dict[int, float], float]:
     """Each rate as a fraction of the machine's own limit, at each width and for training; 0 where it is not known."""
     size, limits = subject.size, subject.limits.get(measured.candidate.engine.rpartition("+")[2])
     if size is None or limits is None:
@@ -263,7 +263,7 @@ def _share(rate: float, most: float) -> float:
     return rate / most if most > 0 else 0.0
 
 
-def header(subject: Subject) -> Iterator[str]:
+def bench_header(subject: BenchSubject) -> Iterator[str]:
     """The lines above the table."""
     machine, size = subject.machine, subject.size
     of = f": {size.parameters / 1e6:,.1f}M parameters, {_TRAINED[subject.method]}" if size else ""
@@ -283,7 +283,7 @@ def table_header() -> Iterator[str]:
     yield f"{'tokens/s':<27}{widths}{'training':>9}{'memory':>10}{'round':>7}"
 
 
-def row(subject: Subject, measured: EngineMeasurement, *, again: bool = False) -> Iterator[str]:
+def candidate_lines(subject: BenchSubject, measured: EngineMeasurement, *, again: bool = False) -> Iterator[str]:
     """A candidate's line, and one with the shares of the machine's limit where they are known.
 
     again: measured a second time, the better figures of both.
@@ -292,7 +292,7 @@ def row(subject: Subject, measured: EngineMeasurement, *, again: bool = False) -
     if measured.failure:
         yield from _wrapped(f"{name:<27} failed: {measured.failure}")
         return
-    generated, trained = shares(subject, measured)
+    generated, trained = limit_shares(subject, measured)
     rates = "".join(f"{measured.generation.get(w, 0):>9,.0f}" for w in WIDTHS)
     seconds = round_seconds(measured, subject.workload)
     update = f"{measured.update:,.0f}" if measured.update else "-"
@@ -309,7 +309,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %" if share else ""
 
 
-def footer(subject: Subject, choice: EngineChoice | None, memory: str, busy: float, *, kept: bool) -> Iterator[str]:
+def bench_footer(
+    subject: BenchSubject, choice: EngineChoice | None, memory: str, busy: float, *, kept: bool
+) -> Iterator[str]:
     """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
     work = subject.workload
     update = " and an update on all of them" if work.trains else ""
@@ -345,8 +347,8 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def objects(
-    subject: Subject,
+def bench_json_objects(
+    subject: BenchSubject,
     measured: Sequence[EngineMeasurement],
     choice: EngineChoice | None,
     memory: Mapping[str, int] | None,
@@ -363,7 +365,7 @@ def objects(
     size = asdict(subject.size) if subject.size else {}
     yield {"kind": "model", "model": subject.model, "method": subject.method, **size}
     for one in measured:
-        generated, trained = shares(subject, one)
+        generated, trained = limit_shares(subject, one)
         yield {
             "kind": "measured",
             **asdict(one),

@@ -1,5 +1,6 @@
 """One question, two answers, word by word: the base's and the trained model's. The question is the person's, or a held-out one of
-the model's tasks; to such a one both answers are marked right or wrong."""
+the model's tasks; to such a one both answers are marked right or wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from types import TracebackType
 from sapo_backends.base import Engine, Sampling
 from sapo_backends.errors import BackendError
 from sapo_desktop.services.against_base import base_difference, format_interval
-from sapo_desktop.services.models.checkpoints import Chosen, of
-from sapo_desktop.services.models.pieces import HeldOut, Marks, Said, next_piece
+from sapo_desktop.services.models.checkpoints import SelectedWeights, weights_of_model
+from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks, next_piece
 from sapo_desktop.services.models.shelf import history
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
@@ -40,10 +41,10 @@ def too_early(model: Model) -> str:
     """Why base and trained model may well answer alike; "" where the newest evaluation tells them apart. Reads the journal."""
     if not model.rounds_done:
         return "Too early to differ: nothing is trained yet."
-    return undecided(history.story(model.folder).held_out)
+    return undecided_reason(history.load_history(model.folder).held_out)
 
 
-def undecided(event: Evaluated | None) -> str:
+def undecided_reason(event: Evaluated | None) -> str:
     """The same of a trained model's newest evaluation: greedy where it was measured, as a chat answers."""
     if event is None or not event.round:
         return "Too early to tell whether they differ: the trained model has not been measured yet."
@@ -54,12 +55,15 @@ def undecided(event: Evaluated | None) -> str:
     return f"Too early to differ: {100 * against[0]:+.1f} points against the base {ends}, which may be chance."
 
 
-class Chat:
+class PairedChat:
     """Both models in memory. Use with `with`; raises BackendError, CheckpointCorrupt, UsageError when it opens."""
 
     def __init__(self, model: Model, checkpoint: str = "latest") -> None:
         self.labels = ("base", model.name)
-        self._chosen: tuple[Chosen, Chosen] = (of(model, "base"), of(model, checkpoint))
+        self._chosen: tuple[SelectedWeights, SelectedWeights] = (
+            weights_of_model(model, "base"),
+            weights_of_model(model, checkpoint),
+        )
         self._engines: list[Engine] = []
         config = self._chosen[1].config
         self._config = config
@@ -71,7 +75,7 @@ class Chat:
         self._longest = max(LONGEST, config.max_new_tokens)
         self._system = system_prompt(config.tasks, config.answer_format) or SYSTEM_PROMPTS[config.answer_format]
 
-    def __enter__(self) -> Chat:
+    def __enter__(self) -> PairedChat:
         try:
             for chosen in self._chosen:
                 self._engines.append(chosen.load(lambda *_: None))
@@ -96,7 +100,7 @@ class Chat:
                 engine.close()
         self._engines.clear()
 
-    def answer(self, question: str, temperature: float) -> Iterator[Said]:
+    def answer(self, question: str, temperature: float) -> Iterator[ChatChunk]:
         """What each says so far, in turns, until both are done. What is shown is made safe.
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
@@ -109,7 +113,7 @@ class Chat:
             }
         )
 
-    def _in_turns(self, writing: dict[int, Iterator[tuple[str, bool]]]) -> Generator[Said, None, dict[int, str]]:
+    def _in_turns(self, writing: dict[int, Iterator[tuple[str, bool]]]) -> Generator[ChatChunk, None, dict[int, str]]:
         """Pieces of each in turns until all are done; returns place -> the whole answer."""
         whole: dict[int, str] = {}
         while writing:
@@ -120,10 +124,10 @@ class Chat:
                 else:
                     text, cut = piece
                     whole[place] = text
-                    yield Said(place, safe_text(text).strip(), cut)
+                    yield ChatChunk(place, safe_text(text).strip(), cut)
         return whole
 
-    def next_held_out(self) -> Iterator[HeldOut | Said | Marks]:
+    def next_held_out(self) -> Iterator[HeldOut | ChatChunk | Marks]:
         """The next held-out question, what each says to it so far at temperature 0, and at the end the marks. Nothing where there
         is none left, or none can be marked. Raises BackendError, ScorerUnavailable."""
         scorer, runner = self._verifier()

@@ -17,7 +17,7 @@ from sapo_swarm.node.checkpoints import read_state
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedWeights:
     """Weights to load. checkpoint: None is the base of the config. label: for people; model: the name of the model.
 
     newest: whatever is the newest when it is loaded will do.
@@ -31,14 +31,14 @@ class Chosen:
 
     def load(self, progress: Progress) -> Engine:
         """Build the engine and restore the checkpoint. Raises BackendError, CheckpointCorrupt."""
-        engine = engines.builder(self.config)(progress)
+        engine = engines.engine_builder(self.config)(progress)
         path = self.checkpoint
         while path is not None:
             try:
                 read_state(path)
                 engine.restore(path / "engine")
             except CheckpointCorrupt:
-                newer = store.read(path.parent.parent).checkpoints if self.newest else ()
+                newer = store.read_model(path.parent.parent).checkpoints if self.newest else ()
                 if path.exists() or not newer or newer[-1] == path:
                     engine.close()
                     raise
@@ -48,20 +48,20 @@ class Chosen:
         return engine
 
 
-def choose(home: Home, name: str, checkpoint: str) -> Chosen:
+def select_weights(home: Home, name: str, checkpoint: str) -> SelectedWeights:
     """Of the model of that name ("" = the one trained last): "base", "latest", a round such as "120", or "round-000120".
 
     Raises UsageError that says which there are, ModelNotFound where the model's base is not there.
     """
-    return of(store.find(home, name, trained=checkpoint != "base"), checkpoint)
+    return weights_of_model(store.find_model(home, name, trained=checkpoint != "base"), checkpoint)
 
 
-def of(model: Model, checkpoint: str = "latest") -> Chosen:
+def weights_of_model(model: Model, checkpoint: str = "latest") -> SelectedWeights:
     """The same of a model at hand. Raises UsageError, ModelNotFound where its base is not there."""
-    mending.require(model)
+    mending.require_base_folder(model)
     config = history.with_room(engines.stored_config(model.config, model.folder), model.folder)
     if checkpoint == "base":
-        return Chosen(f"base {config.model}", config, None, model.name)
+        return SelectedWeights(f"base {config.model}", config, None, model.name)
     if not model.checkpoints:
         raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
     if checkpoint == "latest":
@@ -77,4 +77,4 @@ def of(model: Model, checkpoint: str = "latest") -> Chosen:
         path = by_round[int(wanted)]
     rounds = rounds_of(path)
     label = f"{model.name} after {rounds} round{'' if rounds == 1 else 's'}"
-    return Chosen(label, config, path, model.name, checkpoint == "latest")
+    return SelectedWeights(label, config, path, model.name, checkpoint == "latest")

@@ -10,7 +10,7 @@ import msgspec
 
 from sapo_backends.base import Sampling
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.models.checkpoints import Chosen
+from sapo_desktop.services.models.checkpoints import SelectedWeights
 from sapo_swarm.evaluation import (
     Comparison,
     Interval,
@@ -33,7 +33,7 @@ OnProgress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Compared:
+class WeightsComparison:
     """The verdicts of both on the same items, and what they say. sampling: how both answered."""
 
     labels: tuple[str, str]
@@ -44,7 +44,7 @@ class Compared:
     samples: int
 
 
-def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[TaskRef]:
+def comparison_items(both: Sequence[SelectedWeights], per_task: int, preset: str = "") -> list[TaskRef]:
     """Held-out items of every task that either trains on, in the first one's difficulty unless said otherwise.
 
     Raises UnknownTask where a task has no such preset, UsageError where there are none here.
@@ -56,7 +56,7 @@ def questions(both: Sequence[Chosen], per_task: int, preset: str = "") -> list[T
     return refs
 
 
-def maybe_trained_on(both: Sequence[Chosen], refs: Sequence[TaskRef]) -> int:
+def maybe_trained_on(both: Sequence[SelectedWeights], refs: Sequence[TaskRef]) -> int:
     """How many of the questions training of either may have asked, the larger number: see beyond_exclusion()."""
     from sapo_swarm.node.evaluation import beyond_exclusion
 
@@ -64,14 +64,14 @@ def maybe_trained_on(both: Sequence[Chosen], refs: Sequence[TaskRef]) -> int:
     return max((beyond_exclusion(refs, config.tasks, config.preset) for config in trained), default=0)
 
 
-async def measure(
-    both: tuple[Chosen, Chosen],
+async def compare_weights(
+    both: tuple[SelectedWeights, SelectedWeights],
     refs: Sequence[TaskRef],
     temperatures: Sequence[float],
     samples: int,
     on_progress: OnProgress,
     judge: Judge | None = None,
-) -> list[Compared]:
+) -> list[WeightsComparison]:
     """A comparison a temperature, in this order. One model after the other, so that only one of them is in memory. samples: of
     each question; at temperature 0 one, as all would be equal. judge: where the tasks are judged ones.
 
@@ -86,7 +86,7 @@ async def measure(
     first, second = [await _answers(chosen, refs, samplings, samples, limit, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
     return [
-        Compared(labels, before, after, compare(before, after), temperature, _samples(temperature, samples))
+        WeightsComparison(labels, before, after, compare(before, after), temperature, _samples(temperature, samples))
         for temperature, before, after in zip(temperatures, first, second, strict=True)
     ]
 
@@ -96,7 +96,7 @@ def _samples(temperature: float, samples: int) -> int:
 
 
 async def _answers(
-    chosen: Chosen,
+    chosen: SelectedWeights,
     refs: Sequence[TaskRef],
     samplings: Sequence[Sampling],
     samples: int,
@@ -129,7 +129,7 @@ async def _answers(
         await host.close()
 
 
-def table(found: Compared, names: tuple[str, str] = ("before", "after")) -> Iterator[str]:
+def comparison_table(found: WeightsComparison, names: tuple[str, str] = ("before", "after")) -> Iterator[str]:
     """The result in lines for a person, at most 100 columns wide. names: heads of the two columns, 8 characters each."""
     before, after, comparison = found.before, found.after, found.comparison
     judged = any(map(is_judged, (item.ref for item in after)))
@@ -171,13 +171,13 @@ def _change(interval: Interval) -> str:
     return f"{100 * interval.value:+6.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f}){mark}"
 
 
-def heading(temperature: float) -> str:
+def temperature_heading(temperature: float) -> str:
     """What a temperature means, above its table."""
     words = {1.0: "Sampled, as in training", 0.0: "Greedy, as a chat answers"}
     return f"{words.get(temperature, 'Sampled')} (temperature {temperature:g})"
 
 
-def as_json(results: Sequence[Compared], names: tuple[str, str]) -> dict[str, Any]:
+def as_json(results: Sequence[WeightsComparison], names: tuple[str, str]) -> dict[str, Any]:
     """Everything of the comparisons, for a program: names and "difference" with a part a temperature ("t0", "t1"), and all of
     the first one."""
     parts: dict[str, dict[str, Any]] = {names[0]: {}, names[1]: {}, "difference": {}}
@@ -209,7 +209,7 @@ def _interval(interval: Interval) -> dict[str, Any]:
     return {"value": interval.value, "low": interval.low, "high": interval.high, "measurable": interval.excludes_zero}
 
 
-def _first(found: Compared) -> dict[str, Any]:
+def _first(found: WeightsComparison) -> dict[str, Any]:
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= found.samples]
     return {
         "before": found.labels[0],

@@ -25,18 +25,18 @@ async def in_training(home: Home) -> Model | None:
 
 def _of(status: NodeStatus) -> Model | None:
     try:
-        return store.read(Path(status.folder))
+        return store.read_model(Path(status.folder))
     except AppError:  # it works in another kind of folder: the lab's, an older version's
         return None
 
 
-async def shown(home: Home) -> Model | None:
+async def current_model(home: Home) -> Model | None:
     """The model that the dashboard shows: the one in training, else the one used last; None where there is none."""
     model = await in_training(home)
     return model or next(iter(store.all_models(home)), None)
 
 
-async def restart(home: Home, keep_mode: bool = False) -> NodeStatus:
+async def restart_node(home: Home, keep_mode: bool = False) -> NodeStatus:
     """Let the node finish its round and start again with the settings as they are now; without a node start one.
 
     keep_mode: it stays in its swarm, or alone, whatever the settings say by now. Raises AppError.
@@ -66,7 +66,7 @@ def _mode(home: Home, status: NodeStatus) -> list[str]:
     return [] if joined else ["--join=saved"]
 
 
-async def switch(home: Home, model: Model) -> NodeStatus:
+async def switch_model(home: Home, model: Model) -> NodeStatus:
     """The node goes on with that model, after it finished its round with the other one. Raises AppError."""
     status = await supervisor.wait_for_status(home)
     if status is None:
@@ -76,7 +76,7 @@ async def switch(home: Home, model: Model) -> NodeStatus:
     return await supervisor.relaunch_node(home, [model.name])
 
 
-async def delete(home: Home, model: Model) -> int:
+async def stop_and_delete_model(home: Home, model: Model) -> int:
     """Delete the model, the node that trains it (or starts to) stopped first; how many bytes that freed. Raises AppError."""
     try:
         status = await supervisor.wait_for_status(home)
@@ -85,4 +85,4 @@ async def delete(home: Home, model: Model) -> int:
     training = _of(status) if status is not None else None
     if training is not None and training.folder == model.folder:
         await supervisor.shut_down_node(home)
-    return await asyncio.to_thread(keeping.delete, model)
+    return await asyncio.to_thread(keeping.delete_model, model)

@@ -39,7 +39,7 @@ class TextPart(msgspec.Struct, frozen=True):
     text: str
 
 
-class Message(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -60,7 +60,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/chat/completions. n: completions; max_tokens is the older name of max_completion_tokens."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=256)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=256)]
     model: Short = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -84,7 +84,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_completion_tokens or self.max_tokens
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionUsage(msgspec.Struct, frozen=True):
     """Tokens of the prompt and of all completions."""
 
     prompt_tokens: int
@@ -92,34 +92,34 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class Reply(msgspec.Struct, frozen=True):
+class AssistantMessage(msgspec.Struct, frozen=True):
     """One whole answer. finish_reason: "stop" at its end or at a stop text, "length" at the limit."""
 
     role: Literal["assistant"]
     content: str
 
 
-class Choice(msgspec.Struct, frozen=True):
+class CompletionChoice(msgspec.Struct, frozen=True):
     """One of n answers."""
 
     index: int
-    message: Reply
+    message: AssistantMessage
     finish_reason: str
     logprobs: None = None
 
 
-class Completed(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer of POST /v1/chat/completions."""
 
     id: str
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChoiceDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a chunk adds."""
 
     role: str = ""
@@ -129,19 +129,19 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, frozen=True):
     """The one answer of a stream."""
 
-    delta: Delta
+    delta: ChoiceDelta
     finish_reason: str | None = None
     index: int = 0
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """One server-sent event of a stream. usage: in the last one, if it was asked for."""
 
     id: str
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -165,7 +165,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointAnswer:
     """text: so far, or whole. finish: None while it goes on. tokens: generated for it."""
 
     text: str
@@ -173,7 +173,7 @@ class Answer:
     tokens: int
 
 
-class Answering:
+class ChatService:
     """Turns conversations into answers with a loaded EngineHost. host.cancel belongs to whoever has the turn."""
 
     def __init__(self, host: EngineThread, temperature: float = 1.0, system: str = "") -> None:
@@ -220,7 +220,7 @@ class Answering:
             self._host.cancel.reset()
             yield self._host.cancel
 
-    async def whole(self, request: ChatRequest, prompt: list[int], seed: int) -> list[Answer]:
+    async def whole(self, request: ChatRequest, prompt: list[int], seed: int) -> list[EndpointAnswer]:
         """request.n answers. Raises BackendError."""
         async with self._my_turn() as cancel:
             sampling = self._sampling(request, prompt)
@@ -228,11 +228,11 @@ class Answering:
             groups = await self._host.call(generate, [prompt], request.n or 1, sampling, seed % SEEDS, cancel)
         return [self._answer(completion, request.stops) for completion in groups[0]]
 
-    def _answer(self, completion: Completion, stops: tuple[str, ...]) -> Answer:
+    def _answer(self, completion: Completion, stops: tuple[str, ...]) -> EndpointAnswer:
         text, stopped = _cut(self._host.engine.tokenizer.decode(completion.tokens), stops)
-        return Answer(text, "stop" if stopped else completion.finish, len(completion.tokens))
+        return EndpointAnswer(text, "stop" if stopped else completion.finish, len(completion.tokens))
 
-    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[Answer, None]:
+    async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[EndpointAnswer, None]:
         """The one answer as it grows; text only ever gets longer. Raises BackendError.
 
         What could still become a stop text, or is half a character, is held back.
@@ -250,10 +250,10 @@ class Answering:
                 full = self._sampling(request, prompt, len(tokens)).max_new_tokens <= 0
                 text, stopped = _cut(self._host.engine.tokenizer.decode(tokens), request.stops)
                 if ended or stopped or full:
-                    yield Answer(text, "stop" if ended or stopped else "length", len(tokens))
+                    yield EndpointAnswer(text, "stop" if ended or stopped else "length", len(tokens))
                     return
                 shown = max(shown, _sure(text, request.stops), key=len)
-                yield Answer(shown, None, len(tokens))
+                yield EndpointAnswer(shown, None, len(tokens))
 
 
 def _cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
@@ -327,7 +327,7 @@ def _refusal(error: Exception) -> tuple[int, str, str]:
     return 400, "refused_by_model" if isinstance(error, BackendError) else "bad_request", str(error)
 
 
-def problem(status: int, code: str, message: str) -> web.Response:
+def error_response(status: int, code: str, message: str) -> web.Response:
     """An error as OpenAI's clients read it."""
     kind = {401: "authentication_error", 503: "overloaded_error", 500: "server_error"}.get(
         status, "invalid_request_error"
@@ -343,10 +343,10 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
     )
 
 
-class Endpoint:
+class ChatEndpoint:
     """Serves one model on 127.0.0.1. Use `async with`; url is known inside."""
 
-    def __init__(self, answering: Answering, model: str, token: str, port: int = 0) -> None:
+    def __init__(self, answering: ChatService, model: str, token: str, port: int = 0) -> None:
         """model: the name that clients see. port: 0 is any free one."""
         self._answering, self._model, self._token, self._port = answering, model, token, port
         self._created = int(time.time())
@@ -358,7 +358,7 @@ class Endpoint:
         """What OpenAI's clients call the base URL."""
         return f"http://{HOST}:{self._port}/v1"
 
-    async def __aenter__(self) -> Endpoint:
+    async def __aenter__(self) -> ChatEndpoint:
         """Raises AppError when the port is taken."""
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
         app.router.add_get("/v1/models", self._models)
@@ -389,27 +389,27 @@ class Endpoint:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Only this machine's names (another site's page may point its own name here), only with the token."""
         if request.headers.get("Host", "") not in {f"{name}:{self._port}" for name in (HOST, "localhost")}:
-            return problem(421, "wrong_host", "This endpoint answers on 127.0.0.1 only.")
+            return error_response(421, "wrong_host", "This endpoint answers on 127.0.0.1 only.")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
-            return problem(
+            return error_response(
                 401, "invalid_api_key", "The token is missing or wrong. sapo-desktop serve-model says where it is."
             )
         if "Content-Encoding" in request.headers:
-            return problem(415, "content_encoding", "Send the body as it is.")
+            return error_response(415, "content_encoding", "Send the body as it is.")
         assert self._connections is not None
         try:
             with self._connections.answering(request):
                 return await handler(request)
         except web.HTTPException as error:
-            return problem(error.status, "refused", error.text or error.reason)
+            return error_response(error.status, "refused", error.text or error.reason)
 
     async def _models(self, _request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._about()]})
 
     async def _one_model(self, request: web.Request) -> web.Response:
         if request.match_info["model"] != self._model:
-            return problem(404, "model_not_found", f"Only {self._model} is served here.")
+            return error_response(404, "model_not_found", f"Only {self._model} is served here.")
         return _json(self._about())
 
     def _about(self) -> dict[str, object]:
@@ -422,13 +422,13 @@ class Endpoint:
                     body = await request.read()
                 asked = msgspec.json.decode(body, type=ChatRequest)
                 if asked.model not in ("", self._model):
-                    return problem(
+                    return error_response(
                         404, "model_not_found", f"Only {self._model} is served here, not the model asked for."
                     )
                 return await self._answered(request, asked)
         except EXPECTED as error:
             status, code, message = _refusal(error)
-            return problem(status, code, message)
+            return error_response(status, code, message)
 
     async def _answered(self, request: web.Request, asked: ChatRequest) -> web.StreamResponse:
         """Raises EXPECTED."""
@@ -440,13 +440,14 @@ class Endpoint:
             return await self._stream(request, asked, prompt, seed)
         return _json(self._completed(await self._answering.whole(asked, prompt, seed), len(prompt)))
 
-    def _completed(self, answers: list[Answer], prompt: int) -> Completed:
+    def _completed(self, answers: list[EndpointAnswer], prompt: int) -> ChatCompletion:
         choices = [
-            Choice(i, Reply("assistant", answer.text), answer.finish or "length") for i, answer in enumerate(answers)
+            CompletionChoice(i, AssistantMessage("assistant", answer.text), answer.finish or "length")
+            for i, answer in enumerate(answers)
         ]
         made = sum(answer.tokens for answer in answers)
-        usage = Usage(prompt, made, prompt + made)
-        return Completed(id=_id(), created=int(time.time()), model=self._model, choices=choices, usage=usage)
+        usage = CompletionUsage(prompt, made, prompt + made)
+        return ChatCompletion(id=_id(), created=int(time.time()), model=self._model, choices=choices, usage=usage)
 
     async def _stream(
         self, request: web.Request, asked: ChatRequest, prompt: list[int], seed: int
@@ -456,22 +457,22 @@ class Endpoint:
         name, created, sent = _id(), int(time.time()), ""
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
-        async def send(choices: list[ChunkChoice], usage: Usage | None = None) -> None:
-            chunk = Chunk(id=name, created=created, model=self._model, choices=choices, usage=usage)
+        async def send(choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> None:
+            chunk = ChatCompletionChunk(id=name, created=created, model=self._model, choices=choices, usage=usage)
             await reply.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
         try:
             async for answer in answers:
                 if not reply.prepared:
                     await reply.prepare(request)
-                    await send([ChunkChoice(Delta(role="assistant"))])
+                    await send([ChunkChoice(ChoiceDelta(role="assistant"))])
                 if len(answer.text) > len(sent):
-                    await send([ChunkChoice(Delta(content=answer.text[len(sent) :]))])
+                    await send([ChunkChoice(ChoiceDelta(content=answer.text[len(sent) :]))])
                     sent = answer.text
                 if answer.finish is not None:
-                    await send([ChunkChoice(Delta(), answer.finish)])
+                    await send([ChunkChoice(ChoiceDelta(), answer.finish)])
                     if asked.stream_options is not None and asked.stream_options.include_usage:
-                        await send([], Usage(len(prompt), answer.tokens, len(prompt) + answer.tokens))
+                        await send([], CompletionUsage(len(prompt), answer.tokens, len(prompt) + answer.tokens))
             await reply.write(b"data: [DONE]\n\n")
         except BackendError as error:
             if not reply.prepared:

@@ -32,7 +32,7 @@ _REASONS = {
 }
 
 
-def kept(model: Model) -> list[KeptState]:
+def load_kept_states(model: Model) -> list[KeptState]:
     """The kept states of a model, oldest first. Reads the whole journal. Raises UsageError without any, JournalError."""
     if not model.checkpoints:
         raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
@@ -41,7 +41,7 @@ def kept(model: Model) -> list[KeptState]:
     return kept_states(model.checkpoints, events, items_of(model.config))
 
 
-def meant(model: Model, states: list[KeptState], word: str) -> KeptState:
+def resolve_kept_state(model: Model, states: list[KeptState], word: str) -> KeptState:
     """The kept state of a round, such as 12, or round-000012; or the best one. Raises UsageError that lists the rounds."""
     if word in BEST:
         chosen = next((state for state in states if getattr(state, BEST[word])), None)
@@ -104,17 +104,17 @@ def _done(model: Model) -> str:
     )
 
 
-def line(state: KeptState, now: float) -> str:
+def kept_state_line(state: KeptState, now: float) -> str:
     """A kept state in a line of a table, under head(). now: Unix time."""
     event = state.evaluated
     at_0 = event.greedy if event else None
     sampled = _share(event.pass_at_1 if event else None, state.best)
     greedy = _share(at_0.pass_at_1 if at_0 else None, state.best_greedy)
     ago = age(now - state.time) if state.time else "?"
-    return f"{state.round:>7,}  {ago:>7}  {sampled:>8}  {greedy:>8}  {why(state)}"
+    return f"{state.round:>7,}  {ago:>7}  {sampled:>8}  {greedy:>8}  {saved_reason(state)}"
 
 
-def head() -> str:
+def kept_state_header() -> str:
     """The names of the columns of line()."""
     return f"{'round':>7}  {'ago':>7}  {'sampled':>7}   {'greedy':>7}   saved"
 
@@ -123,7 +123,7 @@ def _share(share: float | None, best: bool) -> str:
     return f"{'–' if share is None else f'{100 * share:.1f} %'}{'*' if best else ' '}"
 
 
-def why(state: KeptState) -> str:
+def saved_reason(state: KeptState) -> str:
     """When in a model's life a state was saved, and whether the model has these weights now."""
     moment = f"going back to round {state.restored}" if state.restored >= 0 else _REASONS.get(state.reason, "")
     if state.reason == REASON and state.restored < 0:
@@ -131,7 +131,7 @@ def why(state: KeptState) -> str:
     return ", ".join(filter(None, (moment, "now" if state.current else "")))
 
 
-def table(states: list[KeptState]) -> list[str]:
+def kept_state_table(states: list[KeptState]) -> list[str]:
     """Every kept state, oldest first, with its head."""
     now = time.time()
-    return [head(), *(line(state, now) for state in states)]
+    return [kept_state_header(), *(kept_state_line(state, now) for state in states)]

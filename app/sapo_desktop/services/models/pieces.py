@@ -12,7 +12,7 @@ NEXT = "/next"
 ALL_ASKED = "These were all held-out questions of its tasks."
 
 
-class Said(NamedTuple):
+class ChatChunk(NamedTuple):
     """of: which of the two, 0 the base. text: its answer so far. cut: it had no more room, and ends here."""
 
     of: int
@@ -40,12 +40,12 @@ class Marks(NamedTuple):
     problem: str = ""
 
 
-def mark(reward: float) -> str:
+def format_reward(reward: float) -> str:
     """A reward in a word: partly right answers have their share."""
     return "right" if reward == 1.0 else f"{100 * reward:.0f} %" if reward else "wrong"
 
 
-def tally(labels: Sequence[str], marks: Marks) -> str:
+def format_tally(labels: Sequence[str], marks: Marks) -> str:
     """How many questions each had right so far."""
     return ", ".join(
         f"{label} {right} of {marks.asked} right" for label, right in zip(labels, marks.right, strict=True)

@@ -31,14 +31,14 @@ class _Captions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     captions: tuple[TourCaption, ...]
 
 
-def tour() -> tuple[list[Event], tuple[TourCaption, ...]]:
+def load_tour() -> tuple[list[Event], tuple[TourCaption, ...]]:
     """The recorded swarm that ships with the app, and its captions in order."""
     folder = Path(str(resources.files("sapo_assets"))) / TOUR
     captions = msgspec.toml.decode((folder / "captions.toml").read_bytes(), type=_Captions).captions
     return load_recording(folder / "swarm.jsonl"), captions
 
 
-def find(home: Home, text: str = "") -> tuple[str, Path]:
+def find_recording(home: Home, text: str = "") -> tuple[str, Path]:
     """Name and file of what is meant: a recording, or a model's journal, which need not exist; "" is the model used last.
 
     A file without an ending, or a folder without a journal, may have a model's name by chance: the model is meant then.
@@ -50,7 +50,7 @@ def find(home: Home, text: str = "") -> tuple[str, Path]:
     if path.suffix and path.is_file():
         return path.stem, path
     try:
-        model = store.find(home, text)
+        model = store.find_model(home, text)
     except UsageError as error:
         if path.is_file():
             return path.name, path

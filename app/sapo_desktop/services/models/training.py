@@ -16,12 +16,12 @@ from sapo_desktop.services.models.shelf import changes, creating, history, keepi
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 
-if TYPE_CHECKING:  # cryptography: only a node in a swarm needs it
+if TYPE_CHECKING:
     from sapo_swarm.protocol.invite import Invite
 
 
 @dataclass(frozen=True)
-class Session:
+class TrainingSession:
     """One training session of a model. config: the settings that the model keeps; rounds: the goal of this session only, None
     where nothing was typed. model: None until begin() made it."""
 
@@ -40,16 +40,16 @@ class Session:
         """
         if self.rounds is not None:
             return self.rounds
-        done = history.practised(self.model) if self.model else 0
+        done = history.practice_rounds(self.model) if self.model else 0
         return self.config.rounds if self.config.rounds > done else 0
 
 
-def chosen(home: Home, name: str) -> Model | None:
+def model_to_train(home: Home, name: str) -> Model | None:
     """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError, AppError."""
-    return store.find(home, name) if name or store.taken(home) else None
+    return store.find_model(home, name) if name or store.taken_model_names(home) else None
 
 
-def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Session:
+def plan_session(model: Model | None, config: RunConfig, typed: Collection[str]) -> TrainingSession:
     """A session with the settings of the model (or of new models, without one) and what was typed over them.
 
     Raises UsageError when the settings would make another model of this one, or its rounds are done already, and ModelNotFound
@@ -58,23 +58,23 @@ def plan(model: Model | None, config: RunConfig, typed: Collection[str]) -> Sess
     rounds = config.rounds if "rounds" in typed else None
     if model is None:
         kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
-        return Session(store.FIRST, kept, rounds, None)
+        return TrainingSession(store.FIRST, kept, rounds, None)
     if config.model == model.config.model:
-        mending.require(model)
-    changes.refuse_other_identity(model, config, meant(model))
+        mending.require_base_folder(model)
+    changes.refuse_other_identity(model, config, resolve_config(model))
     kept = changes.kept_identity(model, config)
     if rounds is not None:
         kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
-        done = history.practised(model)
+        done = history.practice_rounds(model)
         if 0 < rounds < done:
             raise UsageError(
                 f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
                 f"the model: --rounds {done + rounds} trains {rounds} more."
             )
-    return Session(model.name, kept, rounds, model)
+    return TrainingSession(model.name, kept, rounds, model)
 
 
-def meant(model: Model) -> RunConfig:
+def resolve_config(model: Model) -> RunConfig:
     """The model's settings with what "auto" and 0 meant when its training began."""
     config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
     if session is None:
@@ -83,31 +83,31 @@ def meant(model: Model) -> RunConfig:
     return msgspec.structs.replace(config, **{k: v for k, v in said.items() if getattr(config, k) == "auto"})
 
 
-def begin(home: Home, session: Session, invite: Invite | None) -> Session:
+def begin_session(home: Home, session: TrainingSession, invite: Invite | None) -> TrainingSession:
     """Make the model where it is new, keep its settings, and say what changed. Call while the node's lock is held.
 
     A device is kept when it has proved itself: see opened(). Raises UsageError, ModelNotFound, AppError.
     """
-    keeping.sweep(home, time.time())
+    keeping.remove_abandoned(home, time.time())
     device = session.model.config.device if session.model else RunConfig().device
     kept = msgspec.structs.replace(session.config, device=device)
-    model = session.model or creating.new(home, session.name, kept)
+    model = session.model or creating.create_model(home, session.name, kept)
     where = f"at {invite.host}" if invite else ""
     swarm = invite.swarm if invite else ""
-    changed = changes.sentences(model.record, session.config, swarm, where)
+    changed = changes.describe_changes(model.record, session.config, swarm, where)
     if model.config != kept:
-        model = store.write(model.folder, store.with_config(model.record, kept))
+        model = store.write_model_record(model.folder, store.with_config(model.record, kept))
     return replace(session, model=model, swarm=swarm, changed=changed)
 
 
-def opened(session: Session) -> None:
+def record_session_start(session: TrainingSession) -> None:
     """The engine is loaded and training begins: from now on these are the settings that it trained with last.
 
     Raises AppError.
     """
     assert session.model is not None
-    record = store.read(session.model.folder).record
-    store.write(
+    record = store.read_model(session.model.folder).record
+    store.write_model_record(
         session.model.folder,
         msgspec.structs.replace(
             record,

@@ -376,7 +376,7 @@ def _manifest(sources: dict[str, Path]) -> BackupManifest:
 
 def _besides(home: Home, keys: bool) -> list[str]:
     said = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
-    for folder, names in mending.folders(home).items():
+    for folder, names in mending.models_by_base_folder(home).items():
         said.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
     if not keys:
         said.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")

@@ -140,8 +140,8 @@ class _Restoring:
 
     def _model(self, item: str, source: Path) -> RestoreOutcome:
         """Under its own name if that is free, else under a new one, as a model of its own."""
-        record, models = store.read(source).record, store.all_models(self._home)
-        name = store.free(store.suggested(record.name), store.taken(self._home))
+        record, models = store.read_model(source).record, store.all_models(self._home)
+        name = store.unused_name(store.suggest_model_name(record.name), store.taken_model_names(self._home))
         beside = name != record.name or record.id in {model.record.id for model in models}
         if beside:
             journal = source / "journal.db"
@@ -151,11 +151,11 @@ class _Restoring:
                 for part in source.glob("journal.db*"):
                     part.unlink()
                 (source / "copied").rename(journal)
-            store.write(source, msgspec.structs.replace(record, id=fresh, name=name))
+            store.write_model_record(source, msgspec.structs.replace(record, id=fresh, name=name))
         target = self._home.models / store.free_folder(self._home.models, name)
         source.rename(target)
         said = f"restored as {name}, beside the one that is here" if beside else "restored"
-        lost = mending.missing(store.read(target))
+        lost = mending.missing_base_hint(store.read_model(target))
         return RestoreOutcome(item, f"{said}. {lost}" if lost else said)
 
     def _put_aside(self, item: str, target: Path) -> None:

@@ -50,7 +50,7 @@ class CreatedPath:
 
 def find_created_paths(home: Home) -> list[CreatedPath]:
     """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
-    models = len(store.taken(home))
+    models = len(store.taken_model_names(home))
     count = f"{models} model{'' if models == 1 else 's'} with weights, history and exports"
     beside = [what for name, what in _DATA.items() if (home.data / name).exists()]
     found = [

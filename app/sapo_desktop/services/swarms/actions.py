@@ -31,14 +31,14 @@ class HomeActions:
         from sapo_desktop.services.swarms import membership
 
         home = self._home
-        chosen, model = settings.load_settings(home.settings), await control.shown(home)
+        chosen, model = settings.load_settings(home.settings), await control.current_model(home)
         config = model.config if model else chosen.run
         await membership.request_admission(
             home, membership.parse_typed_invite(invite), chosen.person.name, config.model
         )
         await asyncio.to_thread(membership.save_invite, invite, home.invite, listed)
         await asyncio.to_thread(settings.write_setting, home.settings, "swarm.join", "true")
-        await control.restart(home)
+        await control.restart_node(home)
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool, approve: bool = False) -> HostedSwarm:
@@ -154,11 +154,11 @@ class HomeActions:
             if offer is None:
                 raise AppError(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
             said = sharing.accept_task(home, client.invite.swarm, offer, await client.task(offer))
-        model = await control.shown(home)
+        model = await control.current_model(home)
         if model is not None:
             tasks = dict.fromkeys([*model.config.tasks, task.name])
-            await asyncio.to_thread(settings_actions.change, model, "run.tasks", ",".join(tasks))
-        await control.restart(home, keep_mode=True)
+            await asyncio.to_thread(settings_actions.change_model_setting, model, "run.tasks", ",".join(tasks))
+        await control.restart_node(home, keep_mode=True)
         return f"{said} The node trains on it from now on."
 
     async def nearby(self) -> tuple[str, ...]:

@@ -326,7 +326,7 @@ async def leave_swarm(home: Home, keep_invite: bool = False) -> str:
     settings.write_setting(home.settings, "swarm.join", "false")
     status = await supervisor.wait_for_status(home)
     if status is not None and status.mode == "swarm":
-        await control.restart(home)
+        await control.restart_node(home)
     told = "The coordinator knows."
     try:
         async with NodeClient(invite, (await asyncio.to_thread(load_identity, home)).identity) as client:
@@ -346,5 +346,5 @@ async def stay_in_swarm(home: Home) -> str:
     await asyncio.to_thread(trial.confirm_trial, home.invite, invite.swarm)
     status = await supervisor.wait_for_status(home)
     if status is not None and status.mode == "swarm":
-        await control.restart(home, keep_mode=True)
+        await control.restart_node(home, keep_mode=True)
     return "The trial is over: the node stays in the swarm, with its normal settings"

@@ -15,7 +15,7 @@ from pathlib import PurePath
 import msgspec
 
 from sapo_backends.base import Completion, Sampling
-from sapo_desktop.services.bases.forecast import Forecast, in_words
+from sapo_desktop.services.bases.forecast import TrainingForecast, in_words
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
@@ -104,7 +104,7 @@ async def measure_expectation(
     """
     host = EngineThread()
     try:
-        await host.load(lambda: engines.builder(config)(lambda *_: None))
+        await host.load(lambda: engines.engine_builder(config)(lambda *_: None))
         show(0.2)
         scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
         trial = _Trial(task, config, scorer, host)
@@ -247,7 +247,7 @@ def shown_model(model: str) -> str:
     return PurePath(model).name if os.path.exists(os.path.expanduser(model)) else model
 
 
-def describe_expectation(found: Expectation, kept: bool = False, time: Forecast | None = None) -> list[str]:
+def describe_expectation(found: Expectation, kept: bool = False, time: TrainingForecast | None = None) -> list[str]:
     """What a friend would say about the figures. kept: the task has the better number of worked examples from now on. time: what
     a training takes here, None where that is not known."""
     lines = [
@@ -261,7 +261,7 @@ def describe_expectation(found: Expectation, kept: bool = False, time: Forecast 
     return [*lines, _when(found, verdict, time), *_about_examples(found, kept), verdict]
 
 
-def _when(found: Expectation, verdict: str, time: Forecast | None) -> str:
+def _when(found: Expectation, verdict: str, time: TrainingForecast | None) -> str:
     """When there is something to compare, and how long a round of practice takes."""
     round_s = in_words(time.round if time and time.round else found.round_s)
     usual = f"{time.examples_range} here" if time and time.examples else "usually 2 to 5 minutes"

@@ -19,10 +19,10 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, HeldOut, Marks, Said, mark
+from sapo_desktop.services.models.pieces import ALL_ASKED, CUT, NEXT, ChatChunk, HeldOut, Marks, format_reward
 
 if TYPE_CHECKING:
-    from sapo_desktop.services.models.screen.actions import Conversation
+    from sapo_desktop.services.models.screen.actions import ChatProcess
 
 KEPT = 20
 """Questions that stay on the screen."""
@@ -40,7 +40,7 @@ class Exchange:
     """A question, the two answers to it as far as they are, and of a held-out one the right answer and the marks."""
 
     question: str
-    answers: list[Said] = field(default_factory=lambda: [Said(0, ""), Said(1, "")])
+    answers: list[ChatChunk] = field(default_factory=lambda: [ChatChunk(0, ""), ChatChunk(1, "")])
     held_out: HeldOut | None = None
     marks: Marks | None = None
 
@@ -58,7 +58,7 @@ class ChatScreen(BaseScreen):
     def __init__(self, id: str, name: str) -> None:
         super().__init__()
         self._model, self._called = id, name
-        self._line: Conversation | None = None
+        self._line: ChatProcess | None = None
         self._said: list[Exchange] = []
         self._opening: tuple[list[Content], list[Content]] = ([], [])
         self._tally: Marks | None = None
@@ -143,7 +143,7 @@ class ChatScreen(BaseScreen):
         self._said = [*self._said[-KEPT + 1 :], exchange]
         self._draw()
 
-    async def _ask(self, line: Conversation, question: str) -> None:
+    async def _ask(self, line: ChatProcess, question: str) -> None:
         try:
             async for said in line.ask(question):
                 self._said[-1].answers[said.of] = said
@@ -153,14 +153,14 @@ class ChatScreen(BaseScreen):
             return
         self._answering, self._complete = False, True
 
-    async def _next(self, line: Conversation) -> None:
+    async def _next(self, line: ChatProcess) -> None:
         count = 0
         try:
             async for part in line.next_held_out():
                 count += 1
                 if isinstance(part, HeldOut):
                     self._add(Exchange(part.text, held_out=part))
-                elif isinstance(part, Said):
+                elif isinstance(part, ChatChunk):
                     self._said[-1].answers[part.of] = part
                 else:
                     self._said[-1].marks = self._tally = part
@@ -200,7 +200,7 @@ class ChatScreen(BaseScreen):
                     right = f"   right: {plain(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
                     rows += [
                         Content.assemble(
-                            Content.styled(f"{glyph} {mark(reward)}", style), Content.styled(right, "$muted")
+                            Content.styled(f"{glyph} {format_reward(reward)}", style), Content.styled(right, "$muted")
                         )
                     ]
                 elif marks is not None:

@@ -21,14 +21,14 @@ from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.models.shelf.history import Story
-from sapo_desktop.services.models.shelf.overview import Overview
+from sapo_desktop.services.models.shelf.history import TrainingHistory
+from sapo_desktop.services.models.shelf.overview import ModelOverview
 from sapo_swarm.events import Evaluated, RoundFinished
 
 # A model's history as lines and marks of a chart: pure functions of what its journal tells.
 
 
-def of_one(story: Story) -> tuple[list[Line], list[Mark], Clock]:
+def of_one(story: TrainingHistory) -> tuple[list[Line], list[Mark], Clock]:
     """Local and external reward over rounds, held-out results, where something changed, and when it all was."""
     figures = _figures(story)
     external = figures.reward_external
@@ -40,7 +40,9 @@ def of_one(story: Story) -> tuple[list[Line], list[Mark], Clock]:
     return lines, [*heldout_marks(figures), *marks], figures.clock
 
 
-def of_two(first: tuple[str, Story], second: tuple[str, Story] | None) -> tuple[list[Line], list[Mark], Clock | None]:
+def of_two(
+    first: tuple[str, TrainingHistory], second: tuple[str, TrainingHistory] | None
+) -> tuple[list[Line], list[Mark], Clock | None]:
     """Local reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's.
 
     Two models ran at different times: their axis is rounds.
@@ -54,7 +56,7 @@ def of_two(first: tuple[str, Story], second: tuple[str, Story] | None) -> tuple[
     return [Line(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
 
 
-def _figures(story: Story) -> Figures:
+def _figures(story: TrainingHistory) -> Figures:
     figures = Figures()
     events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
     for event in sorted(events, key=lambda event: event.seq):
@@ -71,7 +73,7 @@ class CompareScreen(ChartKeys, BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#table"
 
-    def __init__(self, first: Overview, second: Overview | None, items: int) -> None:
+    def __init__(self, first: ModelOverview, second: ModelOverview | None, items: int) -> None:
         """second: None = the base of the first. items: held-out questions a task."""
         super().__init__()
         self._first, self._second, self._items = first, second, items

@@ -19,7 +19,13 @@ from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.models.screen.interface import ExportChoice, KeptTable, NewModel, NewModelInfo, Told
+from sapo_desktop.services.models.screen.interface import (
+    ExportChoice,
+    KeptTable,
+    NewModel,
+    NewModelInfo,
+    ProgressUpdate,
+)
 
 # Screen 4's forms: a new model, a name, a state to go back to.
 
@@ -157,7 +163,7 @@ class ExportScreen(Dialog[None]):
     ]
     _done = False
 
-    def __init__(self, name: str, choice: ExportChoice, work: AsyncGenerator[Told, None]) -> None:
+    def __init__(self, name: str, choice: ExportChoice, work: AsyncGenerator[ProgressUpdate, None]) -> None:
         super().__init__()
         self._called, self._choice, self._steps = name, choice, work
 

@@ -16,8 +16,8 @@ from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, Name
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.models.screen.interface import ExportChoice, Shelf
-from sapo_desktop.services.models.shelf.overview import Overview
+from sapo_desktop.services.models.screen.interface import ExportChoice, ModelListing
+from sapo_desktop.services.models.shelf.overview import ModelOverview
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.actions import HomeModels
@@ -45,11 +45,11 @@ class ModelKeys(BaseScreen):
         Binding("f", "free", "free space", show=False),
         Binding("k", "go_back", "go back", show=False),
     ]
-    shelf = Shelf()
+    shelf = ModelListing()
 
     @property
     @abstractmethod
-    def chosen(self) -> Overview | None:
+    def chosen(self) -> ModelOverview | None:
         """The model that is meant."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class ModelKeys(BaseScreen):
         if (one := self.chosen) is not None:
             self.run_worker(self._free(one), group="dialog", exclusive=True, exit_on_error=True)
 
-    async def _free(self, one: Overview) -> None:
+    async def _free(self, one: ModelOverview) -> None:
         id = one.model.record.id
         if (spare := await self.dashboard.outcome(self.actions.spare(id))) is None:
             return
@@ -208,7 +208,7 @@ class ModelKeys(BaseScreen):
         if (one := self.chosen) is not None:
             self.run_worker(self._go_back(one), group="dialog", exclusive=True, exit_on_error=True)
 
-    async def _go_back(self, one: Overview) -> None:
+    async def _go_back(self, one: ModelOverview) -> None:
         name, id = one.model.name, one.model.record.id
         if (states := await self.dashboard.outcome(self.actions.kept_states(id))) is None:
             return

@@ -22,9 +22,9 @@ from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Listing
-from sapo_desktop.services.models.screen.interface import Shelf
-from sapo_desktop.services.models.shelf.history import what
-from sapo_desktop.services.models.shelf.overview import Overview, gain, tasks_of
+from sapo_desktop.services.models.screen.interface import ModelListing
+from sapo_desktop.services.models.shelf.history import describe_session
+from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
@@ -51,7 +51,7 @@ def head(width: int) -> Content:
     return Content.styled(text, "$muted")
 
 
-def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -> Content:
+def row(one: ModelOverview, training: bool, now: float, width: int, glyphs: Glyphs) -> Content:
     """One model in the list; the one that the node trains is marked."""
     name, base, held_out = _columns(width)
     model = one.model
@@ -60,7 +60,7 @@ def row(one: Overview, training: bool, now: float, width: int, glyphs: Glyphs) -
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),
         (f" {fit(plain(one.base, 60), base)} ", "$muted"),
-        fit(gain(one.held_out, held_out, one.judged), held_out),
+        fit(format_gain(one.held_out, held_out, one.judged), held_out),
         (f" {_short(one.rounds):>6} {memory(one.size):>7} {used:>6}", "$muted"),
     )
 
@@ -73,7 +73,7 @@ def _short(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number / 1000:,.0f} k"
 
 
-def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Content:
+def summary(one: ModelOverview, training: bool, width: int, glyphs: Glyphs) -> Content:
     """What is shown below the list for the model under the cursor."""
     model, config = one.model, one.model.config
     sessions = one.story.sessions
@@ -97,7 +97,7 @@ def summary(one: Overview, training: bool, width: int, glyphs: Glyphs) -> Conten
     return Content("\n").join(rows)
 
 
-def whole(one: Overview, now: float, width: int, glyphs: Glyphs) -> Content:
+def whole(one: ModelOverview, now: float, width: int, glyphs: Glyphs) -> Content:
     """All of it, for the opened model: below its chart."""
     checkpoints = one.model.checkpoints
     rows = [
@@ -126,7 +126,7 @@ def _how(config: RunConfig) -> str:
     return f"method {config.method} · engine {config.trainer} · {config.algorithm}"
 
 
-def _where(one: Overview) -> str:
+def _where(one: ModelOverview) -> str:
     """Alone or in a swarm, the last time."""
     if not one.story.sessions:
         return "not begun"
@@ -140,7 +140,9 @@ def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
         when = time.strftime("%m-%d %H:%M", local(session.time))
         text = f"{when}  round {session.round + 1:>6,}  "
         style = "$accent" if session.changed else ""
-        rows.append(Content.assemble((text, "$muted"), (hang(plain(what(session), 400), width, len(text)), style)))
+        rows.append(
+            Content.assemble((text, "$muted"), (hang(plain(describe_session(session), 400), width, len(text)), style))
+        )
     return rows
 
 
@@ -152,7 +154,7 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
     return [
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),
-            (f"{gain(event, 44):<44}", "bold"),
+            (f"{format_gain(event, 44):<44}", "bold"),
             bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
@@ -185,7 +187,7 @@ def _checkpoint(path: Path, now: float) -> Content:
     return Content.assemble(f"after round {rounds_of(path):>7,}", (f"  {when} ago", "$muted"))
 
 
-def _settings(one: Overview, width: int) -> list[Content]:
+def _settings(one: ModelOverview, width: int) -> list[Content]:
     model = one.model
     return [
         Content.styled("What it is", "bold"),
@@ -206,12 +208,12 @@ class ModelScreen(ModelKeys, ChartKeys):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#whole"
 
-    def __init__(self, one: Overview, shelf: Shelf) -> None:
+    def __init__(self, one: ModelOverview, shelf: ModelListing) -> None:
         super().__init__()
         self._one, self.shelf = one, shelf
 
     @property
-    def chosen(self) -> Overview | None:
+    def chosen(self) -> ModelOverview | None:
         """The model that is meant."""
         return self._one
 
@@ -303,7 +305,7 @@ class ModelsScreen(ModelKeys):
         self._tell(Content.styled(plain(str(error), 400), "$warning"))
 
     @property
-    def chosen(self) -> Overview | None:
+    def chosen(self) -> ModelOverview | None:
         """The model that is meant."""
         place = self.query_one("#models", OptionList).highlighted
         return self.shelf.models[place] if place is not None and place < len(self.shelf.models) else None

@@ -3,17 +3,25 @@
 Nothing here imports a numerical library or Textual: the work is done by child processes.
 """
 
-from sapo_desktop.services.models.exports.card import Record
+from sapo_desktop.services.models.exports.card import ModelCardRecord
 from sapo_desktop.services.models.exports.export import (
-    Agreement,
-    Estimate,
-    Exported,
+    AnswerAgreement,
+    ExportEstimate,
+    ExportResult,
+    create_export,
     default_target,
-    estimate,
-    export,
+    estimate_export,
     formats_for,
 )
-from sapo_desktop.services.models.exports.formats import FORMATS, QUANTS, ExportFailed, Format, Plan, Quant, Source
+from sapo_desktop.services.models.exports.formats import (
+    FORMATS,
+    QUANTS,
+    ExportFailed,
+    ExportPlan,
+    ExportSource,
+    Format,
+    Quant,
+)
 
 __all__ = [
     "FORMATS",

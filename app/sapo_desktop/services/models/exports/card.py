@@ -12,7 +12,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.against_base import base_scores, describe_difference, format_rate
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
-from sapo_desktop.services.models.shelf.history import STORY, undone
+from sapo_desktop.services.models.shelf.history import STORY, undone_evaluations
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
@@ -34,7 +34,7 @@ _JUDGED = (
 
 
 @dataclass(frozen=True)
-class Record:
+class ModelCardRecord:
     """What is known of a model; every field but the first two may be left out.
 
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
@@ -73,7 +73,7 @@ class Record:
         return self.base if _HUB_ID.fullmatch(self.base) and not Path(self.base).is_dir() else Path(self.base).name
 
 
-def card(record: Record, format_name: str, use: str, checked: str) -> str:
+def render_model_card(record: ModelCardRecord, format_name: str, use: str, checked: str) -> str:
     """README.md of an export. use: how it is loaded, as markdown. checked: the sentence about its agreement."""
     parts = [
         _front(record, format_name),
@@ -98,7 +98,7 @@ def card(record: Record, format_name: str, use: str, checked: str) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _reasoning(record: Record) -> str:
+def _reasoning(record: ModelCardRecord) -> str:
     if record.thinking is None:
         return ""
     return (
@@ -108,7 +108,7 @@ def _reasoning(record: Record) -> str:
     )
 
 
-def _system(record: Record) -> str:
+def _system(record: ModelCardRecord) -> str:
     if not record.system:
         return ""
     text = textwrap.indent(safe_text(record.system), "    ")
@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(safe_text(text).split()))
 
 
-def _front(record: Record, format_name: str) -> str:
+def _front(record: ModelCardRecord, format_name: str) -> str:
     rewards = "" if record.judged else "rlvr, "
     lines = ["---", f"tags: [reinforcement-learning, {rewards}sapo-desktop]"]
     if record.licence != UNKNOWN:
@@ -136,7 +136,7 @@ def _front(record: Record, format_name: str) -> str:
     return "\n".join([*lines, f"library_name: {library}", "pipeline_tag: text-generation", "---", ""])
 
 
-def _training(record: Record) -> Iterator[str]:
+def _training(record: ModelCardRecord) -> Iterator[str]:
     yield f"base: {_plain(record.base_name)}{', in 4 bits (NF4) while it was trained' if record.four_bit else ''}"
     how = {"lora": "a LoRA adapter", "full": "all weights"}.get(record.method, "the weights")
     together = "its own rollouts and those of others in a swarm (SAPO, arXiv 2509.08721)"
@@ -148,7 +148,7 @@ def _training(record: Record) -> Iterator[str]:
     yield from (f"{key}: {_plain(value)}" for key, value in record.settings.items())
 
 
-def _held_out(record: Record) -> Iterator[str]:
+def _held_out(record: ModelCardRecord) -> Iterator[str]:
     """pass@1 by task with intervals, beside the base where it was measured."""
     now, before = record.held_out, record.base_held_out
     if now is None:
@@ -190,7 +190,7 @@ def _score(score: TaskScore) -> str:
     return f"{100 * score.pass_at_1:.1f} % ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
-def _licence_line(record: Record) -> str:
+def _licence_line(record: ModelCardRecord) -> str:
     if record.licence == UNKNOWN:
         where = (
             f"https://huggingface.co/{record.base_name}" if _HUB_ID.fullmatch(record.base_name) else "where you got it"
@@ -202,7 +202,7 @@ def _licence_line(record: Record) -> str:
 # The record of a model from the journal of its run.
 
 
-def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Record:
+def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> ModelCardRecord:
     """What the journal says of the model after so many rounds; without a journal, what the config says.
 
     Raises JournalError when it is damaged.
@@ -211,13 +211,13 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Recor
     done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
     named = Evaluated | ExternalSwitched | CheckpointSaved
     events = [event for event in events if not isinstance(event, named) or event.round <= rounds]
-    gone = undone(events)
+    gone = undone_evaluations(events)
     seen = [event for event in events if isinstance(event, Evaluated) and event not in gone]
     trained = [event for event in seen if event.round > 0]
     last = {event.round: event for event in done}.values()  # a round that was redone after a kill counts once
     judged = next((event.judged for event in reversed(events) if isinstance(event, RunStarted)), False)
     judge = {"judge": config.judge_model} if judged else {}
-    return Record(
+    return ModelCardRecord(
         name=name,
         base=config.model,
         licence=_licence(config),

@@ -20,21 +20,28 @@ from sapo_backends.base import Progress
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, EngineMissing, UsageError
-from sapo_desktop.services.machine.load_request import local_folder, request
-from sapo_desktop.services.models.exports.card import card
-from sapo_desktop.services.models.exports.formats import ADAPTER, FORMATS, ExportFailed, Format, Plan, Source
-from sapo_desktop.services.models.exports.job import (
-    Answered,
-    Failed,
-    Job,
-    Missing,
-    Progressed,
-    Read,
-    Reply,
-    Write,
-    Written,
+from sapo_desktop.services.machine.load_request import build_load_request, local_folder
+from sapo_desktop.services.models.exports.card import render_model_card
+from sapo_desktop.services.models.exports.formats import (
+    ADAPTER,
+    FORMATS,
+    ExportFailed,
+    ExportPlan,
+    ExportSource,
+    Format,
 )
-from sapo_desktop.services.models.exports.usage import usage
+from sapo_desktop.services.models.exports.job import (
+    Job,
+    JobFailure,
+    JobProgress,
+    LibraryMissing,
+    ReadJob,
+    ReadResult,
+    Reply,
+    WriteJob,
+    WriteResult,
+)
+from sapo_desktop.services.models.exports.usage import loading_instructions
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.tasks.own import library
 
@@ -49,7 +56,7 @@ SPARE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ExportEstimate:
     """Bytes: size of the finished export, the most that is on disk while it is made, and what is free there now."""
 
     size: int
@@ -62,11 +69,11 @@ class Estimate:
         return self.peak <= self.free
 
 
-def estimate(source: Source, plan: Plan) -> Estimate:
+def estimate_export(source: ExportSource, plan: ExportPlan) -> ExportEstimate:
     """Read from the headers of the base model's files; nothing is loaded. Raises ModelNotFound."""
     from sapo_backends.measure.precision import model_size
 
-    size, _ = model_size(local_folder(source.config), request(source.config))
+    size, _ = model_size(local_folder(source.config), build_load_request(source.config))
     merged = FLOAT32 * size.parameters
     if plan.format == "adapter":
         final = FLOAT32 * size.trainable
@@ -77,24 +84,24 @@ def estimate(source: Source, plan: Plan) -> Estimate:
         peak = final + merged
     else:
         final = peak = merged
-    return Estimate(int(final * SPARE), int(peak * SPARE) + BESIDE, free_bytes(plan.target))
+    return ExportEstimate(int(final * SPARE), int(peak * SPARE) + BESIDE, free_bytes(plan.target))
 
 
-def default_target(model_folder: Path, source: Source, plan_label: str) -> Path:
+def default_target(model_folder: Path, source: ExportSource, plan_label: str) -> Path:
     """exports/<checkpoint>-<format> in the model's own folder."""
     name = source.checkpoint.name if source.checkpoint is not None else "base"
     return model_folder / "exports" / f"{name}-{plan_label}"
 
 
-def formats_for(source: Source) -> tuple[Format, ...]:
+def formats_for(source: ExportSource) -> tuple[Format, ...]:
     """The formats that this model can have: an adapter only where one was trained. Raises ModelNotFound."""
     from sapo_backends.measure.precision import model_size
 
-    _, method = model_size(local_folder(source.config), request(source.config))
+    _, method = model_size(local_folder(source.config), build_load_request(source.config))
     return tuple(name for name in FORMATS if name != "adapter" or method == "lora")
 
 
-def check(source: Source, plan: Plan) -> None:
+def check_export(source: ExportSource, plan: ExportPlan) -> None:
     """The model has that format, the target is new or an empty folder, and the disk has room.
 
     Raises UsageError, ExportFailed, ModelNotFound.
@@ -105,7 +112,7 @@ def check(source: Source, plan: Plan) -> None:
         )
     if plan.target.is_file() or (plan.target.is_dir() and any(plan.target.iterdir())):
         raise UsageError(f"{plan.target} is there already and not empty. Name another folder: --to FOLDER")
-    found = estimate(source, plan)
+    found = estimate_export(source, plan)
     if not found.fits:
         raise ExportFailed(
             f"This needs {size_text(found.peak)} on the disk of {plan.target.parent}, and {size_text(found.free)} are "
@@ -114,7 +121,7 @@ def check(source: Source, plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def beside(target: Path) -> Iterator[Path]:
+def staging_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` that becomes it when the block ends well; otherwise nothing is left. Raises AppError."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -156,13 +163,13 @@ class Crashed(ExportFailed):
     """The child process ended without an answer."""
 
 
-def run(job: Job, progress: Progress) -> Written | Answered | Missing | Failed:
+def run_export_job(job: Job, progress: Progress) -> WriteResult | ReadResult | LibraryMissing | JobFailure:
     """The child's last reply; an interrupt or an error of progress ends the child. Raises Crashed."""
     with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
         assert process.stdout is not None
         with process.stdout as lines:
-            for reply in replies(lines):
-                if not isinstance(reply, Progressed):
+            for reply in decode_replies(lines):
+                if not isinstance(reply, JobProgress):
                     return reply
                 progress(reply.fraction, reply.phrase)
         raise Crashed(_last_words(process.wait(), errors))
@@ -188,7 +195,7 @@ def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def replies(lines: Iterable[bytes]) -> Iterator[Reply]:
+def decode_replies(lines: Iterable[bytes]) -> Iterator[Reply]:
     """Every reply of the child. What a library prints between them, or a kill cuts off, is none."""
     decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
     for line in lines:
@@ -203,7 +210,7 @@ def _last_words(code: int, errors: IO[bytes]) -> str:
     return f"The process that did it ended with {how}" + (f": {lines[-1][:200]}" if lines else ".")
 
 
-def refuse(failed: Failed, doing: str) -> AppError:
+def error_of_failed_job(failed: JobFailure, doing: str) -> AppError:
     """The error of a child that said why."""
     kinds: dict[int, type[AppError]] = {2: UsageError, 4: EngineMissing}
     return kinds.get(failed.code, ExportFailed)(f"{doing}{failed.message}")
@@ -225,7 +232,7 @@ FOLLOWED = 0.6
 """Mean part that is followed from which on one answer of fewer may differ, too."""
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy answers to held-out questions, by the engine that trained the model and by another library.
 
     prompts: questions that the other library split into the same tokens. identical: answers with the same tokens to
@@ -256,13 +263,13 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompts < self.answers or (lossless and self.answers - self.identical > ties)
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """folder: where it lies. size: bytes on disk. agreement: None where it was not checked; unchecked: why. few_bits: the weights
     were rounded to 4 bits, or to those of the base's file."""
 
     folder: Path
     size: int
-    agreement: Agreement | None = None
+    agreement: AnswerAgreement | None = None
     unchecked: str = ""
     few_bits: bool = False
 
@@ -274,18 +281,18 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.agreement.sentence()} {UNDONE}" if lost else self.agreement.sentence()
 
 
-def compare(
+def compare_greedy_answers(
     library: str,
     version: str,
     ours: Sequence[tuple[Sequence[int], Sequence[int]]],
     theirs: Sequence[tuple[Sequence[int], Sequence[int]]],
     tokens: int,
-) -> Agreement:
+) -> AnswerAgreement:
     """Agreement of (prompt ids, answer ids) pairs, in the same order. An empty answer agrees with an empty one."""
     pairs = [(tuple(a[1]), tuple(b[1])) for a, b in zip(ours, theirs, strict=True)]
     prompts = sum(tuple(a[0]) == tuple(b[0]) for a, b in zip(ours, theirs, strict=True))
     followed = [_followed(a, b) for a, b in pairs]
-    return Agreement(
+    return AnswerAgreement(
         library=library,
         version=version,
         answers=len(pairs),
@@ -312,13 +319,13 @@ WRITING = 0.7
 """Part of the whole that is done when the files are written, if they are read again afterwards."""
 
 
-def export(source: Source, plan: Plan, progress: Progress | None = None) -> Exported:
+def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | None = None) -> ExportResult:
     """Write the model into plan.target, which appears only when it is complete and was read again.
 
     Neither an interrupt nor an error leaves anything behind. Raises UsageError, ExportFailed, EngineMissing, ModelNotFound.
     """
-    check(source, plan)
-    with beside(plan.target) as folder:
+    check_export(source, plan)
+    with staging_folder(plan.target) as folder:
         making = _Making(source, plan, folder, progress)
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
@@ -332,10 +339,11 @@ def export(source: Source, plan: Plan, progress: Progress | None = None) -> Expo
         )
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(
-            card(record, plan.format, usage(record, plan, written.gguf), checked), encoding="utf-8"
+            render_model_card(record, plan.format, loading_instructions(record, plan, written.gguf), checked),
+            encoding="utf-8",
         )
         size = _settle(folder)
-    return Exported(
+    return ExportResult(
         folder=plan.target, size=size, agreement=agreement, unchecked=unchecked, few_bits=plan.quant in ("same", "q4_0")
     )
 
@@ -348,7 +356,7 @@ def _settle(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _library(plan: Plan, written: Written) -> str:
+def _library(plan: ExportPlan, written: WriteResult) -> str:
     """Who reads the export: of an adapter for a GGUF file llama.cpp."""
     return "llama_cpp" if written.gguf else FORMATS[plan.format].library
 
@@ -357,8 +365,8 @@ def _library(plan: Plan, written: Written) -> str:
 class _Making:
     """An export on its way in `folder`, which is not yet its place."""
 
-    source: Source
-    plan: Plan
+    source: ExportSource
+    plan: ExportPlan
     folder: Path
     progress: Progress | None
 
@@ -366,7 +374,9 @@ class _Making:
     def _file(self) -> str:
         return f"{self.source.record.slug}-{self.plan.quant}.gguf"
 
-    def _run(self, job: Write | Read, start: float, end: float) -> Written | Answered | Missing | Failed:
+    def _run(
+        self, job: WriteJob | ReadJob, start: float, end: float
+    ) -> WriteResult | ReadResult | LibraryMissing | JobFailure:
         """The child's last reply; its progress is the part from start to end of the whole."""
 
         def report(fraction: float, phrase: str) -> None:
@@ -374,12 +384,12 @@ class _Making:
                 self.progress(start + (end - start) * fraction, phrase)
 
         report(0.0, "starting")
-        return run(job, report)
+        return run_export_job(job, report)
 
-    def write(self) -> Written:
+    def write(self) -> WriteResult:
         """The files, without card. Raises ExportFailed, EngineMissing, UsageError."""
         checkpoint, verify = self.source.checkpoint, self.plan.verify
-        job = Write(
+        job = WriteJob(
             config=self.source.config,
             checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
             format=self.plan.format,
@@ -391,18 +401,18 @@ class _Making:
             own_tasks=str(own) if (own := library.folder()) is not None else "",
         )
         reply = self._run(job, 0.0, WRITING if verify else 1.0)
-        if isinstance(reply, Failed):
-            raise refuse(reply, "")
-        if not isinstance(reply, Written):
+        if isinstance(reply, JobFailure):
+            raise error_of_failed_job(reply, "")
+        if not isinstance(reply, WriteResult):
             raise ExportFailed("The process that writes gave no result. Try again.")
         return reply
 
-    def _answers(self, written: Written) -> Answered | Missing:
+    def _answers(self, written: WriteResult) -> ReadResult | LibraryMissing:
         """What the library answers. Raises ExportFailed when it does not load the files."""
         library = _library(self.plan, written)
         path = self.folder / self._file if self.plan.format == "gguf" else Path(written.gguf or self.folder)
         chats = [answer.chat for answer in written.answers]
-        job = Read(
+        job = ReadJob(
             library=library,
             path=str(path.absolute()),
             base=written.base,
@@ -416,13 +426,13 @@ class _Making:
             reply = self._run(job, WRITING, 1.0)
         except Crashed as error:
             raise ExportFailed(f"{refused}{error}") from error
-        if isinstance(reply, Failed):
-            raise refuse(reply, refused)
-        if isinstance(reply, Written):
+        if isinstance(reply, JobFailure):
+            raise error_of_failed_job(reply, refused)
+        if isinstance(reply, WriteResult):
             raise ExportFailed("The process that reads gave no result. Try again.")
         return reply
 
-    def read_again(self, written: Written) -> tuple[Agreement | None, str]:
+    def read_again(self, written: WriteResult) -> tuple[AnswerAgreement | None, str]:
         """How far the library agrees, else why that is not known. Raises ExportFailed when it reads another model."""
         info, library = FORMATS[self.plan.format], _library(self.plan, written)
         if not written.answers and written.gone:
@@ -434,10 +444,10 @@ class _Making:
             fit = "fits into this model's context and spells none of its control tokens"
             return None, f"It was not loaded again: no held-out question is here that {fit}."
         reply = self._answers(written)
-        if isinstance(reply, Missing):
+        if isinstance(reply, LibraryMissing):
             return None, f"It was not loaded again: {LIBRARIES[library]} is not installed here."
         ours = [(answer.prompt, answer.answer) for answer in written.answers][: len(reply.answers)]
-        found = compare(library, reply.version, ours, reply.answers, TOKENS)
+        found = compare_greedy_answers(library, reply.version, ours, reply.answers, TOKENS)
         if found.wrong(info.lossless and written.exact):
             raise ExportFailed(
                 f"{found.sentence()} That is another model, so nothing was kept. Please report it; --no-verify writes "

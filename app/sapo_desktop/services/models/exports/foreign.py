@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any
 
 from sapo_backends.checkpoints.chat_template import PLAIN
-from sapo_desktop.services.models.exports.job import Answered, Missing, Read
+from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
 
 Chat = list[dict[str, str]]
 Answer = tuple[list[int], list[int]]
 """(prompt ids, answer ids)."""
-Reader = Callable[[Read], Iterator[Answer]]
+Reader = Callable[[ReadJob], Iterator[Answer]]
 PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
 NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
 """What a library cannot load a model without."""
@@ -26,13 +26,13 @@ SECONDS = 240.0
 """After this the answers so far are what is compared: a large model on a processor takes minutes for twenty."""
 
 
-def read(job: Read, report: Callable[[float, str], None]) -> Answered | Missing:
+def answer_with_library(job: ReadJob, report: Callable[[float, str], None]) -> ReadResult | LibraryMissing:
     """The library's answers to the chats, in order, as many as the time allows; Missing when it is not installed."""
     package = PACKAGES[job.library]
     try:
         found = [version(name) for name in (package, *NEEDED.get(job.library, ()))]
     except PackageNotFoundError:
-        return Missing()
+        return LibraryMissing()
     report(0.0, f"loading it with {package}")
     answers: list[Answer] = []
     until = time.monotonic() + SECONDS
@@ -41,17 +41,17 @@ def read(job: Read, report: Callable[[float, str], None]) -> Answered | Missing:
         report(len(answers) / len(job.chats), f"{package} answers {len(answers)} of {len(job.chats)}")
         if time.monotonic() > until:
             break
-    return Answered(found[0], answers)
+    return ReadResult(found[0], answers)
 
 
-def _transformers(job: Read) -> Iterator[Answer]:
+def _transformers(job: ReadJob) -> Iterator[Answer]:
     import torch
     from transformers import AutoModelForCausalLM
 
     return _by_torch(AutoModelForCausalLM.from_pretrained(job.path, dtype=torch.float32, **AS_DATA), job)
 
 
-def _peft(job: Read) -> Iterator[Answer]:
+def _peft(job: ReadJob) -> Iterator[Answer]:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -60,7 +60,7 @@ def _peft(job: Read) -> Iterator[Answer]:
     return _by_torch(PeftModel.from_pretrained(base, job.path), job)
 
 
-def _by_torch(model: Any, job: Read) -> Iterator[Answer]:
+def _by_torch(model: Any, job: ReadJob) -> Iterator[Answer]:
     """Any model with transformers' interface, its own end tokens, and the tokenizer beside it."""
     import torch
     from transformers import AutoTokenizer
@@ -80,7 +80,7 @@ def _by_torch(model: Any, job: Read) -> Iterator[Answer]:
         yield prompt, _until_end(step, prompt, ends, job.tokens, None)
 
 
-def _mlx_lm(job: Read) -> Iterator[Answer]:
+def _mlx_lm(job: ReadJob) -> Iterator[Answer]:
     import mlx.core as mx
     from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
@@ -117,7 +117,7 @@ def _until_end(
     return answer
 
 
-def _llama_cpp(job: Read) -> Iterator[Answer]:
+def _llama_cpp(job: ReadJob) -> Iterator[Answer]:
     import llama_cpp
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_desktop.services.models.exports.card import Record
+from sapo_desktop.services.models.exports.card import ModelCardRecord
 from sapo_swarm.config import RunConfig
 
 Format = Literal["hf", "adapter", "gguf", "mlx"]
@@ -41,7 +41,7 @@ class ExportFailed(AppError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """What is exported.
 
     config: as the run keeps it (what "auto" means is filled in). checkpoint: the folder with state.json and engine/,
@@ -50,11 +50,11 @@ class Source:
 
     config: RunConfig
     checkpoint: Path | None
-    record: Record
+    record: ModelCardRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExportPlan:
     """One export. quant: of GGUF only. verify: load the result with the library it is for. Raises UsageError."""
 
     format: Format

@@ -7,7 +7,7 @@ import msgspec
 from sapo_swarm.config import RunConfig
 
 
-class Messages(msgspec.Struct, frozen=True):
+class ReferenceAnswer(msgspec.Struct, frozen=True):
     """One held-out question: the conversation, its ids, and the greedy answer of the engine that trained the model."""
 
     chat: list[dict[str, str]]
@@ -15,7 +15,7 @@ class Messages(msgspec.Struct, frozen=True):
     answer: list[int]
 
 
-class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
+class WriteJob(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
     questions: held-out ones of the config's tasks to answer for the check afterwards, each in at most `tokens` tokens.
     own_tasks: folder of the person's tasks, "" without one."""
@@ -31,7 +31,7 @@ class Write(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     own_tasks: str = ""
 
 
-class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
+class ReadJob(msgspec.Struct, frozen=True, tag="read", kw_only=True):
     """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter.
     adapter: a GGUF file of one, put on the GGUF file `path`.
     thinking: what the chat template's switch for reasoning is set to, where it has one."""
@@ -45,14 +45,14 @@ class Read(msgspec.Struct, frozen=True, tag="read", kw_only=True):
     adapter: str = ""
 
 
-class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+class JobProgress(msgspec.Struct, frozen=True, tag="progress"):
     """fraction in [0, 1] of this job, and what it does now."""
 
     fraction: float
     phrase: str
 
 
-class Written(msgspec.Struct, frozen=True, tag="written"):
+class WriteResult(msgspec.Struct, frozen=True, tag="written"):
     """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
     ones in float32, and the answers were computed with them. gone: tasks of the config that are not here any more, or do not
     load. system: the prompt that the model was trained under, "" where there is none. switch: its chat template has one for
@@ -61,25 +61,25 @@ class Written(msgspec.Struct, frozen=True, tag="written"):
     method: str
     base: str
     exact: bool
-    answers: list[Messages]
+    answers: list[ReferenceAnswer]
     gone: tuple[str, ...] = ()
     system: str = ""
     switch: bool = False
     gguf: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class ReadResult(msgspec.Struct, frozen=True, tag="answered"):
     """(prompt ids, answer ids) of each chat."""
 
     version: str
     answers: list[tuple[list[int], list[int]]]
 
 
-class Missing(msgspec.Struct, frozen=True, tag="missing"):
+class LibraryMissing(msgspec.Struct, frozen=True, tag="missing"):
     """The library is not installed."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class JobFailure(msgspec.Struct, frozen=True, tag="failed"):
     """The message is for people. bug: it was not foreseen. code: the exit code that the shell gets."""
 
     message: str
@@ -87,5 +87,5 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     code: int = 1
 
 
-Job = Write | Read
-Reply = Progressed | Written | Answered | Missing | Failed
+Job = WriteJob | ReadJob
+Reply = JobProgress | WriteResult | ReadResult | LibraryMissing | JobFailure

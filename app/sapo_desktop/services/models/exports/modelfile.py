@@ -31,7 +31,7 @@ def _stops(texts: list[str]) -> list[str]:
     return lines if len(whole) == len(texts) else [*lines, "# A stop text that no line can hold is left out."]
 
 
-def modelfile(
+def render_modelfile(
     folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto", adapter: str = ""
 ) -> str:
     """folder: the Hugging Face folder behind the file named `gguf`, which lies beside the Modelfile; its whole path where

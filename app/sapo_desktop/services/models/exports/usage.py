@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from sapo_desktop.services.models.exports.card import Record
-from sapo_desktop.services.models.exports.formats import ADAPTER, Plan
+from sapo_desktop.services.models.exports.card import ModelCardRecord
+from sapo_desktop.services.models.exports.formats import ADAPTER, ExportPlan
 
 _TRANSFORMERS = """\
 ```python
@@ -46,7 +46,7 @@ mlx_lm.chat --model .
 """
 
 
-def usage(record: Record, plan: Plan, gguf: str = "") -> str:
+def loading_instructions(record: ModelCardRecord, plan: ExportPlan, gguf: str = "") -> str:
     """The commands or lines of code that load it from within its folder. gguf: the file that an adapter is for, if it is one."""
     if gguf:
         return _GGUF_ADAPTER.format(slug=record.slug, base=shlex.quote(gguf), adapter=ADAPTER)

@@ -14,14 +14,23 @@ import msgspec
 
 from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_desktop.errors import AppError
-from sapo_desktop.services.models.exports.job import Answered, Failed, Job, Missing, Progressed, Reply, Write, Written
+from sapo_desktop.services.models.exports.job import (
+    Job,
+    JobFailure,
+    JobProgress,
+    LibraryMissing,
+    ReadResult,
+    Reply,
+    WriteJob,
+    WriteResult,
+)
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
 
 
-class Outlet:
+class ReplyStream:
     """The parent's end of standard output, which nothing else writes to from now on."""
 
     def __init__(self) -> None:
@@ -35,36 +44,36 @@ class Outlet:
 
     def report(self, fraction: float, phrase: str) -> None:
         """Progress, in the form that engines call it."""
-        self.send(Progressed(fraction, phrase))
+        self.send(JobProgress(fraction, phrase))
 
 
-def _work(job: Job, outlet: Outlet) -> Written | Answered | Missing:
-    if isinstance(job, Write):
-        from sapo_desktop.services.models.exports.writing import write
+def _work(job: Job, outlet: ReplyStream) -> WriteResult | ReadResult | LibraryMissing:
+    if isinstance(job, WriteJob):
+        from sapo_desktop.services.models.exports.writing import write_export
 
         if job.own_tasks:
             library.use(Path(job.own_tasks))
-        return write(job, outlet.report)
-    from sapo_desktop.services.models.exports.foreign import read
+        return write_export(job, outlet.report)
+    from sapo_desktop.services.models.exports.foreign import answer_with_library
 
-    return read(job, outlet.report)
+    return answer_with_library(job, outlet.report)
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception) -> JobFailure:
     """The error as the parent tells it."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return Failed("The disk is full. Free some space, or name a folder on another disk with --to.")
+        return JobFailure("The disk is full. Free some space, or name a folder on another disk with --to.")
     if isinstance(error, AppError):
-        return Failed(str(error), code=error.exit_code)
+        return JobFailure(str(error), code=error.exit_code)
     if isinstance(error, BackendUnavailable):
-        return Failed(str(error), code=4)
+        return JobFailure(str(error), code=4)
     foreseen = isinstance(error, (BackendError, ScorerUnavailable, UnknownTask, BadTask, OSError))
-    return Failed(str(error) if foreseen else f"{type(error).__name__}: {error}", bug=not foreseen)
+    return JobFailure(str(error) if foreseen else f"{type(error).__name__}: {error}", bug=not foreseen)
 
 
 def main() -> int:
     """Run one job. A parent that went away ends it at the next report."""
-    outlet = Outlet()
+    outlet = ReplyStream()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:
         outlet.send(_work(job, outlet))

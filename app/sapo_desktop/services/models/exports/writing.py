@@ -31,10 +31,10 @@ from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases import licence
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.machine.load_request import request
+from sapo_desktop.services.machine.load_request import build_load_request
 from sapo_desktop.services.models.exports.formats import ADAPTER
-from sapo_desktop.services.models.exports.job import Messages, Write, Written
-from sapo_desktop.services.models.exports.modelfile import modelfile
+from sapo_desktop.services.models.exports.job import ReferenceAnswer, WriteJob, WriteResult
+from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.checkpoints import read_state
@@ -51,7 +51,7 @@ MERGED = "merged"
 """Folder of the whole weights while a GGUF file is made of them."""
 
 
-def write(job: Write, report: Report) -> Written:
+def write_export(job: WriteJob, report: Report) -> WriteResult:
     """Fill job.folder. Raises BackendError, AppError, OSError."""
     base = locate.resolve_model(job.config.model, lambda fraction, phrase: report(0.1 * fraction, phrase))
     own = gguf_of(base)
@@ -68,24 +68,24 @@ def write(job: Write, report: Report) -> Written:
     report(0.6, "writing weights")
     folder, system = Path(job.folder), _system(engine, job.config)
     switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
-    found = Written(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
+    found = WriteResult(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
     if job.format == "adapter" and own is not None:
         _write_gguf_adapter(job, engine, own, base, system)
         found = msgspec.structs.replace(found, exact=False, gguf=str(own))
     elif job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
-        write_adapter_folder(engine.adapter(), request(job.config).lora_alpha, name, base, folder)
+        write_adapter_folder(engine.adapter(), build_load_request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
         _write_gguf(job, engine, system, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
     else:
         engine.export(folder)
     engine.close()
-    for file in licence.files(base):
+    for file in licence.licence_files(base):
         shutil.copyfile(file, folder / file.name)
     return found
 
 
-def _load(job: Write, report: Report) -> Engine:
+def _load(job: WriteJob, report: Report) -> Engine:
     """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit. What was trained on a
     base in 4 bits belongs to these rounded weights."""
     trainer = job.config.trainer.rpartition("+")[2]  # the half of a pair that holds the weights
@@ -94,9 +94,9 @@ def _load(job: Write, report: Report) -> Engine:
         job.config, trainer=trainer, precision=f"{hardware.FOUR_BIT}-float32" if four else "float32"
     )
     try:
-        engine = engines.builder(config)(report)
+        engine = engines.engine_builder(config)(report)
     except OutOfMemory:
-        engine = engines.builder(msgspec.structs.replace(config, precision=job.config.precision))(report)
+        engine = engines.engine_builder(msgspec.structs.replace(config, precision=job.config.precision))(report)
     if job.checkpoint:
         read_state(Path(job.checkpoint))
         engine.restore(Path(job.checkpoint) / "engine")
@@ -128,22 +128,22 @@ def _system(engine: Engine, config: RunConfig) -> str:
     return system if told != other else ""
 
 
-def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[Messages]:
+def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[ReferenceAnswer]:
     """Greedy answers to the conversations that fit into the model's context and are the same tokens to other programs."""
     alike = [chat for chat in chats if not any(engine.tokenizer.spells_control(said["content"]) for said in chat)]
     asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in alike]
     asked = [(chat, ids) for chat, ids in asked if len(ids) + tokens <= engine.info.context_length]
     groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
     pairs = zip(asked, groups, strict=True)
-    return [Messages(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
+    return [ReferenceAnswer(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
 
 
-def _write_gguf_adapter(job: Write, engine: Engine, own: Path, base: Path, system: str) -> None:
+def _write_gguf_adapter(job: WriteJob, engine: Engine, own: Path, base: Path, system: str) -> None:
     """The adapter for the person's own GGUF file, and a Modelfile that puts it there."""
     spec, folder = decoder_spec(read_json(base / "config.json")), Path(job.folder)
-    write_adapter(spec, engine.adapter(), request(job.config).lora_alpha, folder / ADAPTER)
+    write_adapter(spec, engine.adapter(), build_load_request(job.config).lora_alpha, folder / ADAPTER)
     context = min(context_length(spec), LARGEST_CONTEXT)
-    text = modelfile(base, str(own), context, system, job.config.thinking, adapter=ADAPTER)
+    text = render_modelfile(base, str(own), context, system, job.config.thinking, adapter=ADAPTER)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
@@ -162,7 +162,7 @@ def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
     quantise_gguf(whole, target, read_header(base).number("general.file_type"))
 
 
-def _write_gguf(job: Write, engine: Engine, system: str, own: Path | None, report: Report) -> None:
+def _write_gguf(job: WriteJob, engine: Engine, system: str, own: Path | None, report: Report) -> None:
     folder = Path(job.folder)
     merged = folder / MERGED
     merged.mkdir()
@@ -177,6 +177,6 @@ def _write_gguf(job: Write, engine: Engine, system: str, own: Path | None, repor
     else:
         write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = context_length(read_spec(merged))
-    text = modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
+    text = render_modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)

@@ -1,6 +1,6 @@
 """The figures of a run for other programs: tables, TensorBoard, trackio."""
 
-from sapo_desktop.services.models.figures.formats import FORMATS, Job, write
-from sapo_desktop.services.models.figures.rows import rows
+from sapo_desktop.services.models.figures.formats import FORMATS, FigureJob, write_figures
+from sapo_desktop.services.models.figures.rows import figure_rows
 
 __all__ = ["FORMATS", "Job", "rows", "write"]

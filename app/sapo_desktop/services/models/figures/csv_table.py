@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 
-from sapo_desktop.services.models.figures.formats import Job
-from sapo_desktop.services.models.figures.whole_file import FIRST, flat, whole_file
+from sapo_desktop.services.models.figures.formats import FigureJob
+from sapo_desktop.services.models.figures.whole_file import FIRST, flatten_row, whole_file
 from sapo_swarm.protocol.safe_text import safe_text
 
 _FORMULA = ("=", "+", "-", "@")
 
 
-def write(job: Job) -> None:
+def write(job: FigureJob) -> None:
     """See formats.write."""
     columns = sorted({column for row in job.figures for column in row.figures})
     with whole_file(job) as file:
         table = csv.DictWriter(file, names := (*FIRST, *columns), restval="")
         table.writerow({name: as_text(name) for name in names})
-        table.writerows({name: as_text(value) for name, value in flat(row).items()} for row in job.counted())
+        table.writerows({name: as_text(value) for name, value in flatten_row(row).items()} for row in job.counted())
 
 
 def as_text(cell: object) -> object:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from sapo_desktop.services.models.figures.formats import Job
+from sapo_desktop.services.models.figures.formats import FigureJob
 
 _VERSION = "brain.Event:2"
 """What the first record of an event file says (tensorflow/core/util/events_writer.cc)."""
 
 
-def write(job: Job) -> None:
+def write(job: FigureJob) -> None:
     """See formats.write. Other files in the folder stay."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

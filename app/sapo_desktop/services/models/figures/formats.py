@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sapo_backends.packages import install_command
 from sapo_desktop.errors import AppError, EngineMissing
-from sapo_desktop.services.models.figures.rows import Row
+from sapo_desktop.services.models.figures.rows import FigureRow
 
 Told = Callable[[float, str], None]
 """Progress: a fraction in [0, 1] and a phrase."""
 
 
 @dataclass(frozen=True)
-class Format:
+class FigureFormat:
     """what: for people. module: in this package. package: that it needs beside the app, "" none."""
 
     what: str
@@ -26,19 +26,19 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Job:
+class FigureJob:
     """What a format's module gets: the figures of the model `name`, at least one row, and where they go.
 
     force: in the place of those that lie there.
     """
 
     name: str
-    figures: Sequence[Row]
+    figures: Sequence[FigureRow]
     target: Path
     force: bool
     told: Told
 
-    def counted(self) -> Iterator[Row]:
+    def counted(self) -> Iterator[FigureRow]:
         """The rows, and progress with them."""
         for number, row in enumerate(self.figures):
             if number % 1000 == 0:
@@ -50,15 +50,15 @@ class Job:
         return AppError(f"{self.target} {what}. Name another place, or add --force to write in its place.")
 
 
-FORMATS: dict[str, Format] = {
-    "csv": Format("one table with a column a figure", "csv_table"),
-    "jsonl": Format("one JSON object a line", "json_lines"),
-    "tensorboard": Format("a folder of event files", "event_files", "tensorboard"),
-    "trackio": Format("a folder of trackio's projects", "tracked", "trackio"),
+FORMATS: dict[str, FigureFormat] = {
+    "csv": FigureFormat("one table with a column a figure", "csv_table"),
+    "jsonl": FigureFormat("one JSON object a line", "json_lines"),
+    "tensorboard": FigureFormat("a folder of event files", "event_files", "tensorboard"),
+    "trackio": FigureFormat("a folder of trackio's projects", "tracked", "trackio"),
 }
 
 
-def write(format_: str, job: Job) -> None:
+def write_figures(format_: str, job: FigureJob) -> None:
     """Write the figures.
 
     Raises EngineMissing with the command that installs what the format needs, AppError for what is in the way, OSError.

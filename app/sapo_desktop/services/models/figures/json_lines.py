@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sapo_desktop.services.models.figures.formats import Job
-from sapo_desktop.services.models.figures.whole_file import flat, whole_file
+from sapo_desktop.services.models.figures.formats import FigureJob
+from sapo_desktop.services.models.figures.whole_file import flatten_row, whole_file
 from sapo_desktop.streams import json_line
 
 
-def write(job: Job) -> None:
+def write(job: FigureJob) -> None:
     """See formats.write."""
     with whole_file(job) as file:
-        file.writelines(json_line(flat(row)) + "\n" for row in job.counted())
+        file.writelines(json_line(flatten_row(row)) + "\n" for row in job.counted())

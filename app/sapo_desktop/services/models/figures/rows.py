@@ -44,7 +44,7 @@ _HELD_OUT = ("pass_at_1", "low", "high", "delta", "delta_low", "delta_high", "it
 _SWARM = ("share", "uptake", "external_share", "nodes", "made", "accepted")
 
 
-class Row(msgspec.Struct, frozen=True):
+class FigureRow(msgspec.Struct, frozen=True):
     """round: rounds done by then, the last of `covers` that the row stands for. time: Unix seconds. questions: which held-out
     questions were asked, as the run names them. figures: finite numbers only."""
 
@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True):
     figures: dict[str, float]
 
 
-def rows(events: Iterable[Event]) -> Iterator[Row]:
+def figure_rows(events: Iterable[Event]) -> Iterator[FigureRow]:
     """The figures, in the order of the events. A round that was done again after a kill counts once, as it was last."""
     told = list(events)
     last = {event.round: event for event in told if isinstance(event, RoundFinished)}
@@ -67,12 +67,12 @@ def rows(events: Iterable[Event]) -> Iterator[Row]:
                 questions, done = event.held_out, event.round
             case RoundFinished() if last[event.round] is event:
                 done = event.round + 1
-                yield Row("round", done, event.covers, event.time, "", _finite(_of_round(event)))
+                yield FigureRow("round", done, event.covers, event.time, "", _finite(_of_round(event)))
             case Evaluated():
-                yield Row("held_out", event.round, 0, event.time, questions, _finite(_of_evaluation(event)))
+                yield FigureRow("held_out", event.round, 0, event.time, questions, _finite(_of_evaluation(event)))
             case SwarmUpdated():
                 figures = {f"swarm/{name}": getattr(event, name) for name in _SWARM}
-                yield Row("swarm", done, 0, event.time, "", _finite(figures))
+                yield FigureRow("swarm", done, 0, event.time, "", _finite(figures))
 
 
 def _of_round(event: RoundFinished) -> Iterator[tuple[str, float | None]]:

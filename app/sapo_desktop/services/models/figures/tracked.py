@@ -6,14 +6,14 @@ import contextlib
 import io
 import os
 
-from sapo_desktop.services.models.figures.formats import Job
+from sapo_desktop.services.models.figures.formats import FigureJob
 
 PROJECT = "sapo-desktop"
 _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID")
 """Settings of trackio that would send the figures to another machine."""
 
 
-def write(job: Job) -> None:
+def write(job: FigureJob) -> None:
     """See formats.write. Other runs and projects in the folder stay."""
     target = job.target
     if target.exists() and not target.is_dir():

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from sapo_desktop.services.models.figures.formats import Job
-from sapo_desktop.services.models.figures.rows import Row
+from sapo_desktop.services.models.figures.formats import FigureJob
+from sapo_desktop.services.models.figures.rows import FigureRow
 from sapo_swarm.whole_file import opened
 
 FIRST = ("kind", "round", "covers", "time", "questions")
@@ -16,7 +16,7 @@ FIRST = ("kind", "round", "covers", "time", "questions")
 
 
 @contextmanager
-def whole_file(job: Job) -> Iterator[IO[str]]:
+def whole_file(job: FigureJob) -> Iterator[IO[str]]:
     """The file to write into. Raises AppError where something lies in the way, OSError."""
     if job.target.is_dir():
         raise job.taken("is a folder")
@@ -28,6 +28,6 @@ def whole_file(job: Job) -> Iterator[IO[str]]:
         text.detach()
 
 
-def flat(row: Row) -> dict[str, object]:
+def flatten_row(row: FigureRow) -> dict[str, object]:
     """The row and its figures on one level."""
     return {**{name: getattr(row, name) for name in FIRST}, **row.figures}

@@ -18,19 +18,19 @@ from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.pieces import NEXT, HeldOut, Marks, Said
+from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     KeptRow,
     KeptTable,
+    ModelListing,
     NewModel,
     NewModelInfo,
-    Shelf,
-    Told,
+    ProgressUpdate,
 )
-from sapo_desktop.services.models.screen.settings_actions import fitted
+from sapo_desktop.services.models.screen.settings_actions import fit_custom_tasks
 from sapo_desktop.services.models.shelf import mending, store
-from sapo_desktop.services.models.shelf.overview import Overview, overview
+from sapo_desktop.services.models.shelf.overview import ModelOverview, load_overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_desktop.settings import flags
@@ -87,7 +87,7 @@ async def _renew(home: Home, holder: int, sleep: Callable[[float], Awaitable[Non
                 await node.post("renew", for_s=LEASE_S, holder=holder)
 
 
-class Conversation:
+class ChatProcess:
     """A conversation that is open, over `sapo-desktop chat --json`; closing it gives the memory back."""
 
     def __init__(self, home: Home, model: Model) -> None:
@@ -100,7 +100,7 @@ class Conversation:
         self._stack = AsyncExitStack()
 
     @classmethod
-    async def open(cls, home: Home, model: Model) -> Conversation:
+    async def open(cls, home: Home, model: Model) -> ChatProcess:
         """Pause the node if it works, load both models. Raises AppError; then the node goes on."""
         chat = cls(home, model)
         try:
@@ -120,7 +120,7 @@ class Conversation:
             raise AppError("The chat answers something that is not understood: update sapo-desktop.")
         self.early, self.without_marks = str(opened.get("early", "")), str(opened.get("without_marks", ""))
 
-    async def ask(self, question: str) -> AsyncIterator[Said]:
+    async def ask(self, question: str) -> AsyncIterator[ChatChunk]:
         """What each says so far, until both are done. Raises AppError."""
         line = " ".join(question.split())
         if not line:
@@ -129,7 +129,7 @@ class Conversation:
         while "done" not in (part := await self._read()):
             yield _said(part)
 
-    async def next_held_out(self) -> AsyncIterator[HeldOut | Said | Marks]:
+    async def next_held_out(self) -> AsyncIterator[HeldOut | ChatChunk | Marks]:
         """The next held-out question, what each says to it so far, and the marks; nothing where there is none left. Raises
         AppError."""
         await self._write(NEXT)
@@ -167,8 +167,8 @@ class Conversation:
         await self._stack.aclose()
 
 
-def _said(part: dict[str, Any]) -> Said:
-    return Said(int(part["of"]), str(part["text"]), part["cut"] is True)
+def _said(part: dict[str, Any]) -> ChatChunk:
+    return ChatChunk(int(part["of"]), str(part["text"]), part["cut"] is True)
 
 
 # Screen 4's actions over this home. What is heavy runs in threads or in processes of its own.
@@ -186,25 +186,25 @@ class HomeModels:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._known: dict[str, tuple[float, Overview]] = {}
+        self._known: dict[str, tuple[float, ModelOverview]] = {}
 
     # Looking
 
-    async def shelf(self) -> Shelf:
+    async def shelf(self) -> ModelListing:
         """All models as they are now."""
         training = await control.in_training(self._home)
         models, problems = await asyncio.to_thread(self._look)
-        return Shelf(models, training.record.id if training else "", problems)
+        return ModelListing(models, training.record.id if training else "", problems)
 
-    def _look(self) -> tuple[tuple[Overview, ...], tuple[str, ...]]:
+    def _look(self) -> tuple[tuple[ModelOverview, ...], tuple[str, ...]]:
         found = tuple(self._overview(model) for model in store.all_models(self._home))
-        return found, tuple(one.sentence for one in store.unreadable(self._home))
+        return found, tuple(one.sentence for one in store.unreadable_models(self._home))
 
-    def _overview(self, model: Model) -> Overview:
+    def _overview(self, model: Model) -> ModelOverview:
         """Read again only where something was written since."""
-        stamp, id = store.stamp(model.folder), model.record.id
+        stamp, id = store.last_change_time(model.folder), model.record.id
         if id not in self._known or self._known[id][0] != stamp:
-            self._known[id] = stamp, overview(model)
+            self._known[id] = stamp, load_overview(model)
         return self._known[id][1]
 
     async def _find(self, id: str) -> Model:
@@ -225,24 +225,24 @@ class HomeModels:
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        toys = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bases())
+        toys = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bundled_bases())
         chosen = settings.load_settings(self._home.settings).run
         first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(toys) else ()
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
-        listing = local_models.look(chosen)
+        listing = local_models.scan_local_bases(chosen)
         ordered_bases = (*listing.recommended, *(base for base in listing.trainable if base not in listing.recommended))
         local = [(base.base, base.short) for base in ordered_bases if base.base != chosen.model]
         best = len([base for base in listing.recommended if base.base != chosen.model])
         bases = (*first, *local[:best], *toys, *mine, *local[best:])
-        return NewModelInfo(store.free(store.FIRST, store.taken(self._home)), bases, tuple(ordered))
+        return NewModelInfo(store.unused_name(store.FIRST, store.taken_model_names(self._home)), bases, tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
         """Make it and let the node train it; a sentence."""
         model = await asyncio.to_thread(self._new, answers)
-        await control.switch(self._home, model)
+        await control.switch_model(self._home, model)
         return f"{model.name} starts from {model.record.base}; the node trains it now"
 
     def _new(self, answers: NewModel) -> Model:
@@ -257,13 +257,13 @@ class HomeModels:
             tasks=answers.tasks or config.tasks,
         )
         if answers.tasks:
-            wanted = fitted(wanted)
-        return creating.new(self._home, answers.name, flags.with_room(wanted, fetching.look))
+            wanted = fit_custom_tasks(wanted)
+        return creating.create_model(self._home, answers.name, flags.with_room(wanted, fetching.fetch_base_metadata))
 
     async def proceed(self, id: str) -> str:
         """The node goes on with this model; a sentence."""
         model = await self._find(id)
-        status = await control.switch(self._home, model)
+        status = await control.switch_model(self._home, model)
         return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
 
     async def rename(self, id: str, name: str) -> str:
@@ -271,7 +271,7 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        renamed = await asyncio.to_thread(keeping.rename, self._home, model, name)
+        renamed = await asyncio.to_thread(keeping.rename_model, self._home, model, name)
         return f"{model.name} is called {renamed.name} now"
 
     async def duplicate(self, id: str, name: str) -> str:
@@ -279,7 +279,7 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        copy = await asyncio.to_thread(keeping.duplicate, self._home, model, name)
+        copy = await asyncio.to_thread(keeping.duplicate_model, self._home, model, name)
         return f"{copy.name} has the weights and the history of {model.name}"
 
     async def delete(self, id: str) -> str:
@@ -287,14 +287,14 @@ class HomeModels:
         says what is free again."""
         model = await self._find(id)
         await asyncio.to_thread(mending.require_unused, self._home, model)
-        freed = await control.delete(self._home, model)
+        freed = await control.stop_and_delete_model(self._home, model)
         return f"Deleted {model.name}: {size_text(freed)} are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
         """(how many checkpoints may go, their bytes)."""
         from sapo_desktop.services.models.shelf import keeping
 
-        found = await asyncio.to_thread(keeping.spare, await self._find(id), time.time())
+        found = await asyncio.to_thread(keeping.spare_checkpoints, await self._find(id), time.time())
         return len(found), sum(one.size for one in found)
 
     async def free(self, id: str) -> str:
@@ -302,7 +302,7 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
-        freed = await asyncio.to_thread(lambda: keeping.remove(keeping.spare(model, time.time())))
+        freed = await asyncio.to_thread(lambda: keeping.remove_folders(keeping.spare_checkpoints(model, time.time())))
         return f"{size_text(freed)} are free again"
 
     async def kept_states(self, id: str) -> KeptTable:
@@ -310,9 +310,9 @@ class HomeModels:
         from sapo_desktop.services.models import going_back
 
         model = await self._find(id)
-        states, now = await asyncio.to_thread(going_back.kept, model), time.time()
-        rows = tuple(KeptRow(s.round, going_back.line(s, now), s.current) for s in reversed(states))
-        return KeptTable(going_back.head(), rows, going_back.LEGEND)
+        states, now = await asyncio.to_thread(going_back.load_kept_states, model), time.time()
+        rows = tuple(KeptRow(s.round, going_back.kept_state_line(s, now), s.current) for s in reversed(states))
+        return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)
 
     async def go_back(self, id: str, target: int) -> str:
         """Put the weights after so many rounds in place of the present ones, by the node that trains it or without one; a
@@ -323,7 +323,7 @@ class HomeModels:
 
     # Long work
 
-    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[Told, None]:
+    async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[ProgressUpdate, None]:
         """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
         one = await self._find(first)
         pair = [one.name, (await self._find(second)).name if second else "base"]
@@ -333,14 +333,14 @@ class HomeModels:
                 yield told
                 continue
             *table, data = told.result
-            yield Told(result=tuple(table), data=json.loads(data))
+            yield ProgressUpdate(result=tuple(table), data=json.loads(data))
 
-    async def chat(self, id: str) -> Conversation:
+    async def chat(self, id: str) -> ChatProcess:
         """Load base and trained model; a node that works pauses until the conversation is closed."""
         model = await self._find(id)
         if not model.trained:
             raise AppError(f"{model.name} has not been trained yet: there is nothing to compare the base with.")
-        return await Conversation.open(self._home, model)
+        return await ChatProcess.open(self._home, model)
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
         """The formats that this model can be written in."""
@@ -362,7 +362,7 @@ class HomeModels:
 
         return id in self._known and locate.gguf_file(self._known[id][1].model.config.model) is not None
 
-    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[Told, None]:
+    async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[ProgressUpdate, None]:
         """Write it. Closing it stops the work, and leaves nothing half written."""
         model = await self._find(id)
         async for told in _work(["export", model.name, *choice.arguments]):
@@ -373,11 +373,11 @@ def _folders(model: Model) -> list[str]:
     return [str(path.parent) for path in sorted((model.folder / "exports").glob("*/config.json"))]
 
 
-async def _work(arguments: list[str]) -> AsyncGenerator[Told, None]:
+async def _work(arguments: list[str]) -> AsyncGenerator[ProgressUpdate, None]:
     """A verb to its end: its error stream is the progress, its output the result. Raises USER_ERRORS."""
     async with contextlib.aclosing(children.stream_verb(arguments)) as steps:
         async for step in steps:
             if isinstance(step, str):
-                yield Told(progress=step)
+                yield ProgressUpdate(progress=step)
             else:
-                yield Told(result=tuple(step.decode("utf-8", "replace").splitlines()))
+                yield ProgressUpdate(result=tuple(step.decode("utf-8", "replace").splitlines()))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what it imports would be in the memory of every dashboard
-    from sapo_desktop.services.models.shelf.overview import Overview
+if TYPE_CHECKING:
+    from sapo_desktop.services.models.shelf.overview import ModelOverview
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ModelListing:
     """Every model, the one used last first. training: id of the one that a node trains now, "" = none. problems: sentences
     about models that cannot be read."""
 
-    models: tuple[Overview, ...] = ()
+    models: tuple[ModelOverview, ...] = ()
     training: str = ""
     problems: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ class ExportChoice:
 
 
 @dataclass(frozen=True)
-class Told:
+class ProgressUpdate:
     """A step of long work. progress: a line that the next one replaces. result: lines to keep; the last step has them.
 
     data: the result for a program, where there is one.

@@ -22,7 +22,7 @@ from sapo_swarm.tasks.own import library
 # The settings of a model that is made for tasks of the person's own.
 
 
-def fitted(config: RunConfig) -> RunConfig:
+def fit_custom_tasks(config: RunConfig) -> RunConfig:
     """Room for the longest answers, and its levels of difficulty chosen from where a task has them. Raises BadTask."""
     own = [task for task in config.tasks if catalogue.is_own(task)]
     if config.curriculum == "uniform" and any(len(library.presets(task)) > 1 for task in own):
@@ -35,7 +35,7 @@ def fitted(config: RunConfig) -> RunConfig:
 COUNTS = "when the node starts again; the model goes on from its weights"
 
 
-def rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
+def model_setting_rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
     """Every setting: those of a run as this model has them, the others as the file has them. Raises UsageError, AppError.
 
     The default of a model's setting is what a new model would get.
@@ -58,7 +58,7 @@ def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
     )
 
 
-def change(model: Model, key: str, typed: str) -> str:
+def change_model_setting(model: Model, key: str, typed: str) -> str:
     """Set one setting of the model's run; the value as it was understood. The weights stay what they are.
 
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
@@ -68,16 +68,18 @@ def change(model: Model, key: str, typed: str) -> str:
     config = settings.config_with_setting(model.config, key, typed)
     flags.check_config(config)
     config = flags.with_room(config) if flags.asks_for_room(model.config, config) else config
-    model = store.read(model.folder)  # a node may have written it meanwhile
-    changes.refuse_other_identity(model, config, training.meant(model))
-    store.write(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
+    model = store.read_model(model.folder)  # a node may have written it meanwhile
+    changes.refuse_other_identity(model, config, training.resolve_config(model))
+    store.write_model_record(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
     return settings.format_value(getattr(config, name))
 
 
-def reset(home: Home, model: Model, key: str) -> str:
+def reset_model_setting(home: Home, model: Model, key: str) -> str:
     """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
     name = editing.require_setting(key).removeprefix("run.")
-    return change(model, key, settings.format_value(getattr(settings.load_settings(home.settings).run, name)))
+    return change_model_setting(
+        model, key, settings.format_value(getattr(settings.load_settings(home.settings).run, name))
+    )
 
 
 # F2's actions over this home: the settings file, the model that is shown and, where one runs, the node.
@@ -95,11 +97,11 @@ class HomeSettings:
 
     async def rows(self) -> tuple[SettingRow, ...]:
         """Every setting."""
-        model = await control.shown(self._home)
+        model = await control.current_model(self._home)
         if model is None:
             found = await asyncio.to_thread(editing.setting_rows, self._home.settings)
         else:
-            found = await asyncio.to_thread(rows, self._home, model)
+            found = await asyncio.to_thread(model_setting_rows, self._home, model)
         running = await self._running()
         return tuple(replace(row, running=_other(row, running)) for row in found)
 
@@ -133,13 +135,13 @@ class HomeSettings:
                 home.settings, key, value
             )
         elif value is None:
-            reset(home, store.find(home, owner), key)
+            reset_model_setting(home, store.find_model(home, owner), key)
         else:
-            change(store.find(home, owner), key, value)
+            change_model_setting(store.find_model(home, owner), key, value)
 
     async def restart(self) -> str:
         """The node finishes its round and starts again with what was changed here. A sentence."""
-        await control.restart(self._home, keep_mode=True)
+        await control.restart_node(self._home, keep_mode=True)
         return "The node goes on with these settings now, from the same weights"
 
 

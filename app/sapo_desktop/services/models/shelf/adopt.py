@@ -15,13 +15,13 @@ import msgspec
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.store import Record
+from sapo_desktop.services.models.shelf.store import ModelRecord
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.types import UNREADABLE
 
 
-def adopt(home: Home) -> list[str]:
+def migrate_runs(home: Home) -> list[str]:
     """Move what is left of data/runs/; a sentence for each that moved or could not. Nothing while a node works there."""
     waiting = sorted(path.parent for path in home.runs.glob("*/config.json"))
     if not waiting:
@@ -44,19 +44,21 @@ def _adopt(home: Home, run: Path, alone: bool) -> str:
     return f"The run {run.name} is a model now: {record.name}."
 
 
-def _record(home: Home, run: Path, alone: bool) -> Record:
+def _record(home: Home, run: Path, alone: bool) -> ModelRecord:
     """The one that an earlier attempt wrote, else a new one, written. Raises AppError, OSError, MsgspecError."""
-    taken = store.taken(home)
+    taken = store.taken_model_names(home)
     if (run / store.RECORD).exists():
-        record = store.read(run).record
+        record = store.read_model(run).record
         if record.name.lower() not in {name.lower() for name in taken}:
             return record
-        return store.write(run, msgspec.structs.replace(record, name=store.free(record.name, taken))).record
+        return store.write_model_record(
+            run, msgspec.structs.replace(record, name=store.unused_name(record.name, taken))
+        ).record
     config = msgspec.convert(settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig)
     journal = run / "journal.db"
     last = (journal if journal.exists() else run).stat().st_mtime
     fresh = store.record_of(_name(config, last, alone, taken), config, id=run.name, created=last)
-    return store.write(run, msgspec.structs.replace(fresh, trained=config, last_trained=last)).record
+    return store.write_model_record(run, msgspec.structs.replace(fresh, trained=config, last_trained=last)).record
 
 
 def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -> str:
@@ -64,4 +66,4 @@ def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -
     if alone and not taken:
         return store.FIRST
     when = time.strftime("%Y-%m-%d", time.localtime(last))
-    return store.free(store.suggested(f"{Path(config.model).name[: store.LONGEST - 14]}-{when}"), taken)
+    return store.unused_name(store.suggest_model_name(f"{Path(config.model).name[: store.LONGEST - 14]}-{when}"), taken)

@@ -12,7 +12,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import quote_command
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import mending, store
-from sapo_desktop.services.models.shelf.store import Model, Record
+from sapo_desktop.services.models.shelf.store import Model, ModelRecord
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.tasks import catalogue
@@ -51,9 +51,11 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
         if new in (now, meant) or new == _OPEN.get(field) or _same(model, field, new, meant):
             continue
         if field == "model":
-            fetching.require(wanted)  # a mistyped base is named as one before anything is said about weights
+            fetching.require_usable_base(
+                wanted
+            )  # a mistyped base is named as one before anything is said about weights
         other = quote_command(
-            "sapo-desktop", "new", store.suggested(f"{Path(wanted.model).name}-2"), "--base", wanted.model
+            "sapo-desktop", "new", store.suggest_model_name(f"{Path(wanted.model).name}-2"), "--base", wanted.model
         )
         flag = "" if field == "model" else f" --{field.replace('_', '-')} {new}"
         why = "which a model keeps" if field == "method" else "because its weights would not fit"
@@ -71,7 +73,7 @@ def _same(model: Model, field: str, new: str, now: str) -> bool:
         return len(trainers) == 1 or trainers <= _ONE_FORM
     if field != "model" or not (found := _content(new)):
         return False
-    if not model.trained and mending.missing(model):
+    if not model.trained and mending.missing_base_hint(model):
         return True
     return found == (_trained_on(model) or _content(now))
 
@@ -112,7 +114,7 @@ def task_versions(config: RunConfig) -> dict[str, str]:
     return {name: library.find(name).digest for name in config.tasks if catalogue.is_own(name)}
 
 
-def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") -> tuple[str, ...]:
+def describe_changes(record: ModelRecord, now: RunConfig, swarm: str, swarm_name: str = "") -> tuple[str, ...]:
     """What is different from the last session, one sentence a change; empty for a model that was not trained yet.
 
     swarm: id of the swarm of this session, "" = alone.
@@ -128,7 +130,7 @@ def sentences(record: Record, now: RunConfig, swarm: str, swarm_name: str = "") 
     return (*said, *(f"task {name} was edited" for name in edited), *setting_changes(record.trained, now))
 
 
-def stale_tasks(record: Record, sessions: Sequence[RunStarted]) -> tuple[str, ...]:
+def stale_tasks(record: ModelRecord, sessions: Sequence[RunStarted]) -> tuple[str, ...]:
     """Sentences on own tasks that are not any more what the model was trained on: a figure on them may flatter it.
 
     sessions: the model's history. Raises BadTask.

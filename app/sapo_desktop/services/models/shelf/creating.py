@@ -15,20 +15,20 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 
 
-def new(home: Home, name: str, config: RunConfig) -> Model:
+def create_model(home: Home, name: str, config: RunConfig) -> Model:
     """A model of that name that starts from config.model. A base on the hub is fetched when the model is trained first.
 
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """
-    store.check(name, store.taken(home))
+    store.check_model_name(name, store.taken_model_names(home))
     base = config.model
     config = msgspec.structs.replace(config, model=flags.absolute_model(base))  # a node starts in another folder
     flags.check_config(config)
-    fetching.require(config)
-    return store.create(home, name, config, base if is_named(base) else config.model)
+    fetching.require_usable_base(config)
+    return store.create_model_folder(home, name, config, base if is_named(base) else config.model)
 
 
-def bases() -> list[tuple[str, Path]]:
+def bundled_bases() -> list[tuple[str, Path]]:
     """The bundled models: name and folder."""
     import sapo_assets
 

@@ -27,7 +27,7 @@ STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
 
 
 @dataclass(frozen=True)
-class Story:
+class TrainingHistory:
     """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone: the
     evaluations of weights that a rollback took back. backs: steps back that a person took."""
 
@@ -62,22 +62,22 @@ class Story:
         return bool(self.sessions) and self.sessions[-1].judged
 
 
-def story(folder: Path) -> Story:
+def load_history(folder: Path) -> TrainingHistory:
     """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
     try:
         events = _events(folder, STORY)
     except JournalError as error:
-        return Story(problem=str(error))
-    return Story(
+        return TrainingHistory(problem=str(error))
+    return TrainingHistory(
         tuple(e for e in events if isinstance(e, RunStarted)),
         tuple(e for e in events if isinstance(e, RoundFinished)),
         tuple(e for e in events if isinstance(e, Evaluated)),
-        undone=tuple(undone(events)),
+        undone=tuple(undone_evaluations(events)),
         backs=tuple(e for e in events if isinstance(e, CheckpointSaved) and e.restored >= 0),
     )
 
 
-def undone(events: Sequence[Event]) -> list[Evaluated]:
+def undone_evaluations(events: Sequence[Event]) -> list[Evaluated]:
     """The evaluations of weights that the tripwire or a person took back. events: of a journal, in order."""
     leads = leads_here(events)
     found = [event for event in events if isinstance(event, Evaluated) and not leads(event.round)]
@@ -87,7 +87,7 @@ def undone(events: Sequence[Event]) -> list[Evaluated]:
     return found
 
 
-def what(session: RunStarted) -> str:
+def describe_session(session: RunStarted) -> str:
     """What was different in this session, in words."""
     return safe_text("; ".join(session.changed), 2000, lines=False) or ("continued" if session.round else "begun")
 
@@ -115,7 +115,7 @@ def rounds_behind(model: Model) -> int:
     return max(model.rounds_done, rounds_told(model.folder))
 
 
-def practised(model: Model) -> int:
+def practice_rounds(model: Model) -> int:
     """Of the rounds behind the model those of practice, which planned rounds count."""
     return max(0, rounds_behind(model) - _examples_rounds(model.folder))
 

@@ -29,7 +29,7 @@ _ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Leftover:
+class RemovableFolder:
     """Something that can be removed. size in bytes; what: in words."""
 
     path: Path
@@ -37,18 +37,20 @@ class Leftover:
     what: str
 
 
-def rename(home: Home, model: Model, name: str) -> Model:
+def rename_model(home: Home, model: Model, name: str) -> Model:
     """The model under its new name; its folder stays where it is, so this may happen while it trains.
 
     Raises UsageError, AppError.
     """
-    store.check(name, store.taken(home, model.folder))
-    return store.write(model.folder, msgspec.structs.replace(store.read(model.folder).record, name=name))
+    store.check_model_name(name, store.taken_model_names(home, model.folder))
+    return store.write_model_record(
+        model.folder, msgspec.structs.replace(store.read_model(model.folder).record, name=name)
+    )
 
 
-def duplicate(home: Home, model: Model, name: str) -> Model:
+def duplicate_model(home: Home, model: Model, name: str) -> Model:
     """Another model with the same weights and history, its exports left out. Raises UsageError, AppError."""
-    store.check(name, store.taken(home))
+    store.check_model_name(name, store.taken_model_names(home))
     identity = store.record_of(name, model.config)
     partial = home.models / f"{_PARTIAL}{identity.id}"
     record = msgspec.structs.replace(model.record, id=identity.id, name=name, created=time.time())
@@ -56,14 +58,14 @@ def duplicate(home: Home, model: Model, name: str) -> Model:
         require_room(home.models, folder_bytes(model.folder) - folder_bytes(model.folder / "exports"))
         shutil.copytree(model.folder, partial, ignore=_left_out, ignore_dangling_symlinks=True)
         copy_journal(model.folder / "journal.db", partial / "journal.db", identity.id)
-        store.write(partial, record)
+        store.write_model_record(partial, record)
         folder = home.models / store.free_folder(home.models, name)
         partial.rename(folder)
     except (OSError, shutil.Error, sqlite3.Error, *UNREADABLE) as error:
         raise AppError(f"{model.name} could not be duplicated ({error}). Nothing was changed.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return store.read(folder)
+    return store.read_model(folder)
 
 
 def _left_out(_folder: str, entries: list[str]) -> set[str]:
@@ -93,7 +95,7 @@ def require_room(folder: Path, needed: int, what: str = "That needs") -> None:
         raise AppError(f"{what} {size_text(needed)} and {size_text(free)} are free. Free some space first.")
 
 
-def delete(model: Model) -> int:
+def delete_model(model: Model) -> int:
     """Remove the model and everything that belongs to it; how many bytes that freed. No node may be training it.
 
     Raises AppError.
@@ -108,13 +110,15 @@ def delete(model: Model) -> int:
     return freed
 
 
-def spare(model: Model, now: float) -> list[Leftover]:
+def spare_checkpoints(model: Model, now: float) -> list[RemovableFolder]:
     """Checkpoints that are neither the newest nor the best, and what a kill left half written: a node may be writing another at
     this moment. now: Unix time."""
     folder, keep = model.folder / "checkpoints", _kept(model)
-    found = [Leftover(p, folder_bytes(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep]
+    found = [
+        RemovableFolder(p, folder_bytes(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep
+    ]
     halves = [path for path in sorted(folder.glob(f"{_PARTIAL}*")) if now - _touched(path) > _ABANDONED_S]
-    return found + [Leftover(path, folder_bytes(path), "half a checkpoint") for path in halves]
+    return found + [RemovableFolder(path, folder_bytes(path), "half a checkpoint") for path in halves]
 
 
 def _touched(folder: Path) -> float:
@@ -143,7 +147,7 @@ def _kept(model: Model) -> set[str]:
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 
 
-def remove(leftovers: list[Leftover]) -> int:
+def remove_folders(leftovers: list[RemovableFolder]) -> int:
     """Bytes freed; what the node removed itself meanwhile is no error. Raises AppError."""
     freed = 0
     for one in leftovers:
@@ -157,7 +161,7 @@ def remove(leftovers: list[Leftover]) -> int:
     return freed
 
 
-def sweep(home: Home, now: float) -> None:
+def remove_abandoned(home: Home, now: float) -> None:
     """What a kill left of duplicates and deletions goes, once nothing has touched it for an hour. now: Unix time."""
     for path in home.models.glob(f"{_PARTIAL}*"):
         with suppress(OSError):

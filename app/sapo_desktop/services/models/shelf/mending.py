@@ -14,7 +14,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf import history, store
-from sapo_desktop.services.models.shelf.store import Model, Unreadable
+from sapo_desktop.services.models.shelf.store import Model, UnreadableModel
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.protocol.safe_text import safe_text
@@ -24,7 +24,7 @@ from sapo_swarm.tasks.own.spec import BadTask
 # A base that is a folder of the person's own: it may be moved, renamed, or left on another machine.
 
 
-def folders(home: Home) -> dict[str, list[str]]:
+def models_by_base_folder(home: Home) -> dict[str, list[str]]:
     """Folder -> the names of the models that were made from it."""
     found: dict[str, list[str]] = {}
     for model in store.all_models(home):
@@ -33,7 +33,7 @@ def folders(home: Home) -> dict[str, list[str]]:
     return found
 
 
-def missing(model: Model) -> str:
+def missing_base_hint(model: Model) -> str:
     """What to do where the folder of the model's base is not there any more; "" where it is, or the base is no folder."""
     if not _is_folder(model) or os.path.exists(os.path.expanduser(model.config.model)):
         return ""
@@ -43,9 +43,9 @@ def missing(model: Model) -> str:
     return f"{model.name} was made from {_shown(model)}, which is not there any more. Where is it now? {cure}{why}"
 
 
-def require(model: Model) -> None:
+def require_base_folder(model: Model) -> None:
     """Raise ModelNotFound where that folder is missing."""
-    if said := missing(model):
+    if said := missing_base_hint(model):
         raise ModelNotFound(said)
 
 
@@ -82,13 +82,13 @@ def _is_folder(model: Model) -> bool:
 _PRECISIONS = ("float32", "bfloat16", "4bit")
 
 
-def mend(home: Home, one: Unreadable) -> Model:
+def repair_record(home: Home, one: UnreadableModel) -> Model:
     """The model with a record again; what was damaged stays beside it as model.json.damaged. No node may work here.
 
     Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the
     rest is as in the settings of new models. Raises AppError where no session is told of, or a newer version wrote the record.
     """
-    sessions = history.story(one.folder).sessions
+    sessions = history.load_history(one.folder).sessions
     if not one.damaged:
         raise AppError(one.sentence)
     if not sessions:
@@ -96,14 +96,14 @@ def mend(home: Home, one: Unreadable) -> Model:
             f"{one.folder / store.RECORD} cannot be made anew: {one.folder} holds no journal of its training. Restore the file "
             f"from a backup, or move the folder away and make a new model."
         )
-    last, taken = sessions[-1], store.taken(home, one.folder)
+    last, taken = sessions[-1], store.taken_model_names(home, one.folder)
     config = _config(settings.load_settings(home.settings).run, last, _rank(one))
-    name = store.suggested(store.told_name(one.folder) or last.name or one.name)
-    fresh = store.record_of(store.free(name, taken), config, last.run_id, sessions[0].time)
+    name = store.suggest_model_name(store.told_name(one.folder) or last.name or one.name)
+    fresh = store.record_of(store.unused_name(name, taken), config, last.run_id, sessions[0].time)
     path = one.folder / store.RECORD
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_name(f"{path.name}.damaged"))
-    return store.write(one.folder, msgspec.structs.replace(fresh, trained=config, last_trained=last.time))
+    return store.write_model_record(one.folder, msgspec.structs.replace(fresh, trained=config, last_trained=last.time))
 
 
 def _config(config: RunConfig, last: RunStarted, rank: int) -> RunConfig:
@@ -128,7 +128,7 @@ def _preset(config: RunConfig, held_out: str) -> str:
     return config.preset
 
 
-def _rank(one: Unreadable) -> int:
+def _rank(one: UnreadableModel) -> int:
     """Of the newest LoRA adapter; 0 where there is none."""
     for state in sorted((one.folder / "checkpoints").glob("round-*/engine/state.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):

@@ -12,7 +12,7 @@ from sapo_desktop.services.against_base import (
     unpaired_reason,
 )
 from sapo_desktop.services.models.shelf import history
-from sapo_desktop.services.models.shelf.history import Story
+from sapo_desktop.services.models.shelf.history import TrainingHistory
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
@@ -21,11 +21,11 @@ from sapo_swarm.tasks.catalogue import CATALOGUE
 
 
 @dataclass(frozen=True)
-class Overview:
+class ModelOverview:
     """size: bytes on disk, exports included."""
 
     model: Model
-    story: Story
+    story: TrainingHistory
     size: int
 
     @property
@@ -66,12 +66,12 @@ def tasks_of(config: RunConfig) -> str:
     return f"{tasks} ({preset})" if preset else tasks
 
 
-def overview(model: Model) -> Overview:
+def load_overview(model: Model) -> ModelOverview:
     """Everything of one model. Takes as long as its journal is long: not on an event loop."""
-    return Overview(model, history.story(model.folder), folder_bytes(model.folder))
+    return ModelOverview(model, history.load_history(model.folder), folder_bytes(model.folder))
 
 
-def gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
+def format_gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
     """Held-out pass@1 and its change against the base, or that it is the base's own, in a few words. width: 0 = all of it, else
     as much as fits. judged: its tasks are, and it says so."""
     if event is None:

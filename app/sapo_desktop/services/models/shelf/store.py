@@ -34,7 +34,7 @@ _WORDS = frozenset(
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
 
-def check(name: str, taken: Collection[str] = ()) -> str:
+def check_model_name(name: str, taken: Collection[str] = ()) -> str:
     """The name. taken: names that there are already; capital and small letters are not told apart.
 
     Raises UsageError that says what a name looks like, or which model has this one.
@@ -42,14 +42,16 @@ def check(name: str, taken: Collection[str] = ()) -> str:
     if not _PATTERN.fullmatch(name) or name.endswith("."):
         raise UsageError(
             f"{name[:60]!r} is no name for a model. Use 1 to {LONGEST} letters, digits, dots, dashes or underscores, "
-            f"a letter or digit first: {free(suggested(name), taken)}"
+            f"a letter or digit first: {unused_name(suggest_model_name(name), taken)}"
         )
     if _has_meaning(name):
-        other = free(suggested(name), taken)
+        other = unused_name(suggest_model_name(name), taken)
         raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {other}.")
     for other in taken:
         if other.lower() == name.lower():
-            raise UsageError(f"There is a model {other!r} already. Choose another name, such as {free(name, taken)}.")
+            raise UsageError(
+                f"There is a model {other!r} already. Choose another name, such as {unused_name(name, taken)}."
+            )
     return name
 
 
@@ -57,7 +59,7 @@ def _has_meaning(name: str) -> bool:
     return name.lower() in _WORDS or name.lower().partition(".")[0] in _DEVICES
 
 
-def suggested(text: str) -> str:
+def suggest_model_name(text: str) -> str:
     """The nearest name to any text."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
     return f"my-{name}"[:LONGEST].rstrip(".-_") if _has_meaning(name) else name
@@ -66,12 +68,12 @@ def suggested(text: str) -> str:
 def train_on(task: str, base: str = "", taken: Collection[str] = ()) -> str:
     """The commands that train a new model on a task. base: that it was tried on, "" for the one of the settings; taken: names of
     models that there are."""
-    name = free(suggested(task), taken)
+    name = unused_name(suggest_model_name(task), taken)
     start = f" --base {shlex.quote(base)}" if base else ""
     return f"sapo-desktop new {name}{start} --tasks {task}, then: sapo-desktop node {name}"
 
 
-def free(name: str, taken: Collection[str]) -> str:
+def unused_name(name: str, taken: Collection[str]) -> str:
     """The name, or the name with the first number that makes it new: my-model-2."""
     used = {other.lower() for other in taken}
     found, number = name, 1
@@ -92,7 +94,7 @@ _ROUND = re.compile(r"round-(\d{6,})")
 _NAME = re.compile(rb'"name": ?"([A-Za-z0-9._-]+)"')
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """model.json. config: what it trains with from the next start on; trained: what it trained with last, None before that.
 
     base, method, precision, lora_rank and trainer are what the weights are: config holds the same values, for ever.
@@ -120,7 +122,7 @@ class Model:
     """One model. rounds_done: rounds behind its newest checkpoint; checkpoints: their folders, oldest first."""
 
     folder: Path
-    record: Record
+    record: ModelRecord
     checkpoints: tuple[Path, ...]
 
     @property
@@ -160,7 +162,7 @@ class RecordDamaged(AppError):
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableModel:
     """A model whose model.json cannot be read. name: as the file, or else its folder, tells. damaged: the app never wrote it
     so; else a newer version did, or it may not be read. sentence: what is wrong, and what to do."""
 
@@ -176,26 +178,26 @@ def all_models(home: Home) -> list[Model]:
     return sorted(found, key=lambda m: (-m.used, m.record.created, m.name))
 
 
-def unreadable(home: Home) -> list[Unreadable]:
+def unreadable_models(home: Home) -> list[UnreadableModel]:
     """The others: they are there, too, and their names are taken."""
-    return [one for one in _look(home.models) if isinstance(one, Unreadable)]
+    return [one for one in _look(home.models) if isinstance(one, UnreadableModel)]
 
 
-def taken(home: Home, but: Path | None = None) -> list[str]:
+def taken_model_names(home: Home, but: Path | None = None) -> list[str]:
     """The names of all models, but of the one in that folder."""
     return [one.name for one in _look(home.models) if one.folder != but]
 
 
-def _look(folder: Path) -> Iterator[Model | Unreadable]:
+def _look(folder: Path) -> Iterator[Model | UnreadableModel]:
     for path in sorted(folder.glob("*")):
         if path.name.startswith(".") or not any((path / name).exists() for name in (RECORD, "journal.db")):
             continue
         try:
-            yield read(path)
+            yield read_model(path)
         except AppError as error:
             name, damaged = told_name(path) or path.name, isinstance(error, RecordDamaged)
             mend = f" Its weights are untouched. Mend it: {quote_command('sapo-desktop', 'runs', 'check', name, '--repair')}"
-            yield Unreadable(path, name, damaged, f"{error}{mend if damaged else ''}")
+            yield UnreadableModel(path, name, damaged, f"{error}{mend if damaged else ''}")
 
 
 def told_name(folder: Path) -> str:
@@ -206,7 +208,7 @@ def told_name(folder: Path) -> str:
     return ""
 
 
-def read(folder: Path) -> Model:
+def read_model(folder: Path) -> Model:
     """The model of a folder. Raises AppError that says what is wrong with its model.json, RecordDamaged where it is of no use."""
     path = folder / RECORD
     try:
@@ -218,7 +220,7 @@ def read(folder: Path) -> Model:
         for key in ("config", "trained"):
             if isinstance(data.get(key), dict):
                 data[key] = settings_of_today(data[key])
-        record = msgspec.convert(data, Record)
+        record = msgspec.convert(data, ModelRecord)
         shown = {name: safe_text(getattr(record, name), 4096, lines=False) for name in ("name", "base")}
         record = msgspec.structs.replace(record, **shown)  # a folder may come from anywhere
     except FileNotFoundError as error:
@@ -231,27 +233,27 @@ def read(folder: Path) -> Model:
     return Model(folder, record, tuple(sorted(folders, key=rounds_of)))
 
 
-def write(folder: Path, record: Record) -> Model:
+def write_model_record(folder: Path, record: ModelRecord) -> Model:
     """Write model.json atomically, unless it could not be read back. Raises AppError."""
     encoded = msgspec.json.encode(record)
     try:
-        msgspec.json.decode(encoded, type=Record)
+        msgspec.json.decode(encoded, type=ModelRecord)
     except UNREADABLE as error:
         raise AppError(f"{folder / RECORD} stays as it was: it could not be read any more ({error}).") from error
     try:
         write_atomically(folder / RECORD, msgspec.json.format(encoded))
     except OSError as error:
         raise AppError(f"Cannot write {folder} ({error.strerror}). Free some space, or check who owns it.") from error
-    return read(folder)
+    return read_model(folder)
 
 
-def find(home: Home, name: str = "", trained: bool = False) -> Model:
+def find_model(home: Home, name: str = "", trained: bool = False) -> Model:
     """The model of that name; "" is the one used last. trained: only one that has weights of its own.
 
     Raises UsageError that names the nearest, or says how to make one; AppError where that model cannot be read.
     """
     models = all_models(home)
-    if (broken := meant(home, name)) is not None:
+    if (broken := find_unreadable_model(home, name)) is not None:
         raise AppError(
             f"{broken.sentence} {f'Or name another one: {models[0].name}.' if models and not name else ''}".rstrip()
         )
@@ -265,18 +267,20 @@ def find(home: Home, name: str = "", trained: bool = False) -> Model:
     found = _named(models, name)
     if not found:
         known = nearest(name, {m.name for m in models})
-        raise UsageError(f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {suggested(name)}")
+        raise UsageError(
+            f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {suggest_model_name(name)}"
+        )
     if trained and not found[0].trained:
         raise UsageError(f"{found[0].name} has not been trained yet. Train it: sapo-desktop node {found[0].name}")
     return found[0]
 
 
-def meant(home: Home, name: str = "") -> Unreadable | None:
+def find_unreadable_model(home: Home, name: str = "") -> UnreadableModel | None:
     """The model that cannot be read where it is the one of that name, or may be the one used last; else None."""
-    models, others = all_models(home), unreadable(home)
+    models, others = all_models(home), unreadable_models(home)
     if not name:
         last = models[0].used if models else 0.0
-        return next((one for one in others if stamp(one.folder) > last), None)
+        return next((one for one in others if last_change_time(one.folder) > last), None)
     fitting = (one for one in others if name.lower() in (one.name.lower(), one.folder.name))
     return None if _named(models, name) else next(fitting, None)
 
@@ -286,13 +290,13 @@ def _named(models: list[Model], name: str) -> list[Model]:
     return found or [m for m in models if m.record.id == name]
 
 
-def create(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
+def create_model_folder(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
     """A new model that starts from config.model. Everything about the config has been checked by then. base: what the person
     calls that, where it is not its path: a model of Ollama's lies in a file that is called by a hash.
 
     Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
     """
-    check(name, taken(home))
+    check_model_name(name, taken_model_names(home))
     record = msgspec.structs.replace(record_of(name, config), base=base or config.model)
     folder = home.models / free_folder(home.models, name)
     try:
@@ -302,16 +306,16 @@ def create(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
             f"Cannot make {folder} ({error.strerror}). Free some space, or set SAPO_HOME elsewhere."
         ) from error
     try:
-        return write(folder, record)
+        return write_model_record(folder, record)
     except AppError:
         for leftover in (*folder.iterdir(), folder):
             leftover.rmdir() if leftover.is_dir() else leftover.unlink()
         raise
 
 
-def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) -> Record:
+def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) -> ModelRecord:
     """The record of a model that was not trained yet; without an id it gets one."""
-    return Record(
+    return ModelRecord(
         id=id or time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3),
         name=name,
         base=config.model,
@@ -323,7 +327,7 @@ def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) 
     )
 
 
-def with_config(record: Record, config: RunConfig) -> Record:
+def with_config(record: ModelRecord, config: RunConfig) -> ModelRecord:
     """The record with other settings; a base that was moved is called by its new place."""
     base = record.base if config.model == record.config.model else config.model
     return msgspec.structs.replace(record, config=config, base=base)
@@ -331,10 +335,10 @@ def with_config(record: Record, config: RunConfig) -> Record:
 
 def free_folder(models: Path, name: str) -> str:
     """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
-    return free(name.lower(), [path.name for path in models.glob("*")])
+    return unused_name(name.lower(), [path.name for path in models.glob("*")])
 
 
-def stamp(folder: Path) -> float:
+def last_change_time(folder: Path) -> float:
     """Changes whenever a model's record, journal or checkpoints do: the newest of their times."""
     times = [0.0]
     for name in ("", RECORD, "journal.db", "journal.db-wal", "checkpoints", "exports"):

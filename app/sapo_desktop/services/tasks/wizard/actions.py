@@ -171,8 +171,8 @@ class HomeTasks:
     async def train(self, name: str, base: str) -> str:
         """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
         library.use(self._home.tasks)
-        taken = await asyncio.to_thread(store.taken, self._home)
-        called = store.free(store.suggested(name), taken)
+        taken = await asyncio.to_thread(store.taken_model_names, self._home)
+        called = store.unused_name(store.suggest_model_name(name), taken)
         return await self._models.new(NewModel(called, base, tasks=(name,)))
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
@@ -181,7 +181,7 @@ class HomeTasks:
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
 
     def _rate(self, model: str, question: str, text: str, good: bool) -> tuple[int, int]:
-        answer_format = store.find(self._home, model).config.answer_format
+        answer_format = store.find_model(self._home, model).config.answer_format
         return ratings.save_rating(self._home, model, question, text, good, answer_format)
 
 
