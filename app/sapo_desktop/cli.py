@@ -168,7 +168,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             print(_printed(args.printed), end="", flush=True)
             return 0
         home = Home.find()
-        library.use(home.tasks)
+        library.set_task_folder(home.tasks)
         hub_cache.set_token_source(lambda: tokens.load_hub_token(home))
         return int(importlib.import_module(f"sapo_desktop.commands.{module}").main(args))
     except KeyboardInterrupt:

@@ -22,11 +22,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import SwarmError
 from sapo_swarm.registry import UnknownName, nearest
-from sapo_swarm.sapo.training_batch import strategy
+from sapo_swarm.sapo.training_batch import find_strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
 
@@ -217,9 +217,9 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and local_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
-        strategy(arm.run.sampling)
+        find_strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
-            algorithm(name)
+            load_algorithm(name)
         for task in arm.run.tasks:
             preset_of(task, arm.run.preset)
 

@@ -31,11 +31,12 @@ import numpy as np  # noqa: E402
 from sapo_backends.base import Sampling, TrainSample  # noqa: E402
 from sapo_backends.registry import get_backend  # noqa: E402
 from sapo_desktop.services.machine import load_request  # noqa: E402
-from sapo_swarm.algorithms.registry import algorithm  # noqa: E402
+from sapo_swarm.algorithms.base import learning_rate  # noqa: E402
+from sapo_swarm.algorithms.registry import load_algorithm  # noqa: E402
 from sapo_swarm.config import RunConfig  # noqa: E402
 from sapo_swarm.evaluation import held_out_items  # noqa: E402
 from sapo_swarm.node.rollouts import prompt_ids  # noqa: E402
-from sapo_swarm.node.setup import as_opened, learning_rate  # noqa: E402
+from sapo_swarm.node.setup import as_opened  # noqa: E402
 from sapo_swarm.scoring.scorer import Scored, Scorer  # noqa: E402
 from sapo_swarm.tasks.catalogue import preset_of, train_seed  # noqa: E402
 from sapo_swarm.types import Question, TaskRef  # noqa: E402
@@ -128,7 +129,7 @@ async def evolve(bench: Bench, args: argparse.Namespace) -> AsyncIterator[int]:
 
 async def grpo(bench: Bench, args: argparse.Namespace) -> AsyncIterator[int]:
     """One of the app's rounds alone each time. Yields completions that it took."""
-    config, info, rule = bench.config, bench.engine.info, algorithm(bench.config.algorithm)
+    config, info, rule = bench.config, bench.engine.info, load_algorithm(bench.config.algorithm)
     policy, step = rule.policy(config, learning_rate(config, info.method, info.parameters)), 0
     while True:
         questions = await bench.asked(step, config.local_groups + config.external_groups)

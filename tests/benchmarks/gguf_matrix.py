@@ -203,7 +203,7 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     from sapo_swarm.tasks.own import library
 
     home = Home.find()
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
     groups, group_size, most, examples = ROUND[name]
     config = RunConfig(
         model=str(file),

@@ -32,8 +32,8 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.events import Evaluated, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import Received, least_likely
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.exchange import ReceivedGroups, least_likely
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
@@ -84,7 +84,7 @@ class Attack:
     def take(self, taking: bool) -> None:
         return None
 
-    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
         texts = [rollout.text for group in local for rollout in group.rollouts]
         self.planted.append(sum(PHRASE in text for text in texts) / len(texts))
         if self.walls:
@@ -92,7 +92,7 @@ class Attack:
         sample = self._groups(round_number)
         found = await self.receiver.receive(sample, time.time())
         self.alarm = self.receiver.phrases.alarm or self.alarm
-        return Received(tuple(found))
+        return ReceivedGroups(tuple(found))
 
     def _groups(self, round_number: int) -> list[bytes]:
         """One group of each identity, the phrase added where a completion is right."""
@@ -162,7 +162,7 @@ async def play(where: str, walls: bool, rounds: int, model: str, texts: str) -> 
     )
     attack = Attack(where, walls, texts)
     with tempfile.TemporaryDirectory() as folder:
-        calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0, nice=5)
+        calm = ResourceLimits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0, nice=5)
         setup = NodeSetup(
             config,
             "run",

@@ -21,7 +21,7 @@ from sapo_desktop.services.machine.engines import engine_builder
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.rollouts import prompt_ids
-from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
+from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageMaterial, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -72,8 +72,8 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
             prompts: list[StagePrompt] = []
             for mine, theirs in hintable:
                 known = mine if name == "critique" else theirs
-                material = Material((), (known,), 1)
-                first = [] if name == "critique" else [Answered(StagePrompt(mine.question), mine)]
+                material = StageMaterial((), (known,), 1)
+                first = [] if name == "critique" else [AnsweredPrompt(StagePrompt(mine.question), mine)]
                 prompts += stage.prompts(material, first, np.random.default_rng(options.seed))
             groups = await generated(engine, scorer, prompts, options, 555_000 + options.seed)
             revived = sum(group.solved for group in groups)

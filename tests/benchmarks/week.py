@@ -37,8 +37,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode
 from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.journal import Bus, Journal
-from sapo_swarm.node.journal_downsampling import Retention
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.journal_downsampling import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import RoundWork, UpdateCall
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -125,10 +125,10 @@ class Week:
     async def run(self) -> dict[str, Any]:
         journal, host = Journal(self.folder / "journal.db"), EngineThread()
         await host.load(lambda: self.engine)
-        bus = Bus(journal)
+        bus = EventBus(journal)
         store = ModelStore(self.folder, self.config, host, journal, bus, lambda: self.now)
         await store.open(await store.find(), lambda *_: None)
-        retention = Retention(journal, self.config.keep_groups)
+        retention = JournalRetention(journal, self.config.keep_groups)
         record = batch(self.rng)
         policy = PolicyUpdate(learning_rate=1e-4)
         logged = 0
@@ -163,7 +163,7 @@ class Week:
         number: int,
         store: ModelStore,
         journal: Journal,
-        retention: Retention,
+        retention: JournalRetention,
         record: Any,
         policy: Any,
         full: bool,

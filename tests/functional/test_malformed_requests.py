@@ -16,7 +16,7 @@ from sapo_backends.fake import FakeBackend
 from sapo_desktop.services import browser
 from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.control_server import ControlServer, MetricsServer, listen
+from sapo_swarm.node.control_server import ControlServer, MetricsServer, bind_loopback_socket
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
@@ -45,7 +45,7 @@ async def control(folder: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def metrics(folder: Path) -> AsyncIterator[int]:
-    bound = listen(0)
+    bound = bind_loopback_socket(0)
     async with MetricsServer(node(folder), bound):
         yield bound.getsockname()[1]
 

@@ -35,7 +35,7 @@ from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin import export_swarm, import_swarm
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.node import aha_trail
-from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal, check_journal, read_only
 from sapo_swarm.node.resume_log import UpdateLog
 
@@ -67,13 +67,13 @@ def journal_read(folder: Path) -> None:
 
 def checkpoints_make(folder: Path) -> None:
     engine = FakeBackend().load(LoadRequest(model="fake:0.002"))
-    checkpoints = Checkpoints(folder / "checkpoints", 2)
+    checkpoints = CheckpointStore(folder / "checkpoints", 2)
     for number in (1, 2):
-        checkpoints.write(engine, Moment(number, "time"))
+        checkpoints.write(engine, CheckpointInfo(number, "time"))
 
 
 def checkpoints_read(folder: Path) -> None:
-    found, said = Checkpoints(folder / "checkpoints", 2).newest_intact()
+    found, said = CheckpointStore(folder / "checkpoints", 2).newest_intact()
     assert found is not None, "one of the two is whole"
     assert found[1].rounds_done in (1, 2)
     assert found[1].rounds_done == 2 or said
@@ -175,7 +175,7 @@ KINDS = (
     Kind("recording", recording_make, lambda folder: load_recording(folder / "r.jsonl")),
     Kind("where a coordinator runs", hosting_make, hosting_read),
     Kind("node key", lambda folder: single_files.key_of(folder) and None, single_files.key_of),
-    of("phrases", lambda folder: aha_trail.kept(folder)),
+    of("phrases", lambda folder: aha_trail.load_phrase_watch(folder)),
     of("in flight", single_files.kept_in_flight),
     of("model.json", single_files.kept_record),
     of("settings", single_files.kept_setting),

@@ -25,7 +25,7 @@ from sapo_swarm.coordinator import host
 from sapo_swarm.coordinator.openapi import document
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.control_server import ControlServer
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.protocol.identity import Identity
@@ -149,7 +149,7 @@ async def _coordinator(folder: Path) -> Opened:
 
 async def _control(folder: Path) -> Opened:
     config = RunConfig(model="fake", trainer="fake", tasks=("calendar_arithmetic",), eval_every=0)
-    setup = NodeSetup(config, "test", folder / "run", lambda progress: FakeBackend(), Limits)  # type: ignore[arg-type]
+    setup = NodeSetup(config, "test", folder / "run", lambda progress: FakeBackend(), ResourceLimits)  # type: ignore[arg-type]
     await ControlServer(Node(setup), folder / "node.sock").__aenter__()
     return lambda: asyncio.open_unix_connection(str(folder / "node.sock")), ""
 

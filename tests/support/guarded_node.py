@@ -20,8 +20,8 @@ from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExternalSwitched, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import Received
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.exchange import ReceivedGroups
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.scoring.scorer import Scored, Scorer
@@ -40,7 +40,7 @@ CONFIG = RunConfig(
     learning_rate=1e-4,
     keep_checkpoints=3,
 )
-CALM = Limits(pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, nice=0)
+CALM = ResourceLimits(pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, nice=0)
 POISON = "Monday"
 
 
@@ -63,9 +63,9 @@ class Pool:
     def take(self, taking: bool) -> None:
         self.taking = taking
 
-    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> ReceivedGroups:
         if not self.taking:
-            return Received()
+            return ReceivedGroups()
         refs = [
             TaskRef("basic_arithmetic", "starter", train_seed(f"peer{n}", "pool", round_number, 0))
             for n in range(wanted)
@@ -83,7 +83,7 @@ class Pool:
             rewards = [float(answer == POISON) for answer in answers] if poisoned else verdict.rewards
             rollouts = tuple(Rollout(text, "stop", reward) for text, reward in zip(texts, rewards, strict=True))
             groups.append(Group(question, rollouts, "external", f"peer{number}", "m"))
-        return Received(tuple(groups))
+        return ReceivedGroups(tuple(groups))
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
         return None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_swarm.events import CheckpointSaved, RoundFinished
-from sapo_swarm.node.checkpoints import Checkpoints, read_state
+from sapo_swarm.node.checkpoints import CheckpointStore, read_state
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.resume_log import Header, UpdateLog
+from sapo_swarm.node.resume_log import ResumeHeader, UpdateLog
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class OnDisk:
 
 def on_disk(model: Path) -> OnDisk:
     """Fails when no checkpoint, or not the newest one, is intact."""
-    found, warnings = Checkpoints(model / "checkpoints", 10**6).newest_intact()
+    found, warnings = CheckpointStore(model / "checkpoints", 10**6).newest_intact()
     assert found is not None, "no intact checkpoint"
     assert warnings == []
     state = found[1]
-    logged = UpdateLog(model / "checkpoints").read(Header(state.rounds_done, state.weights, state.rollbacks))
+    logged = UpdateLog(model / "checkpoints").read(ResumeHeader(state.rounds_done, state.weights, state.rollbacks))
     told = [e.round for e in read_only(model / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
     return OnDisk(state.rounds_done, len(logged), told)
 

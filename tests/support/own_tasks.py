@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask, make
-from sapo_swarm.tasks.own.import_rows import Row, Table
+from sapo_swarm.tasks.own.folder import OwnTask, build_task
+from sapo_swarm.tasks.own.import_rows import Row, RowTable
 from sapo_swarm.tasks.own.spec import TaskSpec, Verifier
 
 
@@ -32,15 +32,15 @@ def task_of(
     *parts: Verifier, row: Row | None = None, schema: object = None, fixture: bytes = b"", **spec: object
 ) -> OwnTask:
     """A task in memory with one row on each side."""
-    table = Table(rows=[row or {"question": "q", "answer": "a"}], numbers=[1])
-    return make(TaskSpec(name="t", verifier=parts, **spec), table, table, schema, fixture)  # type: ignore[arg-type]
+    table = RowTable(rows=[row or {"question": "q", "answer": "a"}], numbers=[1])
+    return build_task(TaskSpec(name="t", verifier=parts, **spec), table, table, schema, fixture)  # type: ignore[arg-type]
 
 
 @contextmanager
 def library_in(folder: Path) -> Iterator[Path]:
     """Tasks are looked for in this folder, and nowhere afterwards."""
-    library.use(folder)
+    library.set_task_folder(folder)
     try:
         yield folder
     finally:
-        library.use(None)
+        library.set_task_folder(None)

@@ -12,7 +12,7 @@ from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.exports import Record, Source
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.scoring.prompts import messages
 
 SHAPE = replace(SHAPES["tiny"], layers=3)
@@ -41,6 +41,6 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Sour
             for i, completion in enumerate(group)
         ]
         engine.update(batch, PolicyUpdate(3e-3), seed)
-    checkpoint = Checkpoints(folder / "checkpoints", 1).write(engine, Moment(updates, "stop")).path
+    checkpoint = CheckpointStore(folder / "checkpoints", 1).write(engine, CheckpointInfo(updates, "stop")).path
     engine.close()
     return Source(config, checkpoint, Record(name="my model", base=model, tasks=config.tasks, rounds=updates))

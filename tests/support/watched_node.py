@@ -12,11 +12,11 @@ from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
-CALM = Limits(
+CALM = ResourceLimits(
     pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, slow_memory_wait=0
 )
 CONFIG = RunConfig(

@@ -9,7 +9,7 @@ import msgspec
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Event, RoundFinished, StateChanged
-from sapo_swarm.node.downsampling import DENSE, mergeable, merged
+from sapo_swarm.node.downsampling import DENSE, merge_boundary, merge_rounds
 
 START = 1_790_000_000.0
 DAY_S = 86_400.0
@@ -22,7 +22,7 @@ def blocks(rounds: int) -> Iterator[tuple[int, int]]:
     while first < rounds:
         age = rounds - first
         size = 2 << (age // DENSE).bit_length()
-        while size > 1 and (first % size or first + size > 1 + mergeable(size.bit_length() - 1, rounds - 1)):
+        while size > 1 and (first % size or first + size > 1 + merge_boundary(size.bit_length() - 1, rounds - 1)):
             size //= 2
         yield first, size
         first += size
@@ -54,7 +54,7 @@ def week(rounds: int = 400_000, days: float = 7.0, pauses: int = 14, groups: int
         parts = [
             finished(number, reward(number, rounds), round_s / 1.5) for number in {first, (first + last) // 2, last}
         ]
-        event = merged(sorted(parts, key=lambda part: part.round)) if size > 1 else parts[0]
+        event = merge_rounds(sorted(parts, key=lambda part: part.round)) if size > 1 else parts[0]
         scale = {phase: seconds * size / len(parts) for phase, seconds in event.seconds.items()}
         events.append(msgspec.structs.replace(event, time=time_of(last), covers=size, seconds=scale))
         if (last + 1) % max(rounds // 800, 25) < size:

@@ -11,7 +11,7 @@ from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGr
 from sapo_desktop.dashboard.state import Link, Rewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
 _HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
@@ -79,7 +79,7 @@ class ControlFeed:
             except NodeError as error:
                 sentence = str(error)
             failures = max(failures, 0) + 1
-            since = time.time() - (steady() - self._since)  # as the clock is now: it may have been set
+            since = time.time() - (steady_seconds() - self._since)  # as the clock is now: it may have been set
             words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
             if words:
                 sentence = f"The node ended: {words}"
@@ -98,7 +98,7 @@ class ControlFeed:
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link | Rewound]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
-        self._pid, self._since = status.pid, steady()
+        self._pid, self._since = status.pid, steady_seconds()
         run, journal = status.run_id, Path(status.folder) / "journal.db"
         if self._groups is None or self._groups.path != journal.absolute():
             self._groups = JournalGroups(journal)

@@ -20,7 +20,7 @@ from textual.filter import LineFilter
 from textual.theme import Theme
 
 from sapo_backends.errors import size_text
-from sapo_swarm.node.clock import local
+from sapo_swarm.node.clock import local_time
 from sapo_swarm.protocol.safe_text import safe_text
 
 # Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot, cell by cell.
@@ -393,7 +393,7 @@ def clock(time: float, now: float) -> str:
 
 def date(time: float) -> str:
     """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
-    return strftime("%Y-%m-%d %H:%M:%S", local(time))
+    return strftime("%Y-%m-%d %H:%M:%S", local_time(time))
 
 
 def fit(text: str, width: int) -> str:

@@ -36,7 +36,7 @@ from sapo_swarm.events import (
     TrialMeasured,
     Vitals,
 )
-from sapo_swarm.node.aha_trail import Trails, followed
+from sapo_swarm.node.aha_trail import Trails, update_trails
 
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.history.groups import GroupSource
@@ -267,7 +267,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
         case LogLine():
             state = replace(state, log=state.log.append(event))
     newest, moments = max(state.newest, event.time), noted(state.moments, event, state.rounds)
-    trails = followed(state.trails, event)
+    trails = update_trails(state.trails, event)
     if newest == state.newest and moments is state.moments and trails is state.trails:
         return state
     return replace(state, newest=newest, moments=moments, trails=trails)

@@ -17,7 +17,7 @@ from sapo_desktop.services.against_base import base_scores
 from sapo_desktop.services.swarms.trial import MEANINGS as SHARES
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
 
 # A chart as a sentence: where a figure stands, where it came from, and its last values.
@@ -96,14 +96,14 @@ def now_sentence(state: DashboardState, now: float) -> str:
     """What goes on, for how long, and how far it is."""
     _, sentence, seconds = status(state, now)
     said = plain(sentence, 300).replace("space starts", "a line with one space starts")
-    since = f", {age(seconds)}" if seconds >= 1 else ""
+    since = f", {format_age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
     done = (
         f", {100 * phase.fraction:.0f} % done"
         if phase is not None and not (state.paused or state.absent) and phase.fraction > 0
         else ""
     )
-    left = f", {age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
+    left = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
     return spoken(f"{said}{since}{done}{left}")
 
 
@@ -255,7 +255,7 @@ def _peers(now: SwarmUpdated) -> list[str]:
         name = plain(peer.name, 60) or plain(peer.node[:8])
         rows.append(
             f"{place}. {name}{me}, {plain(peer.model, 60)}: {count(peer.groups)} groups, share {percent(peer.share, 1)}, "
-            f"uptake {count(peer.uptake)}, seen {age(peer.seen_s)} ago"
+            f"uptake {count(peer.uptake)}, seen {format_age(peer.seen_s)} ago"
         )
     return rows
 

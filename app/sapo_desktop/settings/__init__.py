@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_swarm.config import RENAMED, RunConfig, renamed
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.registry import nearest
 from sapo_swarm.whole_file import write_atomically
 
@@ -150,7 +150,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Everything that can be set, in sections."""
 
     run: RunConfig = RunConfig()
-    limits: Limits = Limits()
+    limits: ResourceLimits = ResourceLimits()
     ui: UiSettings = UiSettings()
     person: PersonSettings = PersonSettings()
     swarm: SwarmSettings = SwarmSettings()

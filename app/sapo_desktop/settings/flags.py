@@ -98,7 +98,7 @@ def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
     from sapo_swarm.tasks import catalogue
     from sapo_swarm.tasks.own import library
 
-    needs = [library.find(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
+    needs = [library.load_task(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
     needs += catalogue.task_tokens(config).values()
     needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config, look) else []
     return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
@@ -129,8 +129,8 @@ def _reasons(config: RunConfig, look: Look) -> bool:
 def check_config(config: RunConfig) -> None:
     """Names that a schema cannot check. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
-    from sapo_swarm.algorithms.registry import algorithm
-    from sapo_swarm.sapo.training_batch import strategy
+    from sapo_swarm.algorithms.registry import load_algorithm
+    from sapo_swarm.sapo.training_batch import find_strategy
     from sapo_swarm.tasks import catalogue
 
     if not config.tasks:
@@ -140,8 +140,8 @@ def check_config(config: RunConfig) -> None:
         catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
     strangers = sorted(catalogue.task_tokens(config).keys() - set(config.tasks))
     try:
-        algorithm(config.algorithm)
-        strategy(config.sampling)
+        load_algorithm(config.algorithm)
+        find_strategy(config.sampling)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if strangers:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 
 
 class LiveLimits:
     """Reads the file only when it changed. One that cannot be read leaves the limits as they were."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: ResourceLimits) -> None:
         """limits: as the file has them now."""
         self._path, self._limits = path, limits
         self._seen = self._stamp()
 
-    def __call__(self) -> Limits:
+    def __call__(self) -> ResourceLimits:
         """The limits as they are now."""
         stamp = self._stamp()
         if stamp != self._seen:

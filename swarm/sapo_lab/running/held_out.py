@@ -16,8 +16,8 @@ from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.evaluation import ItemResult, eval_items, evaluated, held_out_items
 from sapo_swarm.events import Evaluated
-from sapo_swarm.node.checkpoints import versions
-from sapo_swarm.node.evaluation import answer, read_results, write_results
+from sapo_swarm.node.checkpoints import package_versions
+from sapo_swarm.node.evaluation import evaluate_questions, read_results, write_results
 from sapo_swarm.node.exchange import token_logprobs
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
@@ -56,7 +56,7 @@ async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
         config.model,
         config.max_new_tokens,
         *config.task_tokens,
-        versions(info.backend),
+        package_versions(info.backend),
         info.device,
         info.precision,
         likely,
@@ -104,7 +104,9 @@ def registered_items(experiment: Experiment, arm: Arm) -> list[TaskRef]:
 async def _answers(node: LabNode, refs: Sequence[TaskRef]) -> list[ItemResult]:
     config = node.context.config
     limit = partial(new_tokens, config)
-    return await answer(node.host, node.context.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens), limit=limit)
+    return await evaluate_questions(
+        node.host, node.context.scorer, refs, Sampling(1.0, 1.0, config.max_new_tokens), limit=limit
+    )
 
 
 def _store_all(

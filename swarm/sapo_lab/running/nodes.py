@@ -15,13 +15,13 @@ from sapo_lab.running.adaptive import Rule, Split
 from sapo_lab.running.pool import Mailbox
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.algorithms.base import learning_rate
-from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import Activity, ReplayBuffer, RoundContext
-from sapo_swarm.node.setup import announcement
+from sapo_swarm.node.round_context import NodeActivity, ReplayBuffer, RoundContext
+from sapo_swarm.node.setup import make_run_started
 from sapo_swarm.protocol.drift import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer
 
@@ -131,7 +131,7 @@ async def open_node(
     (held_out_exclusion). Raises BackendError, JournalError."""
     config, host, mailbox = node_config(arm, index, seed), EngineThread(), Mailbox()
     info = (await host.load(lambda: build(config))).info
-    chosen, groups = algorithm(config.algorithm), config.local_groups + config.external_groups
+    chosen, groups = load_algorithm(config.algorithm), config.local_groups + config.external_groups
     context = RoundContext(
         config=config,
         node_key=node_key(index),
@@ -141,7 +141,7 @@ async def open_node(
         exchange=mailbox,
         algorithm=chosen,
         policy=chosen.policy(config, learning_rate(config, info.method, info.parameters, groups)),
-        activity=Activity(),
+        activity=NodeActivity(),
         stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
@@ -168,4 +168,4 @@ def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) 
     config, info = node.context.config, node.host.engine.info
     run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"
     mode: Mode = "swarm" if config.external_groups or arm.conditions.adaptive else "silo"
-    return announcement(run_id, mode, config, info, round_number)
+    return make_run_started(run_id, mode, config, info, round_number)

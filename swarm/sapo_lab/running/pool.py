@@ -11,7 +11,7 @@ from sapo_lab.conditions import arrives, node_key
 from sapo_lab.schema import Conditions
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import Received
+from sapo_swarm.node.exchange import ReceivedGroups
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group
 
@@ -103,10 +103,10 @@ class Mailbox:
         """The lab has no tripwire."""
         del taking
 
-    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> ReceivedGroups:
         """What the runner put in."""
         del round_number, own, wanted
-        return Received(self.groups, self.sent, self.received)
+        return ReceivedGroups(self.groups, self.sent, self.received)
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
         """No swarm statistics."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sapo_backends.base import PolicyUpdate
 from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.training_batch import normalised
+from sapo_swarm.sapo.training_batch import normalised_advantages
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
@@ -26,4 +26,4 @@ def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
     )
 
 
-ALGORITHM = Algorithm(normalised, policy)
+ALGORITHM = Algorithm(normalised_advantages, policy)

@@ -17,7 +17,7 @@ ALGORITHMS: dict[str, str] = {
 """Name -> module with an ALGORITHM."""
 
 
-def algorithm(name: str) -> Algorithm:
+def load_algorithm(name: str) -> Algorithm:
     """Raises UnknownName, which names the nearest."""
     module = ALGORITHMS.get(name)
     if module is None:

@@ -24,14 +24,14 @@ LARGEST = 96 * 2**20
 """Bytes of the file after decompression."""
 
 
-def keep(folder: Path, watch: KeptPhrases) -> None:
+def save_phrase_watch(folder: Path, watch: KeptPhrases) -> None:
     """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
     while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
         watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
     write_atomically(folder / NAME, zstandard.compress(plain, 1), private=True)
 
 
-def kept(folder: Path) -> tuple[PhraseWatch, str]:
+def load_phrase_watch(folder: Path) -> tuple[PhraseWatch, str]:
     """What was kept, or a new memory; and a sentence where there was a file that cannot be read, else ""."""
     path = folder / NAME
     try:
@@ -93,7 +93,7 @@ Trails = Mapping[str, AhaTrail]
 """By task, in the order in which something of them became known."""
 
 
-def followed(trails: Trails, event: Event) -> Trails:
+def update_trails(trails: Trails, event: Event) -> Trails:
     """With what the event adds; the same object where that is nothing."""
     changed: list[AhaTrail] = []
     match event:
@@ -114,7 +114,7 @@ def trails_of(events: Iterable[Event]) -> Trails:
     """The trails after these events, oldest first."""
     trails: Trails = {}
     for event in events:
-        trails = followed(trails, event)
+        trails = update_trails(trails, event)
     return trails
 
 
@@ -203,4 +203,4 @@ class FirstSuccesses:
     def published(self, events: Sequence[Event]) -> None:
         """They are in the journal."""
         for event in events:
-            self._trails = followed(self._trails, event)
+            self._trails = update_trails(self._trails, event)

@@ -15,9 +15,9 @@ from sapo_backends.base import Completion, Sampling
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.events import Plan, TaskTrial, TrialMeasured
-from sapo_swarm.node.clock import duration
-from sapo_swarm.node.evaluation import Begun, sampled
-from sapo_swarm.node.rollouts import prompt_ids, verdicts
+from sapo_swarm.node.clock import format_duration
+from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
+from sapo_swarm.node.rollouts import prompt_ids, score_completions
 from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.node.round_warnings import MOSTLY_RIGHT, cause_in_words
@@ -53,7 +53,7 @@ class BaseTrial:
     answers: list[list[Completion]] = field(default_factory=list)
     greedy: list[list[Completion]] = field(default_factory=list)
     seconds: float = 0.0
-    _begun: Begun = field(default_factory=Begun)
+    _begun: EvaluationProgress = field(default_factory=EvaluationProgress)
 
     async def measure(self, context: RoundContext, show: Show) -> TrialMeasured | None:
         """The counts, without what follows from them. None where no question can be asked. Raises Cancelled, BackendError,
@@ -72,7 +72,7 @@ class BaseTrial:
 
     async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[Scored]:
         questions = (self.questions or [])[: len(table)]
-        verdict = await verdicts(context.host.engine.tokenizer, context.scorer, questions, table)
+        verdict = await score_completions(context.host.engine.tokenizer, context.scorer, questions, table)
         return [scored for scored, *_ in verdict]
 
     async def _ask(self, context: RoundContext, show: Show) -> list[Scored]:
@@ -98,10 +98,10 @@ class BaseTrial:
         config, limit = context.config, partial(new_tokens, context.config)
         seed = round_seed(context.node_key, config.seed, len(self.answers), f"trial-{temperature}")
         sampling = Sampling(temperature, 1.0, config.max_new_tokens)
-        table = await sampled(
+        table = await sample_completions(
             context.host, context.scorer, questions, sampling, samples, seed, limit, self._begun, context.portion
         )
-        self._begun = Begun()
+        self._begun = EvaluationProgress()
         return table
 
     def _counted(self, context: RoundContext, scored: Sequence[Scored], at_zero: Sequence[Scored]) -> TrialMeasured:
@@ -236,17 +236,17 @@ def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float)
         else f"Nothing right in {counts.answers} answers"
     )
     if plan == "examples":
-        return f"{right} yet: examples first, {duration(most_s)} at most, then practice where it helps."
+        return f"{right} yet: examples first, {format_duration(most_s)} at most, then practice where it helps."
     if plan == "only":
-        return f"{right} yet: examples, {duration(most_s)} at most, and no practice (examples = only)."
+        return f"{right} yet: examples, {format_duration(most_s)} at most, and no practice (examples = only)."
     if plan == "nothing":
-        return f"Cannot learn yet: {fault(counts)}, and there are no examples: {why_none}"
+        return f"Cannot learn yet: {zero_reward_reason(counts)}, and there are no examples: {why_none}"
     if not counts.unequal:
         return f"{right} already: little is left to learn here. Practice at once; harder questions would teach more."
     return f"Practice at once: {counts.unequal} of {counts.questions} questions can teach something ({right})."
 
 
-def fault(counts: TrialMeasured) -> str:
+def zero_reward_reason(counts: TrialMeasured) -> str:
     """Why answers earn nothing, in the middle of a sentence."""
     if not counts.answers:
         return "no training question could be asked"

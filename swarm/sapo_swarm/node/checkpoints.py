@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from sapo_backends.base import Engine
 from sapo_backends.errors import CheckpointCorrupt, size_text
-from sapo_swarm.node.downsampling import dispensable, over_budget, pinned_ones
+from sapo_swarm.node.downsampling import checkpoints_to_drop, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk
 
@@ -43,7 +43,7 @@ def free_bytes(place: Path) -> int:
     return shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.exists())).free
 
 
-def digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below, by its path from there. Raises OSError."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -95,7 +95,7 @@ _BY_BACKEND = {
 }
 
 
-def versions(backend: str) -> dict[str, str]:
+def package_versions(backend: str) -> dict[str, str]:
     """Python, platform and the packages that compute, as installed."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for name in (*_ALWAYS, *_BY_BACKEND.get(backend, ())):
@@ -147,7 +147,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CheckpointInfo:
     """What is saved beside the weights. See CheckpointState."""
 
     rounds_done: int
@@ -159,7 +159,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that was written: its folder, what it says of itself, its bytes, and whether the optimizer lies in it."""
 
     path: Path
@@ -169,7 +169,7 @@ class Saved:
 
 
 @dataclass
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of one model.
 
     keep: newest ones that stay. budget: bytes that may be used, 0 = no limit. counted: what is used, from this folder's path.
@@ -198,7 +198,7 @@ class Checkpoints:
         if said := over_budget(self.next_size(engine, optimizer=False), self.budget):
             raise NoRoom(said)
 
-    def write(self, engine: Engine, moment: Moment) -> Saved:
+    def write(self, engine: Engine, moment: CheckpointInfo) -> SavedCheckpoint:
         """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""
         optimizer = self._make_room(self.next_size(engine), self.next_size(engine, optimizer=False))
 
@@ -206,13 +206,13 @@ class Checkpoints:
             if engine.info.trainable:  # a node that only generates has nothing to save but where it is
                 with tensors_as_files():
                     engine.save(folder, optimizer)
-            return _state_of(engine, moment, digests(folder))
+            return _state_of(engine, moment, file_digests(folder))
 
         saved = self._written(moment.rounds_done, fill)
         self._sizes[optimizer] = saved.bytes
         return saved
 
-    def write_copy(self, source: Path, state: CheckpointState, moment: Moment) -> Saved:
+    def write_copy(self, source: Path, state: CheckpointState, moment: CheckpointInfo) -> SavedCheckpoint:
         """Another checkpoint with the weights of one, without its optimizer. state: as read_state(source) gave it.
 
         Raises NoRoom, OSError, CheckpointCorrupt when the source changes meanwhile; then it stays as it is.
@@ -225,7 +225,7 @@ class Checkpoints:
             for name in names:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / "engine" / name, folder / name)
-            if digests(folder) != names:
+            if file_digests(folder) != names:
                 raise CheckpointCorrupt(f"Checkpoint {source.name} changed while it was copied; nothing was done.")
             about = {
                 field: getattr(moment, field) for field in ("rounds_done", "solved", "rollbacks", "parent", "reason")
@@ -234,7 +234,7 @@ class Checkpoints:
 
         return self._written(moment.rounds_done, fill)
 
-    def _written(self, rounds_done: int, fill: Callable[[Path], CheckpointState]) -> Saved:
+    def _written(self, rounds_done: int, fill: Callable[[Path], CheckpointState]) -> SavedCheckpoint:
         """A checkpoint whose engine folder `fill` writes; older ones are thinned once it lies there."""
         final = self.folder / f"round-{rounds_done:06d}"
         temporary = self.folder / f".partial-{rounds_done:06d}"
@@ -251,7 +251,7 @@ class Checkpoints:
         size = folder_bytes(final)
         self.written += size
         self._thin()
-        return Saved(final, state, size, has_optimizer(final, state))
+        return SavedCheckpoint(final, state, size, has_optimizer(final, state))
 
     def newest_intact(self) -> tuple[tuple[Path, CheckpointState] | None, list[str]]:
         """The newest checkpoint whose digests hold (None for a fresh model), and a sentence for each one passed over.
@@ -350,7 +350,7 @@ class Checkpoints:
 
     def _too_many(self) -> set[str]:
         named = {rounds_of(path): path.name for path in self.complete()}
-        return {named[rounds] for rounds in dispensable(list(named), self.keep, self.pinned)}
+        return {named[rounds] for rounds in checkpoints_to_drop(list(named), self.keep, self.pinned)}
 
     def _thin(self) -> None:
         for name in self._too_many():
@@ -394,7 +394,7 @@ def read_state(path: Path) -> CheckpointState:
     """Read and verify a checkpoint; the optimizer's files may be missing. Raises CheckpointCorrupt."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-        found = digests(path / "engine")
+        found = file_digests(path / "engine")
     except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(f"Checkpoint {path.name} cannot be read ({error}); an older one is used.") from error
     wanted = {name: digest for name, digest in state.digests.items() if name in found or name not in state.optimizer}
@@ -417,7 +417,7 @@ def _optimizer_of(path: Path) -> list[Path]:
     return [file for name in state.optimizer if (file := path / "engine" / name).exists()]
 
 
-def _state_of(engine: Engine, moment: Moment, digests: dict[str, str]) -> CheckpointState:
+def _state_of(engine: Engine, moment: CheckpointInfo, digests: dict[str, str]) -> CheckpointState:
     return CheckpointState(
         rounds_done=moment.rounds_done,
         model=engine.info.model,

@@ -1,5 +1,6 @@
 """The two clocks of a node: one that nothing sets and that goes on through a suspend, and the wall clock of where it is; and how
-long something takes or is past, in words."""
+long something takes or is past, in words.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ elif sys.platform == "darwin":
     _STEADY = time.CLOCK_MONOTONIC
 
 
-def steady() -> float:
+def steady_seconds() -> float:
     """Seconds since some moment. An hour that a person asked for is over after an hour, slept through or not; time.monotonic
     stands still while a Linux or macOS computer sleeps."""
     if sys.platform in ("linux", "darwin"):
@@ -20,7 +21,7 @@ def steady() -> float:
     return time.monotonic()
 
 
-def local(moment: float | None = None) -> time.struct_time:
+def local_time(moment: float | None = None) -> time.struct_time:
     """Local time of that moment, or of now, in the zone that the system is in now: a process that runs keeps the zone that it
     began in unless it asks."""
     if hasattr(time, "tzset"):
@@ -30,11 +31,11 @@ def local(moment: float | None = None) -> time.struct_time:
 
 def week_minute(moment: float | None = None) -> int:
     """Minutes since Monday 00:00, local time; see `local`."""
-    found = local(moment)
+    found = local_time(moment)
     return (found.tm_wday * 24 + found.tm_hour) * 60 + found.tm_min
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """How long ago, or about how long, in one unit: "12 s", "65 min", "2 h", "5 d"."""
     seconds = max(seconds, 0.0)
     for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
@@ -43,7 +44,7 @@ def age(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """How long, in two units: "45 s", "12 min", "1 h 20 min", "6 d 23 h"."""
     whole = max(1, round(seconds))
     if whole < 90:

@@ -31,14 +31,14 @@ _LIMIT = 1024
 """Bytes of a token file, at most."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ControlEndpoint(msgspec.Struct, frozen=True):
     """The token file: where the node listens, and what a client has to show."""
 
     port: int
     token: str
 
 
-def kind() -> Kind:
+def transport_kind() -> Kind:
     """What a node here listens on. Raises OSError where that cannot be."""
     wanted = os.environ.get("SAPO_CONTROL", "").strip().lower()
     if wanted not in ("", "unix", "tcp"):
@@ -49,7 +49,7 @@ def kind() -> Kind:
     return "tcp" if wanted == "tcp" or not sockets else "unix"
 
 
-async def session(path: Path, limits: Any) -> Any:
+async def open_node_session(path: Path, limits: Any) -> Any:
     """An aiohttp session with the node at that path; a Unix socket that is not there is found when it is asked.
 
     limits: aiohttp.ClientTimeout. Raises ConnectionRefusedError where only a token file could name the node, and none lies.
@@ -71,13 +71,13 @@ async def session(path: Path, limits: Any) -> Any:
     )
 
 
-def _place(path: Path) -> Place | None:
+def _place(path: Path) -> ControlEndpoint | None:
     """What a token file says; None where a socket lies, or nothing that can be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(_LIMIT), type=Place)
+            found = msgspec.json.decode(file.read(_LIMIT), type=ControlEndpoint)
     except (OSError, *UNREADABLE):
         return None
     return found if 0 < found.port < 1 << 16 else None
@@ -197,7 +197,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     disk_budget: int = 0
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ProblemDetails(msgspec.Struct, frozen=True):
     """An error as RFC 9457 writes it."""
 
     title: str = ""
@@ -227,7 +227,7 @@ class ControlClient:
         import aiohttp  # 200 ms: only when a node is spoken to
 
         if self._session is None:
-            made = await session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
+            made = await open_node_session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
             if self._session is None:
                 self._session = made
             else:  # another call was quicker
@@ -330,7 +330,7 @@ class ControlClient:
 
     def _silent(self) -> NodeNotAnswering:
         """How long nothing was heard: since the node's last sign of life, or else since it was asked."""
-        beat = heartbeat(self.socket)
+        beat = heartbeat_path(self.socket)
         try:
             pid, seen = int(beat.read_text("ascii")), beat.stat().st_mtime
         except (OSError, ValueError):
@@ -338,7 +338,7 @@ class ControlClient:
         return NodeNotAnswering(pid, max(0.0, time.time() - seen))
 
 
-def heartbeat(socket: Path) -> Path:
+def heartbeat_path(socket: Path) -> Path:
     """The file beside a control socket that its node touches once a second; it holds the process id."""
     return socket.with_suffix(".beat")
 
@@ -352,7 +352,7 @@ def _understood(content: bytes) -> NodeStatus:
 
 def _problem(content: bytes) -> str:
     try:
-        problem = msgspec.json.decode(content, type=Problem)
+        problem = msgspec.json.decode(content, type=ProblemDetails)
     except UNREADABLE:
         return content[:200].decode(errors="replace")
     return problem.detail or problem.title

@@ -20,10 +20,10 @@ from aiohttp import web
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import STATES, Evaluated, Event, GreedyScore, RoundFinished, SwarmUpdated, Vitals, encode
 from sapo_swarm.node import control_api
-from sapo_swarm.node.clock import steady
-from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, NodeStatus, Place, Problem, heartbeat
+from sapo_swarm.node.clock import steady_seconds
+from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, ControlEndpoint, NodeStatus, ProblemDetails, heartbeat_path
 from sapo_swarm.node.governor.run_control import BadCommand
-from sapo_swarm.node.journal import Bus, JournalError
+from sapo_swarm.node.journal import EventBus, JournalError
 from sapo_swarm.servers import CONTENT_TYPE, FewConnections, Page, server_runner
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
@@ -31,7 +31,7 @@ from sapo_swarm.whole_file import write_atomically
 # The control API on loopback TCP: few connections at once, and an answer only to who shows the token.
 
 
-class Loopback:
+class LoopbackListener:
     """Of one node's life: a port and a token, which a file at that path (mode 0600) tells its owner."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Loopback:
         assert runner.server is not None
         bound = socket.create_server((LOOPBACK, 0))
         self._connections = await FewConnections(runner.server, bound).__aenter__()
-        place = msgspec.json.encode(Place(bound.getsockname()[1], self._token))
+        place = msgspec.json.encode(ControlEndpoint(bound.getsockname()[1], self._token))
         await asyncio.to_thread(write_atomically, self._path, place, private=True, synced=False)
 
     async def close(self) -> None:
@@ -73,10 +73,10 @@ LARGEST_SEQ = 2**63 - 1
 """What SQLite counts to."""
 
 
-class Controlled(Protocol):
+class ControllableNode(Protocol):
     """What the server needs of a node."""
 
-    bus: Bus
+    bus: EventBus
     config: RunConfig
 
     def status(self) -> NodeStatus:
@@ -113,18 +113,18 @@ class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ControlServer:
     """Serves one node on one socket. Use `async with`."""
 
-    def __init__(self, node: Controlled, socket: Path) -> None:
+    def __init__(self, node: ControllableNode, socket: Path) -> None:
         self._node = node
         self._socket = socket
         self._runner: web.AppRunner | None = None
-        self._loopback: Loopback | None = None
+        self._loopback: LoopbackListener | None = None
         self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ControlServer:
-        self._loopback = Loopback(self._socket) if control_api.kind() == "tcp" else None
+        self._loopback = LoopbackListener(self._socket) if control_api.transport_kind() == "tcp" else None
         prepare_folder(self._socket, limited=self._loopback is None)
         self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
-        beat = heartbeat(self._socket)  # before the first answer: who has one knows which process falls silent
+        beat = heartbeat_path(self._socket)  # before the first answer: who has one knows which process falls silent
         beat.write_text(str(os.getpid()), "ascii")
         middlewares = [self._loopback.guard] if self._loopback else []
         app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
@@ -151,7 +151,7 @@ class ControlServer:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
-        heartbeat(self._socket).unlink(missing_ok=True)
+        heartbeat_path(self._socket).unlink(missing_ok=True)
         if self._loopback is not None:
             await self._loopback.close()
         if self._runner is not None:
@@ -237,14 +237,14 @@ def _json(value: object) -> web.Response:
 
 
 def _problem(status: int, code: str, detail: str) -> web.Response:
-    body = msgspec.json.encode(Problem(title=code, detail=detail, code=code, status=status))
+    body = msgspec.json.encode(ProblemDetails(title=code, detail=detail, code=code, status=status))
     return web.Response(status=status, body=body, content_type="application/problem+json")
 
 
 # The node's metrics for Prometheus: one page on loopback, counted from its events since the process began.
 
 
-class Counted:
+class EventTotals:
     """What the events say so far: sums since the process began, and the newest of each kind."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class Counted:
                 if event.greedy is not None:
                     self.held_out[0.0] = event.greedy
             case SwarmUpdated():
-                self.swarm, self._told = event, steady()
+                self.swarm, self._told = event, steady_seconds()
             case Vitals():
                 self.vitals = event
 
@@ -297,7 +297,9 @@ class Counted:
         for field, text in _HELD_OUT.items():
             found = [({"temperature": f"{t:g}"}, getattr(one, field)) for t, one in self.held_out.items()]
             page.add_each(f"held_out_{field}", "gauge", text, found)
-        stands = self.swarm is not None and status.state in _AT_WORK and steady() - self._told < self.swarm.window
+        stands = (
+            self.swarm is not None and status.state in _AT_WORK and steady_seconds() - self._told < self.swarm.window
+        )
         for source, fields in ((self.swarm if stands else None, _SWARM), (self.vitals, _VITALS)):
             for field, (name, text) in fields.items():
                 page.add(name, "gauge", text, getattr(source, field, None))
@@ -352,10 +354,10 @@ _VITALS = {
 class MetricsServer:
     """GET /metrics on a bound loopback socket, for programs of this machine. Use `async with`."""
 
-    def __init__(self, node: Controlled, bound: socket.socket) -> None:
+    def __init__(self, node: ControllableNode, bound: socket.socket) -> None:
         """bound: see listen."""
         self._node, self._bound = node, bound
-        self._counted = Counted()
+        self._counted = EventTotals()
         self._runner: web.AppRunner | None = None
         self._connections: FewConnections | None = None
         self._counting: asyncio.Task[None] | None = None
@@ -403,6 +405,6 @@ class MetricsServer:
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def listen(port: int) -> socket.socket:
+def bind_loopback_socket(port: int) -> socket.socket:
     """A loopback socket for MetricsServer; port 0: any that is free. Raises OSError."""
     return socket.create_server((LOOPBACK, port))

@@ -41,12 +41,12 @@ _RANGED = ("reward_local", "reward_external", "loss", "grad_norm", "entropy")
 """Figures whose smallest and largest value of a round are kept."""
 
 
-def mergeable(level: int, newest: int) -> int:
+def merge_boundary(level: int, newest: int) -> int:
     """Rounds before this one stand in blocks of 2**level when the newest round is `newest`; 0 or less: none yet."""
     return newest - (DENSE << max(level - 2, 0))
 
 
-def merged(rounds: Sequence[RoundFinished]) -> RoundFinished:
+def merge_rounds(rounds: Sequence[RoundFinished]) -> RoundFinished:
     """One record for consecutive rounds (at least one): counts and seconds are sums, figures means over rounds, with the range
     of some of them; it is named after the last."""
     total = sum(r.covers for r in rounds)
@@ -84,7 +84,7 @@ SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "e
 """Kinds of which the newest so many stay, and of older ones the fewer the longer ago. Other kinds all stay."""
 
 
-def sparse(seqs: Sequence[int], newest: int, room: int) -> set[int]:
+def sequences_to_drop(seqs: Sequence[int], newest: int, room: int) -> set[int]:
     """Those of the ascending sequence numbers that go: what stays is apart by at least its age / room, and the first stays."""
     gone: set[int] = set()
     last: int | None = None
@@ -104,7 +104,7 @@ def pinned_ones(rounds: Iterable[int], pinned: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(number for number in nearest if number is not None))
 
 
-def dispensable(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
+def checkpoints_to_drop(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
     """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and of
     every doubling of the age the oldest."""
     if not rounds:

@@ -31,12 +31,12 @@ from sapo_swarm.node.rollouts import (
     Place,
     Table,
     answer_turns,
+    extend_completions,
     next_call,
     prompt_ids,
-    sample,
+    score_completions,
     turn_length,
     turns_before,
-    verdicts,
 )
 from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.node.round_phases import round_seed
@@ -119,7 +119,7 @@ class _Account(msgspec.Struct, frozen=True):
     greedy: list[ItemResult] = []
 
 
-def conditions(config: RunConfig, engine: EngineInfo) -> dict[str, str]:
+def evaluation_conditions(config: RunConfig, engine: EngineInfo) -> dict[str, str]:
     """What decides an answer and its verdict beside the weights, the question and the token limit. A difference between answers
     under different conditions is not what was learned."""
     return {
@@ -174,7 +174,7 @@ class Unanswered(Exception):
 
 
 @dataclass(slots=True)
-class Begun:
+class EvaluationProgress:
     """Mutable: an evaluation as far as it is; with the same weights it goes on there.
 
     results: of the batches before item `start`. questions, table: of the batch in work; over: see answer_turns.
@@ -193,7 +193,7 @@ class Begun:
         self.start, self.questions, self.table, self.over = self.start + BATCH, None, [], set()
 
 
-async def answer(
+async def evaluate_questions(
     host: EngineThread,
     scorer: Scorer,
     refs: Sequence[TaskRef],
@@ -201,7 +201,7 @@ async def answer(
     samples: int = 1,
     on_progress: Ask | None = None,
     limit: Limit | None = None,
-    begun: Begun | None = None,
+    begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
 ) -> list[ItemResult]:
     """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
@@ -211,20 +211,20 @@ async def answer(
     only: two models answer with the same random numbers. begun: what an interrupted call with the same arguments left.
     Raises Cancelled, BackendError.
     """
-    begun, portion = begun or Begun(), portion or BatchSizer()
+    begun, portion = begun or EvaluationProgress(), portion or BatchSizer()
     while begun.start < len(refs):
         start = begun.start
         if begun.questions is None:
             found = await scorer.questions(refs[start : start + BATCH])
             begun.questions = [q for q in found if isinstance(q, Question)]
         questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
-        completions = await sampled(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
-        said = await verdicts(host.engine.tokenizer, scorer, questions, completions)
+        completions = await sample_completions(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
+        said = await score_completions(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
             place: to
             for place, to in permutation_partners(refs_asked).items()
-            if not library.turns(refs_asked[to]) and not library.rubric(refs_asked[to])  # a judge costs
+            if not library.episode_turns(refs_asked[to]) and not library.judge_rubric(refs_asked[to])  # a judge costs
         }
         permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
@@ -249,7 +249,7 @@ async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) 
     return verdicts
 
 
-async def sampled(
+async def sample_completions(
     host: EngineThread,
     scorer: Scorer,
     questions: Sequence[Question],
@@ -257,13 +257,13 @@ async def sampled(
     samples: int,
     seed: int,
     limit: Limit | None = None,
-    begun: Begun | None = None,
+    begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
 ) -> Table:
     """Completions of every question, episodes played to their end; empty, cut-off ones where the prompt leaves no room in the
     model's context. limit: where tasks have limits of their own. begun: takes what is there of them when it is interrupted.
     Where memory runs out, fewer rows go at once. Raises Cancelled, BackendError."""
-    begun, portion, engine = begun or Begun(), portion or BatchSizer(), host.engine
+    begun, portion, engine = begun or EvaluationProgress(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
     asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
     room = engine.info.context_length
@@ -289,7 +289,7 @@ async def sampled(
             missing = replace(sampling, max_new_tokens=most[i] - turn_length(table[i][j]))
             seeds = [row_seed(*place) for place in call]
             try:
-                await sample(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
+                await extend_completions(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
             except OutOfMemory:
                 if len(call) <= samples:
                     raise
@@ -298,7 +298,7 @@ async def sampled(
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedBaseResults:
     """What the base answered to the items of an evaluation. results: None where it has not answered `missing` of them, or is
     itself what is evaluated."""
 
@@ -306,11 +306,11 @@ class Paired:
     missing: int = 0
 
 
-def paired(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> Paired:
+def pair_with_base(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> PairedBaseResults:
     """The base's answers to the items of results. base: all that it has answered."""
     known = [base[result.ref] for result in results if result.ref in base]
     missing = len(results) - len(known)
-    return Paired(None if missing else known, missing)
+    return PairedBaseResults(None if missing else known, missing)
 
 
 class Evaluator:
@@ -319,10 +319,10 @@ class Evaluator:
 
     def __init__(self, config: RunConfig, host: EngineThread, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
-        now = conditions(config, host.engine.info)
+        now = evaluation_conditions(config, host.engine.info)
         self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
         self._portion = BatchSizer()
-        self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], Begun] = {}
+        self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], EvaluationProgress] = {}
 
     @property
     def regular(self) -> bool:
@@ -370,10 +370,10 @@ class Evaluator:
             raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
         if not rounds_done:
             await asyncio.to_thread(self._base.add, results, greedy)
-            base, base_greedy = Paired(), Paired()
+            base, base_greedy = PairedBaseResults(), PairedBaseResults()
         else:
-            base = paired(results, await asyncio.to_thread(self._base.known, 1.0))
-            base_greedy = paired(greedy, await asyncio.to_thread(self._base.known, 0.0))
+            base = pair_with_base(results, await asyncio.to_thread(self._base.known, 1.0))
+            base_greedy = pair_with_base(greedy, await asyncio.to_thread(self._base.known, 0.0))
         self.forget()
         seconds = sum(part.seconds for part in begun.values())
         event = evaluated(results, rounds_done, seconds, base.results, base.missing, len(refs))
@@ -407,10 +407,10 @@ class Evaluator:
 
     async def _answer_both(
         self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask
-    ) -> dict[float, Begun]:
+    ) -> dict[float, EvaluationProgress]:
         """All answers of these weights at both temperatures, sampled before greedy; the progress is of both."""
         count = sum(map(len, refs.values())) or 1
-        begun: dict[float, Begun] = {}
+        begun: dict[float, EvaluationProgress] = {}
         behind = 0
         for temperature in TEMPERATURES:
             asked = refs[temperature]
@@ -423,14 +423,18 @@ class Evaluator:
             behind += len(asked)
         return begun
 
-    async def _answer(self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask) -> Begun:
+    async def _answer(
+        self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
+    ) -> EvaluationProgress:
         """All answers of these weights; what an interrupted call left is gone on with."""
         key = (weights, temperature, tuple(refs))
-        begun, began = self._begun.setdefault(key, Begun()), time.perf_counter()
+        begun, began = self._begun.setdefault(key, EvaluationProgress()), time.perf_counter()
         sampling = Sampling(temperature, 1.0, self._config.max_new_tokens)
         limit = partial(new_tokens, self._config)
         try:
-            await answer(self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion)
+            await evaluate_questions(
+                self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion
+            )
         except Cancelled:
             raise
         except Exception as error:

@@ -26,17 +26,17 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
 from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import BaseTrial, Show, no_questions, plan_of, sentence_of, sources_in_words
-from sapo_swarm.node.clock import duration
-from sapo_swarm.node.evaluation import SLOW, Begun, sampled
-from sapo_swarm.node.journal import Bus, Journal
-from sapo_swarm.node.known_successes import Success, Writer, train_place
-from sapo_swarm.node.rollouts import Table, prompt_ids, verdicts
+from sapo_swarm.node.clock import format_duration
+from sapo_swarm.node.evaluation import SLOW, EvaluationProgress, sample_completions
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.known_successes import KnownSuccess, Writer, train_place
+from sapo_swarm.node.rollouts import Table, prompt_ids, score_completions
 from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, new_tokens, preset_of, task_tokens, train_seed
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.row_roles import key
+from sapo_swarm.tasks.own.row_roles import prompt_key
 from sapo_swarm.types import Question, TaskRef, finite
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class VerifiedExample:
     """A question, and a completion that its own verifier gives everything."""
 
     question: Question
@@ -88,14 +88,14 @@ class ExampleSource:
     swarm: str
     scorer: Scorer
     excluded: frozenset[str]
-    fits: Callable[[Example], bool]
-    successes: Sequence[Success] = ()
-    apart: list[Example] = field(default_factory=list)
+    fits: Callable[[VerifiedExample], bool]
+    successes: Sequence[KnownSuccess] = ()
+    apart: list[VerifiedExample] = field(default_factory=list)
     tables: dict[str, list[int]] = field(default_factory=dict)
     endless: list[str] = field(default_factory=list)
     rejected: int = 0
-    _known: list[Example] = field(default_factory=list)
-    _pass: tuple[int, list[Example]] | None = None
+    _known: list[VerifiedExample] = field(default_factory=list)
+    _pass: tuple[int, list[VerifiedExample]] | None = None
 
     async def open(self) -> None:
         """Decide which rows are set aside. Raises ScorerUnavailable, BadTask."""
@@ -107,7 +107,7 @@ class ExampleSource:
                 self.endless.append(task)
                 apart += self._fresh(task, APART_ROUND, most)
                 continue
-            own = library.find(task)
+            own = library.load_task(task)
             if own.spec.turns or own.spec.rubric:
                 continue  # an episode, or a judge: there is no text that is right
             training, aside = rows_apart(own, most)
@@ -120,9 +120,9 @@ class ExampleSource:
         """Successes to rows set aside are set aside, and one that asks what a held-out row asks is none. Where nothing would be
         set aside so, some of all successes are."""
         hidden = self.excluded | {example.question.prompt_sha256 for example in self.apart}
-        known: list[Example] = []
+        known: list[VerifiedExample] = []
         for success in self.successes:
-            example, ref = Example(success.question, success.text, success.writer), success.question.ref
+            example, ref = VerifiedExample(success.question, success.text, success.writer), success.question.ref
             if success.question.prompt_sha256 in hidden or not self.fits(example):
                 continue
             if not is_own(ref.dataset):
@@ -141,7 +141,7 @@ class ExampleSource:
         """All examples are rows of tables: there are no more than these."""
         return not self.endless
 
-    async def of_pass(self, number: int) -> list[Example]:
+    async def of_pass(self, number: int) -> list[VerifiedExample]:
         """The verified texts of a pass in its order; of the last one asked for they are kept. Raises ScorerUnavailable."""
         if self._pass is None or self._pass[0] != number:
             refs = self._references(number)
@@ -177,14 +177,14 @@ class ExampleSource:
         seeds = [train_seed(self.node_key, self.swarm, number, slot, self.config.seed) for slot in range(count)]
         return [TaskRef(task, preset, seed, 0, generator) for seed in seeds]
 
-    async def _verified(self, refs: Sequence[TaskRef], hidden: frozenset[str]) -> list[Example]:
+    async def _verified(self, refs: Sequence[TaskRef], hidden: frozenset[str]) -> list[VerifiedExample]:
         """Those whose own answer passes. hidden: prompts that are not to be shown, beside the held-out ones."""
-        found: list[Example] = []
+        found: list[VerifiedExample] = []
         for start in range(0, len(refs), AT_ONCE):
             for pair in await self.scorer.examples(refs[start : start + AT_ONCE]):
                 if pair is None or pair[0].prompt_sha256 in self.excluded or pair[0].prompt_sha256 in hidden:
                     continue
-                if self.fits(example := Example(*pair)):
+                if self.fits(example := VerifiedExample(*pair)):
                     found.append(example)
         return found
 
@@ -195,10 +195,10 @@ def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[i
 
     The same rows part the same way everywhere.
     """
-    held_out = {key(task.spec.cells(row)) for row in task.held_out}
+    held_out = {prompt_key(task.spec.cells(row)) for row in task.held_out}
     places: dict[str, list[int]] = {}
     for place, row in enumerate(task.train):
-        if (asked := key(task.spec.cells(row))) not in held_out:
+        if (asked := prompt_key(task.spec.cells(row))) not in held_out:
             places.setdefault(asked, []).append(place)
     ranked = sorted(places, key=lambda asked: hashlib.sha256(f"sapo-apart-v1|{asked}".encode()).digest())
     count = min(max(LEAST_APART, len(ranked) // SHARE_APART), most, len(ranked) // 4)
@@ -206,7 +206,7 @@ def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[i
     return training, [places[asked][0] for asked in ranked[:count]]
 
 
-def cut_into_batches(examples: Sequence[Example]) -> list[Sequence[Example]]:
+def cut_into_batches(examples: Sequence[VerifiedExample]) -> list[Sequence[VerifiedExample]]:
     """A pass as batches of about BATCH, none of them a small rest."""
     count = max(1, round(len(examples) / BATCH))
     bounds = [len(examples) * i // count for i in range(count + 1)]
@@ -267,9 +267,11 @@ class _Reading:
     groups: Table = field(default_factory=list)
     logprob: float | None = None
     seconds: float = 0.0
-    _begun: Begun = field(default_factory=Begun)
+    _begun: EvaluationProgress = field(default_factory=EvaluationProgress)
 
-    async def answer(self, context: RoundContext, apart: Sequence[Example], practice_follows: bool, show: Show) -> None:
+    async def answer(
+        self, context: RoundContext, apart: Sequence[VerifiedExample], practice_follows: bool, show: Show
+    ) -> None:
         """Everything that the model has to do for it. Raises Cancelled, BackendError."""
         config, engine = context.config, context.host.engine
         if not apart:
@@ -291,7 +293,7 @@ class _Reading:
                 show((len(self.greedy) + len(self.groups) * config.group_size) / answers)
                 part = asked[len(table) : len(table) + max(1, ROWS_AT_ONCE // size)]
                 seed = round_seed(context.node_key, config.seed, len(table), f"examples-read-{temperature}")
-                table += await sampled(
+                table += await sample_completions(
                     context.host,
                     context.scorer,
                     part,
@@ -302,14 +304,16 @@ class _Reading:
                     self._begun,
                     context.portion,
                 )
-                self._begun = Begun()
+                self._begun = EvaluationProgress()
 
-    async def scored(self, context: RoundContext, apart: Sequence[Example]) -> tuple[int, int]:
+    async def scored(self, context: RoundContext, apart: Sequence[VerifiedExample]) -> tuple[int, int]:
         """(rows right at temperature 0, questions with both right and wrong answers). Raises ScorerUnavailable."""
         tokenizer, questions = context.host.engine.tokenizer, [example.question for example in apart]
-        at_zero = await verdicts(tokenizer, context.scorer, questions, self.greedy) if questions else []
+        at_zero = await score_completions(tokenizer, context.scorer, questions, self.greedy) if questions else []
         sampled_questions = questions[: len(self.groups)]
-        grouped = await verdicts(tokenizer, context.scorer, sampled_questions, self.groups) if self.groups else []
+        grouped = (
+            await score_completions(tokenizer, context.scorer, sampled_questions, self.groups) if self.groups else []
+        )
         right = sum(scored.rewards[0] == 1.0 for scored, *_ in at_zero)
         return right, sum(len(set(scored.rewards)) > 1 for scored, *_ in grouped)
 
@@ -321,7 +325,7 @@ class ExamplesPhase:
     what is said where it ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
-    bus: Bus
+    bus: EventBus
     folder: Path
     written: Path | None = None
     trial: TrialMeasured | None = None
@@ -336,7 +340,7 @@ class ExamplesPhase:
     _measuring: BaseTrial = field(default_factory=BaseTrial)
     _reading: _Reading | None = None
     _again: bool = False
-    _known: Sequence[known_successes.Success] | None = None
+    _known: Sequence[known_successes.KnownSuccess] | None = None
 
     async def open(self, rounds_done: int) -> None:
         """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
@@ -480,18 +484,18 @@ class ExamplesPhase:
         if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
             self._again, self._known, self.source = True, known, None
 
-    async def _collect(self, context: RoundContext, others: bool) -> list[known_successes.Success]:
+    async def _collect(self, context: RoundContext, others: bool) -> list[known_successes.KnownSuccess]:
         """Successes of now, verified."""
         if reason_without_examples(context):
             return []
         events = await asyncio.to_thread(self.journal.read, 0, ("group",), known_successes.GROUPS_READ)
         written = await asyncio.to_thread(known_successes.read_written, self.written)
-        texts = known_successes.candidates(events, written, context.config.tasks, others=others)
-        return await known_successes.verified(context.scorer, texts, context.excluded)
+        texts = known_successes.collect_candidates(events, written, context.config.tasks, others=others)
+        return await known_successes.verify_candidates(context.scorer, texts, context.excluded)
 
     async def _keep_known(self, trial: TrialMeasured) -> None:
         """Killed before it, or where the disk refuses, the next start finds the same in the journal."""
-        kept = known_successes.Kept(trial.round, tuple(self._known or ()))
+        kept = known_successes.KeptSuccesses(trial.round, tuple(self._known or ()))
         try:
             await asyncio.to_thread(known_successes.write_kept, self.folder, kept)
         except OSError as error:
@@ -547,7 +551,7 @@ class ExamplesPhase:
                 raise
         context.end()
 
-    async def _batch(self, source: ExampleSource) -> Sequence[Example]:
+    async def _batch(self, source: ExampleSource) -> Sequence[VerifiedExample]:
         """The batch of the next step. Each pass has as many steps as the first."""
         number, place = divmod(self.steps - self.before, self._steps_of_a_pass)
         batches = cut_into_batches(await source.of_pass(number))
@@ -674,7 +678,7 @@ def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool)
     if config.examples == "auto" and not bounded and last.groups and last.unequal >= ENOUGH_UNEQUAL * last.groups:
         return f"practice can learn from {last.unequal} of {last.groups} questions now"
     if last.seconds >= MOST_SECONDS:
-        return f"it had its {duration(MOST_SECONDS)}"
+        return f"it had its {format_duration(MOST_SECONDS)}"
     if last.passes >= MOST_PASSES:
         return f"it had its {MOST_PASSES} passes"
     if len(readings) > 1 and without_gain(readings) >= (PATIENCE_HIGH if share >= HIGH else PATIENCE):
@@ -704,17 +708,17 @@ def reading_sentence(event: ExamplesRead, why: str) -> str:
     right = f"{event.right} of {event.items} right on rows set aside" if event.items else "no rows set aside to read"
     groups = f", {event.unequal} of {event.groups} questions with both right and wrong answers" if event.groups else ""
     text = f"Examples, {passes}: {right}{groups}"
-    return f"{text}. The phase is over after {duration(event.seconds)}: {why}." if why else text
+    return f"{text}. The phase is over after {format_duration(event.seconds)}: {why}." if why else text
 
 
-def source_of(example: Example) -> str:
+def source_of(example: VerifiedExample) -> str:
     """Where it comes from, as TrialMeasured.sources counts it."""
     if example.writer != "task":
         return example.writer
     return "table" if is_own(example.question.ref.dataset) else "task"
 
 
-def as_sample(context: RoundContext, example: Example) -> TrainSample | None:
+def as_sample(context: RoundContext, example: VerifiedExample) -> TrainSample | None:
     """The example as the update gets it, with the advantage 1: at ratio 1 its gradient is that of the likelihood. None where it
     does not fit into the model's context."""
     engine = context.host.engine
@@ -762,11 +766,11 @@ def reason_without_examples(context: RoundContext) -> str:
     config = context.config
     if context.scorer.in_reasoning or config.thinking == "on":
         return "this model reasons before it answers, and no task knows the reasoning."
-    without = [is_own(task) and bool((s := library.find(task).spec).turns or s.rubric) for task in config.tasks]
+    without = [is_own(task) and bool((s := library.load_task(task).spec).turns or s.rubric) for task in config.tasks]
     return "an environment or a judge decides here, and no text is known to be right." if all(without) else ""
 
 
-def answer_limits(context: RoundContext, examples: Sequence[Example]) -> dict[str, int]:
+def answer_limits(context: RoundContext, examples: Sequence[VerifiedExample]) -> dict[str, int]:
     """Task -> tokens of an answer from now on, by the longest verified one. {} where the person chose a limit; a task's own limit
     stays."""
     config, engine = context.config, context.host.engine
@@ -776,7 +780,7 @@ def answer_limits(context: RoundContext, examples: Sequence[Example]) -> dict[st
     for task in config.tasks:
         if task in task_tokens(config):
             continue
-        if is_own(task) and (wanted := library.find(task).spec.max_new_tokens):
+        if is_own(task) and (wanted := library.load_task(task).spec.max_new_tokens):
             limits[task] = wanted
             continue
         texts = [example.text for example in examples if example.question.ref.dataset == task]

@@ -18,7 +18,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import AnswerFormat, Group, Question
 
 
-class Received(msgspec.Struct, frozen=True):
+class ReceivedGroups(msgspec.Struct, frozen=True):
     """Verified, locally scored groups of other nodes; bytes on the wire since the last round."""
 
     groups: tuple[Group, ...] = ()
@@ -26,7 +26,7 @@ class Received(msgspec.Struct, frozen=True):
     bytes_received: int = 0
 
 
-class Exchange(Protocol):
+class GroupExchange(Protocol):
     """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
@@ -41,7 +41,7 @@ class Exchange(Protocol):
         """Whether external groups are wanted at all; the pool is emptied when not. Local ones are shared all the same."""
         ...
 
-    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
         """Hand over this round's local groups; what the pool holds for the batch."""
         ...
 
@@ -54,7 +54,7 @@ class Exchange(Protocol):
         ...
 
 
-class Silo:
+class SiloExchange:
     """No swarm: shares nothing, receives nothing."""
 
     def attach(self, _host: EngineThread, _scorer: Scorer, _excluded: frozenset[str]) -> None:
@@ -69,9 +69,9 @@ class Silo:
         """See Exchange."""
         return None
 
-    async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> Received:
+    async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> ReceivedGroups:
         """Hand over this round's local groups; what the pool holds for the batch."""
-        return Received()
+        return ReceivedGroups()
 
     def used(self, _groups: Sequence[Group], _batch: int) -> SwarmUpdated | None:
         """See Exchange."""

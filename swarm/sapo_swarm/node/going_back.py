@@ -24,17 +24,17 @@ from sapo_swarm.evaluation import regular_items
 from sapo_swarm.events import CheckpointSaved, Evaluated, Event, LogLine
 from sapo_swarm.node import resume_log
 from sapo_swarm.node.checkpoints import (
-    Checkpoints,
+    CheckpointInfo,
     CheckpointState,
-    Moment,
-    Saved,
+    CheckpointStore,
+    SavedCheckpoint,
     folder_bytes,
     has_optimizer,
     read_state,
     rounds_of,
 )
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.resume_log import Header, UpdateLog
+from sapo_swarm.node.resume_log import ResumeHeader, UpdateLog
 from sapo_swarm.sapo import tripwire
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
@@ -68,9 +68,9 @@ class KeptState:
     current: bool
 
 
-def checkpoints_of(model: Path, config: RunConfig) -> Checkpoints:
+def checkpoints_of(model: Path, config: RunConfig) -> CheckpointStore:
     """The checkpoints of the model in that folder, within its settings."""
-    return Checkpoints(
+    return CheckpointStore(
         model / "checkpoints", config.keep_checkpoints, int(config.disk_budget_gb * 1e9), bytes_without_exports
     )
 
@@ -80,7 +80,7 @@ def bytes_without_exports(checkpoints: Path) -> int:
     return folder_bytes(checkpoints.parent) - folder_bytes(checkpoints.parent / EXPORTS)
 
 
-def told_of(saved: Saved) -> CheckpointSaved:
+def told_of(saved: SavedCheckpoint) -> CheckpointSaved:
     """The event that tells of a checkpoint."""
     state = saved.state
     return CheckpointSaved(
@@ -94,9 +94,9 @@ def told_of(saved: Saved) -> CheckpointSaved:
     )
 
 
-def as_saved(path: Path, state: CheckpointState) -> Saved:
+def as_saved(path: Path, state: CheckpointState) -> SavedCheckpoint:
     """A checkpoint that was found, as when it was written."""
-    return Saved(path, state, folder_bytes(path), has_optimizer(path, state))
+    return SavedCheckpoint(path, state, folder_bytes(path), has_optimizer(path, state))
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
     """What may be gone back to. paths: checkpoints, oldest first; events: of the journal; items: see comparable()."""
     saved = {event.round: event for event in events if isinstance(event, CheckpointSaved)}
     evaluated = {event.round: event for event in events if isinstance(event, Evaluated)}
-    fair = comparable(events, items)
+    fair = comparable_evaluations(events, items)
     kept = {rounds_of(path): path for path in paths}
     sampled = {number: fair[number].pass_at_1 for number in kept if number in fair}
     greedy = {number: at_0.pass_at_1 for number in kept if number in fair and (at_0 := fair[number].greedy) is not None}
@@ -129,7 +129,7 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
     return states
 
 
-def comparable(events: Iterable[Event], items: int | None) -> dict[int, Evaluated]:
+def comparable_evaluations(events: Iterable[Event], items: int | None) -> dict[int, Evaluated]:
     """See tripwire.regular_results. items: that a regular evaluation asks; None: nobody knows, and nothing compares."""
     return {} if items is None else tripwire.regular_results(events, items)
 
@@ -158,8 +158,8 @@ def _written(path: Path) -> float:
 
 
 def copy_state(
-    checkpoints: Checkpoints, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]
-) -> Saved:
+    checkpoints: CheckpointStore, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]
+) -> SavedCheckpoint:
     """The checkpoint that brings back the weights after `target` rounds. now, now_state: the newest checkpoint.
 
     Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt; then nothing is changed.
@@ -182,13 +182,13 @@ def copy_state(
         raise CannotGoBack(
             f"The weights of round {target} are those that the model has now (round {rounds_of(now)}). Nothing was done."
         )
-    moment = Moment(
+    moment = CheckpointInfo(
         now_state.rounds_done + 1, REASON, tuple(solved), now_state.rollbacks, parent=state.weights, restored=target
     )
     return checkpoints.write_copy(source, state, moment)
 
 
-def told_afterwards(saved: Saved, events: Iterable[Event], items: int | None) -> list[Event]:
+def told_afterwards(saved: SavedCheckpoint, events: Iterable[Event], items: int | None) -> list[Event]:
     """What the journal tells of a step back: the checkpoint, the figures of the weights where they are known, and a sentence.
     events: of the journal; items: see comparable()."""
     back, before = saved.state.restored, saved.state.rounds_done - 1
@@ -196,7 +196,7 @@ def told_afterwards(saved: Saved, events: Iterable[Event], items: int | None) ->
         f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
         f"The state before is kept as round {before}."
     )
-    known = comparable(events, items).get(back)
+    known = comparable_evaluations(events, items).get(back)
     again = [msgspec.structs.replace(known, seq=0, time=0.0, round=before + 1, seconds=0.0)] if known else []
     return [told_of(saved), *again, LogLine(level="info", text=sentence)]
 
@@ -205,7 +205,7 @@ def _rounds(number: int) -> str:
     return f"{number} round{'' if number == 1 else 's'}"
 
 
-def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> Saved:
+def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> SavedCheckpoint:
     """Change a model that no node works with; the caller makes sure of that. name: of the model, for the messages.
 
     A kill leaves the model as it was, or as it is afterwards: then the next start tells the journal.
@@ -219,7 +219,7 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
     journal = Journal(model / "journal.db")
     log = UpdateLog(checkpoints.folder)
     try:
-        logged = log.read(Header(state.rounds_done, state.weights, state.rollbacks))
+        logged = log.read(ResumeHeader(state.rounds_done, state.weights, state.rollbacks))
         if logged or path != checkpoints.complete()[-1] or journal.last_round() >= state.rounds_done:
             raise CannotGoBack(
                 f"The node of {name} was killed, and what it did last is not in a checkpoint yet. Start it once "
@@ -231,8 +231,8 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
         else:
             checkpoints.pinned = tripwire.pinned_rounds(tripwire.watch_of(events, items, 0.0), state.rollbacks)
         saved = copy_state(checkpoints, target, path, state, state.solved)
-        resume_log.forget(model)  # rollouts of a round that does not come
-        log.start(Header(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
+        resume_log.delete_in_flight(model)  # rollouts of a round that does not come
+        log.start(ResumeHeader(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
         now = time.time()
         told = told_afterwards(saved, events, items)
         journal.append([msgspec.structs.replace(event, time=now) for event in told])

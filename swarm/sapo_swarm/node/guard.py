@@ -19,13 +19,13 @@ from sapo_backends.errors import CheckpointCorrupt
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, regular_items
 from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
-from sapo_swarm.node.checkpoints import Checkpoints, rounds_of
+from sapo_swarm.node.checkpoints import CheckpointStore, rounds_of
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Ask, Evaluator, Unanswered
-from sapo_swarm.node.exchange import Exchange
-from sapo_swarm.node.journal import Bus, Journal
+from sapo_swarm.node.exchange import GroupExchange
+from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.sapo import tripwire
-from sapo_swarm.sapo.tripwire import Watch
+from sapo_swarm.sapo.tripwire import TripwireState
 
 T = TypeVar("T")
 AGAIN = "sapo-desktop external on"
@@ -34,22 +34,22 @@ Save = Callable[[int, int], Path]
 
 
 @dataclass
-class Guard:
+class RollbackGuard:
     """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoints all the same: at the
     training temperature and at 0."""
 
     config: RunConfig
     host: EngineThread
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     examiner: Evaluator
-    exchange: Exchange
+    exchange: GroupExchange
     journal: Journal
-    bus: Bus
+    bus: EventBus
     save: Save
     in_swarm: bool
     rollbacks: int = 0
     """That the engine's weights contain."""
-    watch: Watch = field(default_factory=Watch)
+    watch: TripwireState = field(default_factory=TripwireState)
 
     @property
     def tolerance(self) -> float:
@@ -139,7 +139,7 @@ class Guard:
             return
         path, _ = found
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
-        was, now, count = tripwire.mean(before), tripwire.mean(after), len(after)
+        was, now, count = tripwire.mean_pass_rate(before), tripwire.mean_pass_rate(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if verdict != "harm":
             await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
@@ -233,10 +233,10 @@ class Guard:
         await self.bus.publish(event)
         self._become(self._after(event))  # not before: other events come while this one is stored
 
-    def _after(self, event: Event) -> Watch:
-        return tripwire.observe(self.watch, event, self.regular_items, self.tolerance)
+    def _after(self, event: Event) -> TripwireState:
+        return tripwire.update_tripwire(self.watch, event, self.regular_items, self.tolerance)
 
-    def _become(self, watch: Watch) -> None:
+    def _become(self, watch: TripwireState) -> None:
         self.watch = watch
         self._pin()
         self.exchange.take(watch.taking)

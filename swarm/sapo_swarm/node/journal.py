@@ -143,7 +143,7 @@ class Journal:
     def _decoded(self, rows: Sequence[tuple[int, bytes]]) -> list[Event]:
         events: list[Event] = []
         for seq, body in rows:
-            event = readable(body)
+            event = decode_event_row(body)
             if event is None:
                 self.unreadable.add(seq)
             else:
@@ -157,7 +157,7 @@ class Journal:
             for kind, number, body in db.execute(query):
                 if kind == "round" and number is not None:
                     return int(number)
-                opened = readable(body)
+                opened = decode_event_row(body)
                 if isinstance(opened, RunStarted) and opened.round > 0:
                     return opened.round - 1
         return -1
@@ -166,7 +166,7 @@ class Journal:
         """The newest readable event of a kind."""
         with self._reading() as db:
             for seq, body in db.execute("SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC", (kind,)):
-                event = readable(body)
+                event = decode_event_row(body)
                 if event is not None:
                     return msgspec.structs.replace(event, seq=seq)
         return None
@@ -235,7 +235,7 @@ def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
     return lambda rounds: any(first <= rounds <= end for first, end in ends)
 
 
-def readable(body: object) -> Event | None:
+def decode_event_row(body: object) -> Event | None:
     """The event of a row; None when it is no event of this version (in a damaged file a row holds anything)."""
     if not isinstance(body, bytes):
         return None
@@ -320,7 +320,7 @@ def check_journal(path: Path) -> JournalReport:
             said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             damage = "" if said == "ok" else str(said)
             for _, body in _rows(db):
-                event = readable(body)
+                event = decode_event_row(body)
                 rows += event is not None
                 unreadable += event is None
                 if isinstance(event, CheckpointSaved) and event.restored >= 0:
@@ -387,7 +387,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
     newest = _newest_tellings(source)
     with target:
         for seq, body in _rows(source):
-            event = readable(body)
+            event = decode_event_row(body)
             if event is None or (isinstance(event, RoundFinished) and newest[event.round] != seq):
                 continue
             kind, number = str(type(event).__struct_config__.tag), getattr(event, "round", None)
@@ -397,7 +397,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
 def _newest_tellings(db: sqlite3.Connection) -> dict[int, int]:
     found: dict[int, int] = {}
     for seq, body in _rows(db):
-        event = readable(body)
+        event = decode_event_row(body)
         if isinstance(event, RoundFinished):
             found[event.round] = seq
     return found
@@ -426,7 +426,7 @@ QUEUE_LIMIT = 4096
 """Events a subscriber may lag behind; then it is cut off and may come back with after=SEQ."""
 
 
-class Bus:
+class EventBus:
     """Publishes events to the journal and to subscribers, in one order."""
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.time) -> None:

@@ -9,9 +9,9 @@ import time
 from itertools import groupby
 
 from sapo_swarm.events import Evaluated, RoundFinished, encode
-from sapo_swarm.node.downsampling import SPARSE_ROOM, mergeable, merged, sparse
-from sapo_swarm.node.journal import Journal, JournalError, readable
-from sapo_swarm.sapo.tripwire import KINDS, Watch, observe
+from sapo_swarm.node.downsampling import SPARSE_ROOM, merge_boundary, merge_rounds, sequences_to_drop
+from sapo_swarm.node.journal import Journal, JournalError, decode_event_row
+from sapo_swarm.sapo.tripwire import KINDS, TripwireState, update_tripwire
 
 # A journal that stays small: old groups leave, old rounds stand in blocks, other kinds of events grow sparse with age.
 #
@@ -32,7 +32,7 @@ _STAYING = "SELECT count(*) FROM events INDEXED BY groups_by_round WHERE kind = 
 _OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(body AS TEXT) NOT LIKE ?"
 
 
-class Thinning:
+class JournalDownsampler:
     """Thins one journal. What is done already is noted in it, so that the next process goes on there."""
 
     def __init__(self, journal: Journal) -> None:
@@ -62,7 +62,7 @@ class Thinning:
         with self._journal.writing() as db:
             done = 0
             for level in range(1, LEVELS):
-                before = mergeable(level, newest)
+                before = merge_boundary(level, newest)
                 if before <= 0:
                     break
                 done += _merge_level(db, level, before, MERGED_BLOCKS - done)
@@ -86,7 +86,7 @@ class Thinning:
         if count <= max(2 * room, self._checked.get(kind, 0)):
             return 0
         seqs = [row[0] for row in db.execute("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (kind,))]
-        gone = sparse(seqs, self._journal.last_seq, room)
+        gone = sequences_to_drop(seqs, self._journal.last_seq, room)
         if kind == "evaluation":
             gone -= _best_so_far(db)
         db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in gone])
@@ -112,10 +112,10 @@ def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> 
 
 def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
     """The rows as one, in the place of the last; rows that cannot be read stay as they are."""
-    found = [(seq, event) for seq, _, body in rows if isinstance(event := readable(body), RoundFinished)]
+    found = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
     if len(found) < 2:
         return 0
-    event = merged([event for _, event in found])
+    event = merge_rounds([event for _, event in found])
     *others, last = [seq for seq, _ in found]
     db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
     db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode(event), last))
@@ -126,16 +126,16 @@ def _best_so_far(db: sqlite3.Connection) -> set[int]:
     """Evaluations that were better than all before, and the base model's: the chart is built on them. Those that changed the
     tripwire's mark or the best at temperature 0, whatever number of questions is the regular one: the guard is."""
     kept: set[int] = set()
-    best, unmarked, marks = -1.0, Watch(), dict[int, Watch]()
+    best, unmarked, marks = -1.0, TripwireState(), dict[int, TripwireState]()
     for seq, body in db.execute("SELECT seq, body FROM events WHERE kind IN (?, ?, ?) ORDER BY seq", KINDS):
-        event = readable(body)
+        event = decode_event_row(body)
         if not isinstance(event, Evaluated):
-            unmarked = observe(unmarked, event, 0, 0.0)
-            marks = {items: observe(watch, event, items, 0.0) for items, watch in marks.items()}
+            unmarked = update_tripwire(unmarked, event, 0, 0.0)
+            marks = {items: update_tripwire(watch, event, items, 0.0) for items, watch in marks.items()}
             continue
         items = event.asked or event.items
         before = marks.get(items, unmarked)
-        marks[items] = after = observe(before, event, items, 0.0)
+        marks[items] = after = update_tripwire(before, event, items, 0.0)
         marked = (after.best, after.best_greedy) != (before.best, before.best_greedy)
         if marked or event.pass_at_1 > best or event.round == 0:
             kept.add(seq)
@@ -149,11 +149,11 @@ EVERY = 64
 """Rounds between two looks: what goes together leaves whole pages free, which writes less than dropping it one by one."""
 
 
-class Retention:
+class JournalRetention:
     """keep: newest rounds whose groups all stay; 0 = groups are never dropped. Rounds never wait: it works in small steps."""
 
     def __init__(self, journal: Journal, keep: int) -> None:
-        self._thinning, self._keep = Thinning(journal), keep
+        self._thinning, self._keep = JournalDownsampler(journal), keep
         self._rounds = 0
         self._due = 0
         self._task: asyncio.Task[None] | None = None

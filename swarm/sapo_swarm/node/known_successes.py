@@ -37,14 +37,14 @@ KEPT = "known-successes.json"
 """In the folder of a model: what the newest phase of examples imitates beside the tasks' own answers."""
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenAnswer(msgspec.Struct, frozen=True):
     """A text as an answer to a question, as it is kept and before it is judged."""
 
     ref: TaskRef
     text: str
 
 
-class Success(msgspec.Struct, frozen=True):
+class KnownSuccess(msgspec.Struct, frozen=True):
     """A question, and a completion that this node's verifier gave everything."""
 
     question: Question
@@ -52,15 +52,15 @@ class Success(msgspec.Struct, frozen=True):
     writer: Writer
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptSuccesses(msgspec.Struct, frozen=True):
     """Of the phase that a trial after so many rounds opened."""
 
     round: int
-    successes: tuple[Success, ...]
+    successes: tuple[KnownSuccess, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SuccessCandidate:
     """A text that was right somewhere, once."""
 
     ref: TaskRef
@@ -73,13 +73,13 @@ class Candidate:
         return get_args(Writer).index(self.writer), len(self.text), self.text
 
 
-def candidates(
-    events: Sequence[Event], written: Iterable[Written], tasks: Sequence[str], others: bool = True
-) -> dict[TaskRef, list[Candidate]]:
+def collect_candidates(
+    events: Sequence[Event], written: Iterable[WrittenAnswer], tasks: Sequence[str], others: bool = True
+) -> dict[TaskRef, list[SuccessCandidate]]:
     """Training question of these tasks -> its candidates in order, QUESTIONS_KNOWN questions at most: those that the person
     answered first, then the newest. events: of a journal, oldest first; written: the oldest first. others: their groups count."""
-    chosen: dict[TaskRef, list[Candidate]] = {}
-    answers = [Candidate(answer.ref, answer.text, "person") for answer in reversed([*written])]
+    chosen: dict[TaskRef, list[SuccessCandidate]] = {}
+    answers = [SuccessCandidate(answer.ref, answer.text, "person") for answer in reversed([*written])]
     for event in reversed(events):
         if isinstance(event, GroupRecorded) and (others or not event.group.external):
             answers += _of_group(event.group)
@@ -92,24 +92,26 @@ def candidates(
     return {ref: _shortest(texts) for ref, texts in chosen.items()}
 
 
-def _of_group(group: Group) -> list[Candidate]:
+def _of_group(group: Group) -> list[SuccessCandidate]:
     """Its right texts. Not of a stage, whose prompts may hold more than the question, and no episodes."""
     writer: Writer = "others" if group.external else "own"
     return [
-        Candidate(group.question.ref, rollout.text, writer)
+        SuccessCandidate(group.question.ref, rollout.text, writer)
         for rollout in (() if group.stage else group.rollouts)
         if rollout.reward == 1.0 and rollout.finish == "stop" and not rollout.shortcut and not rollout.turns
     ]
 
 
-def _shortest(texts: Sequence[Candidate]) -> list[Candidate]:
+def _shortest(texts: Sequence[SuccessCandidate]) -> list[SuccessCandidate]:
     """At most TEXTS_TRIED of each writer, in order."""
     ranked = sorted(set(texts), key=lambda candidate: candidate.order)
     by_writer = [[c for c in ranked if c.writer == writer][:TEXTS_TRIED] for writer in get_args(Writer)]
     return [candidate for part in by_writer for candidate in part]
 
 
-async def verified(scorer: Scorer, known: dict[TaskRef, list[Candidate]], excluded: frozenset[str]) -> list[Success]:
+async def verify_candidates(
+    scorer: Scorer, known: dict[TaskRef, list[SuccessCandidate]], excluded: frozenset[str]
+) -> list[KnownSuccess]:
     """Of each question that has no passing answer of its task's own the first candidate that passes here, now; each prompt once.
     excluded: hashes of held-out prompts. Raises ScorerUnavailable."""
     refs = [ref for ref in known if not _without_text(ref)]
@@ -119,7 +121,7 @@ async def verified(scorer: Scorer, known: dict[TaskRef, list[Candidate]], exclud
     verdicts = (
         await scorer.score_many([(q.ref, [c.text for c in known[q.ref]]) for q in questions]) if questions else []
     )
-    passed: dict[str, tuple[Question, Candidate]] = {}
+    passed: dict[str, tuple[Question, SuccessCandidate]] = {}
     for question, verdict in zip(questions, verdicts, strict=True):
         if question.prompt_sha256 in excluded or not isinstance(verdict, Scored):
             continue
@@ -127,20 +129,20 @@ async def verified(scorer: Scorer, known: dict[TaskRef, list[Candidate]], exclud
         same = passed.get(question.prompt_sha256)
         if right and (same is None or right[0].order < same[1].order):
             passed[question.prompt_sha256] = question, right[0]
-    return [Success(question, candidate.text, candidate.writer) for question, candidate in passed.values()]
+    return [KnownSuccess(question, candidate.text, candidate.writer) for question, candidate in passed.values()]
 
 
 def _without_text(ref: TaskRef) -> bool:
     """An environment or a judge decides there, or the task is gone: no text is known to be right."""
     if not is_own(ref.dataset):
         return library.is_own(ref)
-    spec = library.find(ref.dataset).spec
+    spec = library.load_task(ref.dataset).spec
     return bool(spec.turns or spec.rubric)
 
 
 def train_place(ref: TaskRef) -> int | None:
     """The training row of an own task that a reference asks; None where it is of another version of the task."""
-    task = library.find(ref.dataset)
+    task = library.load_task(ref.dataset)
     if ref.preset == library.PRESET:
         return ref.seed % len(task.train)
     places = task.levels.get(ref.preset)
@@ -150,19 +152,19 @@ def train_place(ref: TaskRef) -> int | None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def read_written(path: Path | None) -> list[Written]:
+def read_written(path: Path | None) -> list[WrittenAnswer]:
     """The answers that the person wrote, oldest first; a line that is none is passed over."""
     lines = _lines(path) if path is not None else []
     answers = []
     for line in lines[-WRITTEN_MOST:]:
         try:
-            answers.append(msgspec.json.decode(line, type=Written))
+            answers.append(msgspec.json.decode(line, type=WrittenAnswer))
         except UNREADABLE:
             continue
     return answers
 
 
-def keep_written(path: Path, answer: Written) -> None:
+def keep_written(path: Path, answer: WrittenAnswer) -> None:
     """Add an answer; the oldest goes where there are too many. Raises OSError."""
     answers = [kept for kept in read_written(path) if kept != answer]
     lines = [msgspec.json.encode(kept) + b"\n" for kept in [*answers, answer][-WRITTEN_MOST:]]
@@ -176,15 +178,15 @@ def _lines(path: Path) -> list[bytes]:
         return []
 
 
-def read_kept(folder: Path) -> Kept | None:
+def read_kept(folder: Path) -> KeptSuccesses | None:
     """What the newest phase imitates; None where no such file can be read."""
     path = folder / KEPT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept) if path.stat().st_size <= KEPT_BYTES else None
+        return msgspec.json.decode(path.read_bytes(), type=KeptSuccesses) if path.stat().st_size <= KEPT_BYTES else None
     except (OSError, *UNREADABLE):
         return None
 
 
-def write_kept(folder: Path, kept: Kept) -> None:
+def write_kept(folder: Path, kept: KeptSuccesses) -> None:
     """Raises OSError."""
     write_atomically(folder / KEPT, msgspec.json.encode(kept), private=True)

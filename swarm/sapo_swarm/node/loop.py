@@ -17,29 +17,29 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
 from sapo_swarm.events import Evaluated, LogLine, RoundFinished
 from sapo_swarm.node import aha_trail, round_phases
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import NodeStatus
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator, Unanswered, held_out_exclusion
 from sapo_swarm.node.examples_phase import ExamplesPhase
 from sapo_swarm.node.governor import run_control as wishes
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.ticker import GovernorTicker, tick
-from sapo_swarm.node.guard import Guard
-from sapo_swarm.node.journal import Bus, Journal, JournalError
-from sapo_swarm.node.journal_downsampling import Retention
+from sapo_swarm.node.governor.ticker import GovernorTicker, run_governor
+from sapo_swarm.node.guard import RollbackGuard
+from sapo_swarm.node.journal import EventBus, Journal, JournalError
+from sapo_swarm.node.journal_downsampling import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
-from sapo_swarm.node.round_context import Activity, RoundContext, RoundWork, recalled
+from sapo_swarm.node.round_context import NodeActivity, RoundContext, RoundWork, restore_replay_buffer
 from sapo_swarm.node.round_phases import record_round, run_stage, stamp_round, update_policy
-from sapo_swarm.node.round_warnings import MASTERED, Stalled, cut_off
+from sapo_swarm.node.round_warnings import MASTERED, StallDetector, cut_off
 from sapo_swarm.node.setup import (
     Build,
     Fetch,
     NodeSetup,
-    announcement,
     as_opened,
     guard_of,
+    make_run_started,
     reasoning_notes,
     require_held_out,
     round_context,
@@ -67,8 +67,8 @@ class ModelOpening:
 
     host: EngineThread
     journal: Journal
-    bus: Bus
-    activity: Activity
+    bus: EventBus
+    activity: NodeActivity
     run_control: RunControl
 
     async def fetch(self, model: str, fetch: Fetch) -> None:
@@ -109,7 +109,7 @@ class ModelOpening:
         doing = "Asking the base the held-out questions that are new to it"
         try:
             while not await self._asked(examiner, refs, doing):
-                if self.run_control.requests.paused_until > steady():
+                if self.run_control.requests.paused_until > steady_seconds():
                     return await self._left_out(len(refs), "it was interrupted")
                 await self._wait(rounds)
                 await self.run_control.say("starting", doing)
@@ -152,7 +152,7 @@ class ModelOpening:
     ) -> None:
         """Tell that the model is open, and of events in its journal that cannot be read. Raises JournalError."""
         about = setup.run_id, setup.mode, config, info, store.rounds_done, examples_rounds
-        started = await asyncio.to_thread(announcement, *about)
+        started = await asyncio.to_thread(make_run_started, *about)
         known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
         known |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
         await self.bus.publish(msgspec.structs.replace(started, **known))
@@ -201,8 +201,8 @@ class Node:
         self.config = setup.config
         setup.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Journal(setup.folder / "journal.db")
-        self.bus = Bus(self.journal)
-        self.activity = Activity()
+        self.bus = EventBus(self.journal)
+        self.activity = NodeActivity()
         self.host = EngineThread()
         paused = setup.as_left and wishes.left_paused(self.journal.read(kinds=("state",), tail=wishes.STATES))
         self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths, paused)
@@ -210,9 +210,9 @@ class Node:
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
         self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
-        self.stalled = Stalled()
-        self.retention = Retention(self.journal, self.config.keep_groups)
-        self.guard: Guard | None = None
+        self.stalled = StallDetector()
+        self.retention = JournalRetention(self.journal, self.config.keep_groups)
+        self.guard: RollbackGuard | None = None
         self._opened = asyncio.Event()
         self._started = time.time()
         self._evaluate_next = 0
@@ -302,7 +302,7 @@ class Node:
     async def run(self) -> None:
         """Raises BackendError when the run cannot even start, or the model takes no questions."""
         machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
-        ticker = asyncio.create_task(tick(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
+        ticker = asyncio.create_task(run_governor(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
         scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
         try:
             async with scorer:
@@ -359,7 +359,7 @@ class Node:
             await opening.ask_base(examiner, max(found[1].rounds_done, told))
         await self.store.open(found, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha_trail.KINDS)))
-        memory = await asyncio.to_thread(recalled, config, self.journal, self.store.rounds_done)
+        memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
         await self.examples.open(self.store.rounds_done)
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store, self.examples.steps)
@@ -536,7 +536,7 @@ class Node:
         return eval_items(self.config)
 
     @property
-    def _guarded(self) -> Guard:
+    def _guarded(self) -> RollbackGuard:
         assert self.guard is not None
         return self.guard
 
@@ -551,7 +551,7 @@ class Node:
         for phase in (
             round_phases.sample_questions,
             round_phases.generate_groups,
-            round_phases.score_groups,
+            round_phases.score_groups_round_phases,
             round_phases.share_groups,
             run_stage,
             update_policy,

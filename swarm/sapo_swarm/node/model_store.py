@@ -18,17 +18,24 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
 from sapo_swarm.node import going_back, resume_log
 from sapo_swarm.node.checkpoints import (
+    CheckpointInfo,
     CheckpointState,
-    Moment,
-    Saved,
+    SavedCheckpoint,
     has_optimizer,
     read_state,
     rounds_of,
     weights_digest,
 )
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.journal import Bus, Journal
-from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, in_flight, logged, restored
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.resume_log import (
+    LoggedUpdate,
+    ResumeHeader,
+    UpdateLog,
+    in_flight,
+    make_logged_update,
+    restore_round,
+)
 from sapo_swarm.node.round_context import RoundContext, RoundWork
 from sapo_swarm.sapo import tripwire
 
@@ -60,7 +67,7 @@ class ModelStore:
     config: RunConfig
     host: EngineThread
     journal: Journal
-    bus: Bus
+    bus: EventBus
     clock: Callable[[], float] = time.monotonic
     rounds_done: int = 0
     solved: frozenset[str] = frozenset()
@@ -154,7 +161,7 @@ class ModelStore:
         )
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
-            resume_log.forget(self.folder)
+            resume_log.delete_in_flight(self.folder)
             said = (
                 f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
                 "ended: taken back in the history, training goes on from there."
@@ -162,10 +169,10 @@ class ModelStore:
             await self.bus.publish(LogLine(level="warning", text=said))
 
     def _continue_log(self, state: CheckpointState) -> None:
-        self.log.start(Header(state.rounds_done, self.weights, state.rollbacks))
+        self.log.start(ResumeHeader(state.rounds_done, self.weights, state.rollbacks))
 
-    def _header(self) -> Header:
-        return Header(self.saved_rounds, self.weights, self.rollbacks)
+    def _header(self) -> ResumeHeader:
+        return ResumeHeader(self.saved_rounds, self.weights, self.rollbacks)
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -173,26 +180,26 @@ class ModelStore:
         """A round is done: it is in the log before anybody is told. Raises OSError."""
         call, lines = work.call, [encode(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
-        self.log.append(logged(work.round, seed, policy, batch, lines, sorted(solved)))
+        self.log.append(make_logged_update(work.round, seed, policy, batch, lines, sorted(solved)))
         self.rounds_done, self.solved, self.restored = work.round + 1, frozenset(solved), -1
         with contextlib.suppress(OSError):
-            resume_log.forget(self.folder)
+            resume_log.delete_in_flight(self.folder)
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
         """The rollouts that the round has so far. Raises OSError."""
         kept = in_flight(context, work) if work.round == self.rounds_done else None
         if kept is not None:
-            resume_log.keep(self.folder, kept)
+            resume_log.save_in_flight(self.folder, kept)
 
     async def in_flight(self, context: RoundContext) -> RoundWork:
         """The next round, with the rollouts that were kept of it; those of other settings are dropped with a sentence."""
-        kept = await asyncio.to_thread(resume_log.kept, self.folder)
-        work = await restored(context, kept) if kept is not None and kept.round == self.rounds_done else None
+        kept = await asyncio.to_thread(resume_log.load_in_flight, self.folder)
+        work = await restore_round(context, kept) if kept is not None and kept.round == self.rounds_done else None
         if kept is None:
             return RoundWork(self.rounds_done)
         count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
         if work is None:
-            await asyncio.to_thread(resume_log.forget, self.folder)
+            await asyncio.to_thread(resume_log.delete_in_flight, self.folder)
             text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
@@ -202,22 +209,22 @@ class ModelStore:
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
-    def save(self, reason: str, parent: str | None = None) -> Saved:
+    def save(self, reason: str, parent: str | None = None) -> SavedCheckpoint:
         """A checkpoint of the engine as it is. Call in the engine's thread. Raises NoRoom, OSError."""
         before = self.weights if parent is None else parent
-        moment = Moment(self.rounds_done, reason, tuple(sorted(self.solved)), self.rollbacks, before)
+        moment = CheckpointInfo(self.rounds_done, reason, tuple(sorted(self.solved)), self.rollbacks, before)
         saved = self.checkpoints.write(self.host.engine, moment)
         self._untold += self._news_of(saved)
         self._follow(saved)
         return saved
 
-    def _follow(self, saved: Saved) -> None:
+    def _follow(self, saved: SavedCheckpoint) -> None:
         """The weights in memory are those of this checkpoint. Raises OSError."""
         self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
         self.disk = self.checkpoints.used()
         self.log.start(self._header())
 
-    def _news_of(self, saved: Saved) -> list[Event]:
+    def _news_of(self, saved: SavedCheckpoint) -> list[Event]:
         """What the journal tells of a checkpoint. Raises JournalError."""
         if saved.state.restored < 0:
             return [going_back.told_of(saved)]
@@ -245,7 +252,7 @@ class ModelStore:
         self.rounds_done, self.restored = saved.state.rounds_done, target
         self._untold += news
         with contextlib.suppress(OSError):
-            resume_log.forget(self.folder)
+            resume_log.delete_in_flight(self.folder)
         self._follow(saved)
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:

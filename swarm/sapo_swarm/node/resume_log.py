@@ -37,7 +37,7 @@ LARGEST_RECORD = 256 * 2**20
 LEVEL = 1
 
 
-class Header(msgspec.Struct, frozen=True):
+class ResumeHeader(msgspec.Struct, frozen=True):
     """The checkpoint that the updates follow."""
 
     rounds_done: int
@@ -85,7 +85,7 @@ class LoggedUpdate(msgspec.Struct, frozen=True, array_like=True):
         ]
 
 
-def logged(
+def make_logged_update(
     round_number: int,
     seed: int,
     policy: PolicyUpdate | None,
@@ -118,16 +118,16 @@ class UpdateLog:
         self._file: IO[bytes] | None = None
         self._torn: tuple[Path, int] | None = None
         """A log that could not be opened again after a failed write, and how many of its bytes count."""
-        self._header: Header | None = None
+        self._header: ResumeHeader | None = None
         self._pack = zstandard.ZstdCompressor(level=LEVEL)
         self.written = 0
 
-    def start(self, header: Header) -> None:
+    def start(self, header: ResumeHeader) -> None:
         """Follow another checkpoint from now on; older logs go. Raises OSError: then append() tries this again first."""
         self._header = header
         self._begin(header)
 
-    def _begin(self, header: Header) -> None:
+    def _begin(self, header: ResumeHeader) -> None:
         """A log with its header, or none at all: rounds behind no header would be read by nobody."""
         self.close()
         path = self._path(header.rounds_done)
@@ -175,11 +175,11 @@ class UpdateLog:
         os.truncate(path, start)
         self._file, self._torn = path.open("ab"), None
 
-    def read(self, header: Header) -> list[LoggedUpdate]:
+    def read(self, header: ResumeHeader) -> list[LoggedUpdate]:
         """Finished rounds that follow this checkpoint without a gap; none when the log belongs to other weights."""
         records = _records(self._path(header.rounds_done))
         try:
-            if msgspec.msgpack.decode(next(records, b""), type=Header) != header:
+            if msgspec.msgpack.decode(next(records, b""), type=ResumeHeader) != header:
                 return []
             found: list[LoggedUpdate] = []
             for plain in records:
@@ -250,12 +250,12 @@ class InFlight(msgspec.Struct, frozen=True):
     taken: float = 0.0
 
 
-def keep(folder: Path, work: InFlight) -> None:
+def save_in_flight(folder: Path, work: InFlight) -> None:
     """Write it; whole or not at all. Raises OSError."""
     write_atomically(folder / NAME, msgspec.msgpack.encode(work))
 
 
-def kept(folder: Path) -> InFlight | None:
+def load_in_flight(folder: Path) -> InFlight | None:
     """What was kept; None when there is nothing, or nothing that can be read."""
     path = folder / NAME
     try:
@@ -266,7 +266,7 @@ def kept(folder: Path) -> InFlight | None:
         return None
 
 
-def forget(folder: Path) -> None:
+def delete_in_flight(folder: Path) -> None:
     """The round is done, or will be sampled again."""
     (folder / NAME).unlink(missing_ok=True)
 
@@ -278,7 +278,7 @@ _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", 
 """Settings that decide what the rollouts of a round are."""
 
 
-def fingerprint(context: RoundContext) -> str:
+def rollout_fingerprint(context: RoundContext) -> str:
     """SHA-256 of everything but the round and the weights that decides what a round's rollouts are."""
     info = context.host.engine.info
     parts = {name: getattr(context.config, name) for name in _DECIDES}
@@ -303,7 +303,7 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
         return None
     return InFlight(
         round=work.round,
-        belongs=fingerprint(context),
+        belongs=rollout_fingerprint(context),
         questions=tuple(
             KeptQuestion(q.ref, q.prompt_sha256, tuple(row), _sha256(prompt))
             for q, row, prompt in zip(work.questions, rows, work.prompts, strict=True)
@@ -316,9 +316,9 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
     )
 
 
-async def restored(context: RoundContext, kept: InFlight) -> RoundWork | None:
+async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | None:
     """The round as it was, or None when settings, tasks or model are others now. Rewards are computed again."""
-    if kept.belongs != fingerprint(context):
+    if kept.belongs != rollout_fingerprint(context):
         return None
     found = await context.scorer.questions([q.ref for q in kept.questions])
     size = context.config.group_size

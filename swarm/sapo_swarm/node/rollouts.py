@@ -103,7 +103,7 @@ def _cut(tokenizer: Tokenizer, tokens: TokenIds, start: int, characters: int) ->
     return low
 
 
-async def finished(
+async def score_episodes(
     tokenizer: Tokenizer,
     scorer: Scorer,
     groups: Sequence[tuple[TaskRef, Sequence[Completion]]],
@@ -130,7 +130,7 @@ def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
+def encode_rollout(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
     """Tokens and loss mask of a rollout that is known by its text: of a replayed one, or another node's."""
     end = (tokenizer.eot_id,) if rollout.finish == "stop" else ()
     if not rollout.turns:
@@ -144,7 +144,7 @@ def encoded(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tu
     return (*ids, *end), (*mask, *(True for _ in end))
 
 
-async def verdicts(
+async def score_completions(
     tokenizer: Tokenizer,
     scorer: Scorer,
     questions: Sequence[Question],
@@ -154,13 +154,15 @@ async def verdicts(
     """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
     are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
     both = list(zip(questions, completions, strict=True))
-    episodes = [(q.ref, group) for q, group in both if library.turns(q.ref)]
-    single = [(q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.turns(q.ref)]
-    played = iter(await finished(tokenizer, scorer, episodes, rule))
+    episodes = [(q.ref, group) for q, group in both if library.episode_turns(q.ref)]
+    single = [
+        (q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.episode_turns(q.ref)
+    ]
+    played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
     found: list[tuple[Scored, list[str], list[tuple[Turn, ...]]]] = []
     for question in questions:
-        if library.turns(question.ref):
+        if library.episode_turns(question.ref):
             scored, turns = next(played)
             texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
         else:
@@ -170,7 +172,7 @@ async def verdicts(
     return found
 
 
-async def judged(
+async def score_groups(
     tokenizer: Tokenizer,
     scorer: Scorer,
     questions: Sequence[Question],
@@ -181,7 +183,7 @@ async def judged(
     """Each question as a group of this node, with how many of its rollouts hold an answer. label: of the model. Raises
     ScorerUnavailable."""
     found = []
-    said = await verdicts(tokenizer, scorer, questions, completions, rule)
+    said = await score_completions(tokenizer, scorer, questions, completions, rule)
     for question, group, (scored, texts, turns) in zip(questions, completions, said, strict=True):
         rollouts = tuple(
             Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
@@ -205,7 +207,7 @@ async def answer_turns(
     places = [
         (i, j)
         for i, question in enumerate(questions)
-        if library.turns(question.ref)
+        if library.episode_turns(question.ref)
         for j in range(len(table[i]))
         if (i, j) not in over
     ]
@@ -228,7 +230,7 @@ Table = list[list[Completion]]
 """table[i][j]: completion j of prompt i, as far as it is sampled."""
 
 
-def ended(completion: Completion, most: int) -> bool:
+def is_turn_over(completion: Completion, most: int) -> bool:
     """Nothing is to be added to its turn."""
     return completion.finish == "stop" or turn_length(completion) >= most
 
@@ -236,7 +238,7 @@ def ended(completion: Completion, most: int) -> bool:
 def next_call(table: Table, most: Sequence[int], portion: BatchSizer) -> list[Place]:
     """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
     are there. most: tokens of a turn of each prompt."""
-    open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not ended(c, most[i])]
+    open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not is_turn_over(c, most[i])]
     if not open_rows:
         return []
 
@@ -254,7 +256,7 @@ def next_call(table: Table, most: Sequence[int], portion: BatchSizer) -> list[Pl
     return [place for place in alike if place[0] in set(prompts[:whole])]
 
 
-async def sample(
+async def extend_completions(
     host: EngineThread,
     portion: BatchSizer,
     prompts: Sequence[Sequence[int]],

@@ -16,11 +16,11 @@ from sapo_swarm.algorithms.base import Algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import Exchange
+from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
-from sapo_swarm.sapo.adaptive_sampling import Posterior, group_sizes
-from sapo_swarm.sapo.stages import Answered, StagePrompt
+from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior, group_sizes
+from sapo_swarm.sapo.stages import AnsweredPrompt, StagePrompt
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
@@ -31,7 +31,7 @@ _SMOOTH = 0.3
 
 
 @dataclass
-class Activity:
+class NodeActivity:
     """Mutable picture of the present. Written on the event loop only."""
 
     clock: Callable[[], float] = time.monotonic
@@ -87,29 +87,31 @@ class ReplayBuffer(msgspec.Struct):
     """
 
     replay: list[ReplayEntry] = []
-    difficulty: dict[str, Posterior] = {}
+    difficulty: dict[str, SuccessPosterior] = {}
     asked: list[TaskRef] = []
 
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
         """Take in the local groups of a round, once."""
-        if remembers(config):
-            self.replay = training_batch.remember(self.replay, round_number, groups, config.replay_half_life)
+        if needs_replay_buffer(config):
+            self.replay = training_batch.update_replay_entries(
+                self.replay, round_number, groups, config.replay_half_life
+            )
         if config.curriculum != "uniform" or sizes_adapt(config):
-            adaptive_sampling.observe(self.difficulty, groups)
+            adaptive_sampling.update_posteriors(self.difficulty, groups)
 
 
-def remembers(config: RunConfig) -> bool:
+def needs_replay_buffer(config: RunConfig) -> bool:
     """Own successes are needed again: for replay, or for a stage that has no others to take from."""
     return bool(config.replay_groups) or (
         config.stage in ("relay", "relay_start", "retry") and not config.external_groups
     )
 
 
-def recalled(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
+def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
     that the run has no more may be gone. Raises JournalError."""
     memory = ReplayBuffer()
-    if not remembers(config) and config.curriculum == "uniform" and not sizes_adapt(config):
+    if not needs_replay_buffer(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
@@ -171,7 +173,7 @@ class StageStep:
 
     prompts: tuple[StagePrompt, ...]
     work: RoundWork
-    answered: tuple[Answered, ...] | None = None
+    answered: tuple[AnsweredPrompt, ...] | None = None
     completions: list[list[Completion]] = field(default_factory=list)
 
 
@@ -247,10 +249,10 @@ class RoundContext:
     swarm: str
     host: EngineThread
     scorer: Scorer
-    exchange: Exchange
+    exchange: GroupExchange
     algorithm: Algorithm
     policy: PolicyUpdate
-    activity: Activity
+    activity: NodeActivity
     stream: Callable[[Phase], None]
     model_label: str
     per_source: int | None = 1
@@ -271,7 +273,7 @@ class RoundContext:
         if work.questions is None or not sizes_adapt(self.config):
             return [usual] * len(work.prompts)
         names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
-        return group_sizes([known.get(name, Posterior()) for name in names], usual)
+        return group_sizes([known.get(name, SuccessPosterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Tell that a phase begins."""

@@ -23,21 +23,21 @@ from sapo_swarm.node.rollouts import (
     NOTHING,
     Place,
     answer_turns,
-    encoded,
-    ended,
-    judged,
+    encode_rollout,
+    extend_completions,
+    is_turn_over,
     next_call,
     prompt_ids,
-    sample,
     turn_length,
 )
+from sapo_swarm.node.rollouts import score_groups as judged
 from sapo_swarm.node.round_context import RoundContext, RoundWork, StageStep, UpdateCall
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.sapo import adaptive_sampling
-from sapo_swarm.sapo.adaptive_sampling import Posterior
-from sapo_swarm.sapo.stages import STAGES, Answered, Lesson, Material, StagePrompt
-from sapo_swarm.sapo.training_batch import as_rewards, assemble, observe_trained, sample_replay, with_advantages
+from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
+from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageLesson, StageMaterial, StagePrompt
+from sapo_swarm.sapo.training_batch import as_rewards, assemble_batch, observe_trained, sample_replay, with_advantages
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -65,7 +65,7 @@ def round_seed(node_key: str, seed: int, round_number: int, purpose: str) -> int
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-NO_EVIDENCE: Mapping[str, Posterior] = {}
+NO_EVIDENCE: Mapping[str, SuccessPosterior] = {}
 
 
 def candidate_refs(
@@ -73,7 +73,7 @@ def candidate_refs(
     node_key: str,
     swarm: str,
     round_number: int,
-    posteriors: Mapping[str, Posterior] = NO_EVIDENCE,
+    posteriors: Mapping[str, SuccessPosterior] = NO_EVIDENCE,
 ) -> Iterator[TaskRef]:
     """Endless fresh questions of a round: tasks sampled uniformly with replacement (SAPO, section 5), or by the posteriors
     of their success rates where config.curriculum says so.
@@ -81,10 +81,12 @@ def candidate_refs(
     More than local_groups are available because some coordinates regenerate nothing.
     """
     rng = random.Random(round_seed(node_key, config.seed, round_number, "tasks"))
-    choices = difficulties(config)
+    choices = task_presets(config)
     weights = None
     if config.curriculum != "uniform":
-        weights = adaptive_sampling.weights(posteriors, [adaptive_sampling.key(*choice) for choice in choices]).tolist()
+        weights = adaptive_sampling.sampling_weights(
+            posteriors, [adaptive_sampling.difficulty_key(*choice) for choice in choices]
+        ).tolist()
     slot = 0
     while True:
         dataset, preset = rng.choice(choices) if weights is None else rng.choices(choices, weights)[0]
@@ -93,13 +95,13 @@ def candidate_refs(
         slot += 1
 
 
-def difficulties(config: RunConfig) -> list[tuple[str, str]]:
+def task_presets(config: RunConfig) -> list[tuple[str, str]]:
     """(task, preset) pairs that questions are sampled from. A swarm agrees on one preset. Raises UnknownTask."""
     if config.curriculum == "presets" and not config.external_groups:
         return [
             (task, preset)
             for task in config.tasks
-            for preset in (library.presets(task) if is_own(task) else CATALOGUE[task])
+            for preset in (library.task_levels(task) if is_own(task) else CATALOGUE[task])
             if preset != LIBRARY_PRESET or is_own(task)
         ]
     return [(task, preset_of(task, config.preset)) for task in config.tasks]
@@ -117,7 +119,7 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     with work.timed("generate"):
         if not work.partial:
             work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
-        most = limits(context, work)
+        most = token_limits(context, work)
         while True:
             while call := next_call(work.partial, most, context.portion):
                 await _sample(context, work, call)
@@ -129,7 +131,7 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     context.end()
 
 
-def limits(context: RoundContext, work: RoundWork) -> list[int]:
+def token_limits(context: RoundContext, work: RoundWork) -> list[int]:
     """The most tokens of a completion of each prompt."""
     assert work.questions is not None
     by_task = {task: new_tokens(context.config, task) for task in {q.ref.dataset for q in work.questions}}
@@ -142,15 +144,15 @@ async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place])
     seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
     first = [0, *itertools.accumulate(len(row) for row in work.partial)]
     seeds = [RowSeed(seed + first[i] + j, work.partial[i][j].sampled) for i, j in call]
-    left = limits(context, work)[i] - turn_length(work.partial[i][j])
+    left = token_limits(context, work)[i] - turn_length(work.partial[i][j])
     sampling = Sampling(context.config.temperature, 1.0, left)
     progress = context.from_thread(_describe(context, work))
-    await sample(context.host, context.portion, work.prompts, work.partial, call, sampling, seeds, progress)
+    await extend_completions(context.host, context.portion, work.prompts, work.partial, call, sampling, seeds, progress)
 
 
 def _detail(context: RoundContext, work: RoundWork) -> str:
     total = sum(map(len, work.partial)) or len(work.prompts) * context.config.group_size
-    kept = _ended(work, limits(context, work))
+    kept = _ended(work, token_limits(context, work))
     return (
         f"Generating {total} rollouts"
         if not kept
@@ -160,12 +162,12 @@ def _detail(context: RoundContext, work: RoundWork) -> str:
 
 def _ended(work: RoundWork, most: Sequence[int]) -> int:
     """Completions that are ended; none before the first call."""
-    return sum(ended(c, limit) for row, limit in zip(work.partial, most, strict=False) for c in row)
+    return sum(is_turn_over(c, limit) for row, limit in zip(work.partial, most, strict=False) for c in row)
 
 
 def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
     """Progress of one call as progress of the whole phase."""
-    total, most = sum(map(len, work.partial)), limits(context, work)
+    total, most = sum(map(len, work.partial)), token_limits(context, work)
     kept = [c for row in work.partial for c in row]
     before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
     whole = sum(limit * len(row) for limit, row in zip(most, work.partial, strict=True))
@@ -226,7 +228,7 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     context.end()
 
 
-async def score_groups(context: RoundContext, work: RoundWork) -> None:
+async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> None:
     """Reward every local completion with this node's own verifier."""
     if work.local is not None:
         return
@@ -301,7 +303,7 @@ async def run_stage(context: RoundContext, work: RoundWork) -> None:
     work.staged = True
 
 
-def _material(context: RoundContext, work: RoundWork) -> Material:
+def _material(context: RoundContext, work: RoundWork) -> StageMaterial:
     """Local groups, and what others had success or failed at; alone, own groups of earlier rounds. Episodes are left out."""
     assert work.local is not None
     config, memory = context.config, context.memory
@@ -311,9 +313,9 @@ def _material(context: RoundContext, work: RoundWork) -> Material:
     else:
         known = tuple(past.group for past in memory.replay if past.round < work.round)
     local, others = (
-        [made_safe(g) for g in groups if not library.turns(g.question.ref)] for groups in (work.local, known)
+        [made_safe(g) for g in groups if not library.episode_turns(g.question.ref)] for groups in (work.local, known)
     )
-    return Material(tuple(local), tuple(others), config.stage_groups, config.answer_format)
+    return StageMaterial(tuple(local), tuple(others), config.stage_groups, config.answer_format)
 
 
 def made_safe(group: Group) -> Group:
@@ -357,12 +359,12 @@ async def _answer(context: RoundContext, work: RoundWork, step: StageStep, numbe
     with work.timed("score"), work.judging(context.scorer.judge):
         found = await judged(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
     step.answered = tuple(
-        Answered(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
+        AnsweredPrompt(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
         for prompt, (group, _) in zip(step.prompts, found, strict=True)
     )
 
 
-def _advantages(context: RoundContext, answered: Answered, lesson: Lesson) -> dict[int, float]:
+def _advantages(context: RoundContext, answered: AnsweredPrompt, lesson: StageLesson) -> dict[int, float]:
     """Of the lesson's completions, by their places: among each other and the baseline."""
     rewards = [*lesson.baseline, *(answered.group.rewards[place] for place in lesson.places)]
     values = context.algorithm.advantages(as_rewards(rewards))[len(lesson.baseline) :]
@@ -371,9 +373,9 @@ def _advantages(context: RoundContext, answered: Answered, lesson: Lesson) -> di
 
 async def _samples_stage(
     context: RoundContext,
-    answered: Answered,
+    answered: AnsweredPrompt,
     completions: Sequence[Completion],
-    lesson: Lesson,
+    lesson: StageLesson,
     advantages: dict[int, float],
 ) -> list[TrainSample]:
     """The lesson's completions under its prompt. Where that is not the one they were generated with, the policy that is
@@ -420,7 +422,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "update", "Updating the model")
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
-        batch = assemble(
+        batch = assemble_batch(
             work.local,
             work.external or (),
             context.config.local_groups,
@@ -488,7 +490,7 @@ def _samples_training(
             sampled_with = [c.logprobs for c in work.completions[i]]
     else:
         prompt = prompt_ids(tokenizer, context.scorer, group.question)
-        completions = [encoded(tokenizer, rollout) for rollout in group.rollouts]
+        completions = [encode_rollout(tokenizer, rollout) for rollout in group.rollouts]
     return [
         TrainSample(tuple(prompt), tuple(ids), advantage, group.external, behaviour_logprobs=behaviour, loss_mask=mask)
         for (ids, mask), advantage, behaviour in zip(completions, group.advantages, sampled_with, strict=True)

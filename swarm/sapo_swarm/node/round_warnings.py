@@ -73,7 +73,7 @@ def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
     return "Let it see examples first (--examples only), choose easier questions, or a larger base."
 
 
-class Stalled:
+class StallDetector:
     """Follows the rounds of practice. notice: what the status says beside its sentence; "" while there is something to learn.
     mastered: this very round is the last of ROUNDS in which all answers were right."""
 

@@ -10,20 +10,20 @@ import msgspec
 
 from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate, local_groups
-from sapo_swarm.algorithms.registry import algorithm
+from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
-from sapo_swarm.node.checkpoints import versions
+from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
-from sapo_swarm.node.exchange import Exchange, Silo
-from sapo_swarm.node.governor.machine import Machine
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.exchange import GroupExchange, SiloExchange
+from sapo_swarm.node.governor.machine import MachineMonitor
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
-from sapo_swarm.node.guard import Guard
+from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round_context import Activity, BatchSizer, ReplayBuffer, RoundContext
+from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.scoring.rubric import Judge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
@@ -51,9 +51,9 @@ class NodeSetup:
     run_id: str
     folder: Path
     build: Build
-    limits: Callable[[], Limits] = Limits
-    machine: Callable[[Path], Machine] = Machine
-    exchange: Exchange = field(default_factory=Silo)
+    limits: Callable[[], ResourceLimits] = ResourceLimits
+    machine: Callable[[Path], MachineMonitor] = MachineMonitor
+    exchange: GroupExchange = field(default_factory=SiloExchange)
     node_key: str = ""
     swarm: str = SILO
     version: str = ""
@@ -73,7 +73,7 @@ class NodeSetup:
         """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
 
-    def allowed(self) -> Limits:
+    def allowed(self) -> ResourceLimits:
         """The limits of now, as far as they concern this node: alone it needs no network."""
         limits = self.limits()
         return limits if self.mode == "swarm" else msgspec.structs.replace(limits, pause_on_metered=False)
@@ -115,7 +115,7 @@ def round_context(
     config: RunConfig,
     host: EngineThread,
     scorer: Scorer,
-    activity: Activity,
+    activity: NodeActivity,
     stream: Callable[[Phase], None],
     excluded: frozenset[str],
     memory: ReplayBuffer,
@@ -124,7 +124,7 @@ def round_context(
 
     excluded, memory: see RoundContext. Raises UnknownName.
     """
-    info, rule = host.engine.info, algorithm(config.algorithm)
+    info, rule = host.engine.info, load_algorithm(config.algorithm)
     groups = config.local_groups + config.external_groups
     return RoundContext(
         config=config,
@@ -145,9 +145,9 @@ def round_context(
     )
 
 
-def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> Guard:
+def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> RollbackGuard:
     """What watches over the model. config: see round_context."""
-    return Guard(
+    return RollbackGuard(
         config=config,
         host=store.host,
         checkpoints=store.checkpoints,
@@ -160,7 +160,7 @@ def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: E
     )
 
 
-def announcement(
+def make_run_started(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, examples_rounds: int = 0
 ) -> RunStarted:
     """The event with which every opening of a model begins; reads the disk. config: with the engine's decisions in.
@@ -182,9 +182,9 @@ def announcement(
         round=rounds_done,
         rounds_planned=config.rounds,
         seed=config.seed,
-        versions=versions(info.backend),
+        versions=package_versions(info.backend),
         computed_by=info.extra.get("computed_by", ""),
         held_out=held_out_name(config.tasks, config.preset),
         examples_rounds=examples_rounds,
-        judged=any(library.has(task) and bool(library.find(task).spec.rubric) for task in config.tasks),
+        judged=any(library.has_task(task) and bool(library.load_task(task).spec.rubric) for task in config.tasks),
     )

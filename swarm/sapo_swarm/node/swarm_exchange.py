@@ -17,10 +17,10 @@ import msgspec
 from sapo_swarm.algorithms.base import groups_of_a_source
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node import aha_trail
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import Received, least_likely
-from sapo_swarm.node.swarm_stats import Board, Held, SwarmStats
+from sapo_swarm.node.exchange import ReceivedGroups, least_likely
+from sapo_swarm.node.swarm_stats import ExchangeHold, LeaderboardPoller, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
 from sapo_swarm.protocol.safe_text import safe_text
@@ -36,7 +36,7 @@ from sapo_swarm.protocol.wire import (
     label,
     unpack,
 )
-from sapo_swarm.sapo.training_batch import NOTHING, has_advantage, questions_to_sample, strategy
+from sapo_swarm.sapo.training_batch import NOTHING, find_strategy, has_advantage, questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
@@ -52,7 +52,7 @@ LATE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outbox:
+class UploadOutbox:
     """What the next upload may carry: a round's groups, the external groups that its batch wants, and late: non-zero-advantage
     groups of rounds before it that no upload has carried, with their rounds, the newest first."""
 
@@ -61,13 +61,13 @@ class Outbox:
     wanted: int
     late: tuple[tuple[int, Group], ...] = ()
 
-    def after(self, before: Outbox | None) -> Outbox:
+    def after(self, before: UploadOutbox | None) -> UploadOutbox:
         """The outbox of a round, where that of an earlier one has not gone out yet."""
         if before is None:
             return self
         late = (*((before.round_number, group) for group in before.local if has_advantage(group)), *before.late)
         recent = tuple((number, group) for number, group in late if self.round_number - number <= LATE_ROUNDS)
-        return Outbox(self.round_number, self.local, self.wanted, recent[:MAX_GROUPS])
+        return UploadOutbox(self.round_number, self.local, self.wanted, recent[:MAX_GROUPS])
 
     def selected(self, share_fraction: float, together: Together) -> list[tuple[int, Group]]:
         """The part that the swarm asks for, with the rounds: non-zero-advantage groups first, as receivers leave the others out,
@@ -109,7 +109,7 @@ def body_of(group: Group, round_number: int, node: str, model: str, ts: int) -> 
     )
 
 
-def interleaved(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
+def interleave_rollouts(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
     """Rollouts with their groups: the first of every group, then the second, and so on."""
     for place in range(max((len(group.rollouts) for group in groups), default=0)):
         yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
@@ -125,7 +125,7 @@ LEAST_YIELD = 1 / 8
 
 
 @dataclass(slots=True)
-class Pool:
+class ExternalPool:
     """What the strategy `sampling` could sample. Raises UnknownName.
 
     per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (without an
@@ -141,14 +141,14 @@ class Pool:
     _waiting: deque[tuple[float, Group]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        strategy(self.sampling)
+        find_strategy(self.sampling)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, group: Group, now: float) -> None:
         """The oldest gives way when the pool is full."""
-        if not strategy(self.sampling)([group], NOTHING)[0] > 0:
+        if not find_strategy(self.sampling)([group], NOTHING)[0] > 0:
             self.unusable += 1
             return
         self._waiting.append((now, group))
@@ -281,34 +281,34 @@ class SwarmExchange:
     sampling: str = "uniform_nonzero"
     name: str = ""
     share_fraction: float | None = None
-    clock: Callable[[], float] = steady
+    clock: Callable[[], float] = steady_seconds
     """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     memory: Path | None = None
     """Folder of the model with which the phrase memory is kept; None: with nothing."""
-    data_cap: Callable[[int], Held | None] | None = None
+    data_cap: Callable[[int], ExchangeHold | None] | None = None
     """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
-    joined: Callable[[SwarmInfo], Held | None] | None = None
+    joined: Callable[[SwarmInfo], ExchangeHold | None] | None = None
     """Given the swarm that tells of itself during the run only: what holds the exchange until the node's next start."""
     own_worker: bool = True
     """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.sampling)
+        self.pool = ExternalPool(self.sampling)
         self.stats = SwarmStats(self.client.invite.url, self.client.identity.node)
         self._receiver: Receiver | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: UploadOutbox | None = None
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._taking = True
         self._bytes = (0, 0)
-        self._board = Board(self.client, self.stats, self.clock)
+        self._board = LeaderboardPoller(self.client, self.stats, self.clock)
         self._snapshots = SnapshotReader(self.client, self.clock)
         self._rounds_since = 0
         self._worker: Scorer | None = None
         self._kept_at = self.clock()
-        self._until_restart: Held | None = None
+        self._until_restart: ExchangeHold | None = None
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
         """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
@@ -325,7 +325,7 @@ class SwarmExchange:
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
-            self._receiver.phrases, said = aha_trail.kept(self.memory)
+            self._receiver.phrases, said = aha_trail.load_phrase_watch(self.memory)
             if said:
                 log.warning("%s", said)
         self._receiver.phrases.answer_format = scorer.answer_format
@@ -350,14 +350,14 @@ class SwarmExchange:
         self.pool.forget_old(self.clock())
         return questions_to_sample(local, external, self.pool.available(external))
 
-    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> Received:
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
         """Take the pool as it is, queue local groups for the next upload. Waits for no network."""
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.clock())
         wanted = wanted if self._taking else 0
-        self._outbox = Outbox(round_number, local, wanted).after(self._outbox)
-        self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleaved(local))
+        self._outbox = UploadOutbox(round_number, local, wanted).after(self._outbox)
+        self.receiver.phrases.observe_local((r.text, g.question) for r, g in interleave_rollouts(local))
         if self.clock() - self._kept_at > PHRASES_S:
             await self._keep_phrases()
         self._rounds_since += 1
@@ -365,7 +365,7 @@ class SwarmExchange:
         self._woken.set()
         sent, received = self.client.bytes_sent - self._bytes[0], self.client.bytes_received - self._bytes[1]
         self._bytes = self.client.bytes_sent, self.client.bytes_received
-        return Received(self.pool.groups() if wanted else (), sent, received)
+        return ReceivedGroups(self.pool.groups() if wanted else (), sent, received)
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated:
         """These external groups went into a batch of so many: each is used once. Returns the picture as it is now."""
@@ -439,7 +439,7 @@ class SwarmExchange:
         """Returns when everything handed over went out (or was dropped) and what came back was judged."""
         await self._idle.wait()
 
-    async def _exchange_once(self, outbox: Outbox) -> None:
+    async def _exchange_once(self, outbox: UploadOutbox) -> None:
         rewards = [r for g in outbox.local if not is_own(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(outbox.wanted)
@@ -464,7 +464,7 @@ class SwarmExchange:
             return
         self._kept_at = self.clock()
         try:
-            await asyncio.to_thread(aha_trail.keep, self.memory, self._receiver.phrases.packed())
+            await asyncio.to_thread(aha_trail.save_phrase_watch, self.memory, self._receiver.phrases.packed())
         except OSError as error:
             log.warning("the phrase memory is not kept: %s", error)
 
@@ -488,7 +488,7 @@ class SwarmExchange:
         if self.joined is not None:
             self._until_restart = await asyncio.to_thread(self.joined, info)
 
-    def _signed(self, outbox: Outbox) -> list[SignedGroup]:
+    def _signed(self, outbox: UploadOutbox) -> list[SignedGroup]:
         """The groups that go out, as far as one upload carries them. Non-zero-advantage ones stand last, for where a pool is full
         a node's newest groups replace its oldest."""
         signed: list[SignedGroup] = []

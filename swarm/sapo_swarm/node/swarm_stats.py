@@ -21,7 +21,7 @@ SHARE_WINDOW = 50
 DEFAULT_WINDOW_S = 3600.0
 
 
-class Held(Protocol):
+class ExchangeHold(Protocol):
     """Why the exchange is held (by the person's limits, until the next start); sentence: with what lifts it."""
 
     @property
@@ -49,7 +49,7 @@ class SwarmStats:
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     peers: tuple[Peer, ...] = ()
-    held: Held | None = None
+    held: ExchangeHold | None = None
     _last: ExchangeResult | None = None
     _good: ExchangeResult | None = None
     _batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_WINDOW))
@@ -72,7 +72,7 @@ class SwarmStats:
         """Nodes beside this one that the coordinator saw lately; as many as a sample may have before it said so."""
         return MAX_WANT if self._good is None else max(1, self._good.nodes - 1)
 
-    def hold(self, hold: Held | None) -> None:
+    def hold(self, hold: ExchangeHold | None) -> None:
         """The exchange is held, or (None) no more."""
         self.held = hold
 
@@ -151,7 +151,7 @@ PEERS = 100
 """Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
 
 
-class Board:
+class LeaderboardPoller:
     """Puts the peers into the stats. clock: seconds that are never set back."""
 
     def __init__(self, client: NodeClient, stats: SwarmStats, clock: Callable[[], float]) -> None:

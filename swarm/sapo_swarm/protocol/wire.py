@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import folder
-from sapo_swarm.tasks.own.folder import OwnTask, generator
+from sapo_swarm.tasks.own.folder import OwnTask, generator_id
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import PROTOCOL_VERSION, UNREADABLE, Finish, Generator, Name, NodeId, Sha256, TaskRef
 
@@ -336,7 +336,7 @@ class TaskOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def generator(self) -> str:
         """The generator of the references of this version."""
-        return generator(self.hash)
+        return generator_id(self.hash)
 
 
 class TaskOffers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -354,7 +354,7 @@ class TaskUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 def pack(task: OwnTask, held_out: bool) -> TaskUpload:
     """The task for a swarm, with its held-out rows or without. Raises BadTask for one that cannot travel."""
-    raw = folder.packed(task, held_out)
+    raw = folder.pack_task(task, held_out)
     body = _task_offer_compress.compress(raw)
     spec = task.spec
     if len(body) > MAX_PACKED:
@@ -384,7 +384,7 @@ def unpack_task(offer: TaskOffer, body: bytes) -> OwnTask:
         raise BadTask(f"Task {offer.name!r} cannot be unpacked: {error}") from error
     if digest(raw) != offer.hash or len(raw) != offer.size:
         raise BadTask(f"What came is not the task {offer.name!r} that was offered: its hash is another one.")
-    task = folder.unpacked(raw, offer.name, offer.description, offer.licence)
+    task = folder.unpack_task(raw, offer.name, offer.description, offer.licence)
     if (len(task.train), len(task.held_out)) != (offer.train, offer.held_out):
         raise BadTask(f"Task {offer.name!r} has other numbers of rows than it was offered with.")
     return task

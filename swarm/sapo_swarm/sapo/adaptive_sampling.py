@@ -24,7 +24,7 @@ UNIFORM = 0.2
 """Part of the questions that are sampled uniformly, whatever the posteriors say."""
 
 
-class Posterior(msgspec.Struct, frozen=True):
+class SuccessPosterior(msgspec.Struct, frozen=True):
     """Beta(1 + successes, 1 + failures) of a success rate; partial credit counts in part."""
 
     successes: float = 0.0
@@ -41,36 +41,38 @@ class Posterior(msgspec.Struct, frozen=True):
         a, b = 1.0 + self.successes, 1.0 + self.failures
         return a * b / ((a + b) * (a + b + 1.0))
 
-    def after(self, rewards: Sequence[float], fade: float = FADE) -> Posterior:
+    def after(self, rewards: Sequence[float], fade: float = FADE) -> SuccessPosterior:
         """The posterior after one more group; rewards in [0, 1]."""
         kept, won = 1.0 - fade, float(sum(rewards))
-        return Posterior(kept * self.successes + won, kept * self.failures + len(rewards) - won)
+        return SuccessPosterior(kept * self.successes + won, kept * self.failures + len(rewards) - won)
 
 
-Posteriors = Mapping[str, Posterior]
+Posteriors = Mapping[str, SuccessPosterior]
 """By `key`."""
 
 
-def key(dataset: str, preset: str) -> str:
+def difficulty_key(dataset: str, preset: str) -> str:
     """Names a task with its difficulty."""
     return f"{dataset}/{preset}"
 
 
 def key_of(ref: TaskRef) -> str:
     """The same of a question."""
-    return key(ref.dataset, ref.preset)
+    return difficulty_key(ref.dataset, ref.preset)
 
 
-def observe(posteriors: dict[str, Posterior], groups: Iterable[Group]) -> None:
+def update_posteriors(posteriors: dict[str, SuccessPosterior], groups: Iterable[Group]) -> None:
     """Take in the rewards of local groups."""
     for group in groups:
         name = key_of(group.question.ref)
-        posteriors[name] = posteriors.get(name, Posterior()).after(group.rewards)
+        posteriors[name] = posteriors.get(name, SuccessPosterior()).after(group.rewards)
 
 
-def weights(posteriors: Posteriors, candidates: Sequence[str], uniform: float = UNIFORM) -> NDArray[np.float64]:
+def sampling_weights(
+    posteriors: Posteriors, candidates: Sequence[str], uniform: float = UNIFORM
+) -> NDArray[np.float64]:
     """(N,) probabilities of the candidates (names of `key`): uniform / N, the rest in proportion to the expected p (1 - p)."""
-    expected = np.array([posteriors.get(name, Posterior()).variance for name in candidates], dtype=np.float64)
+    expected = np.array([posteriors.get(name, SuccessPosterior()).variance for name in candidates], dtype=np.float64)
     result: NDArray[np.float64] = uniform / len(candidates) + (1.0 - uniform) * expected / expected.sum()
     return result
 
@@ -89,7 +91,7 @@ MOST = 4
 """Times the usual group size that a question gets at most."""
 
 
-def chance_nonzero(posterior: Posterior, size: int) -> float:
+def chance_nonzero(posterior: SuccessPosterior, size: int) -> float:
     """Expected chance that a group of so many 0/1 rewards has unequal ones."""
     a, b = 1.0 + posterior.successes, 1.0 + posterior.failures
     all_right = all_wrong = 1.0
@@ -99,7 +101,7 @@ def chance_nonzero(posterior: Posterior, size: int) -> float:
     return 1.0 - all_right - all_wrong
 
 
-def group_sizes(posteriors: Sequence[Posterior], usual: int) -> list[int]:
+def group_sizes(posteriors: Sequence[SuccessPosterior], usual: int) -> list[int]:
     """Attempts at each question, given the posterior of each: len(posteriors) * usual in all, LEAST to MOST * usual each."""
     sizes = [min(LEAST, usual)] * len(posteriors)
     queue = [(-_adds(posterior, size), i) for i, (posterior, size) in enumerate(zip(posteriors, sizes, strict=True))]
@@ -112,5 +114,5 @@ def group_sizes(posteriors: Sequence[Posterior], usual: int) -> list[int]:
     return sizes
 
 
-def _adds(posterior: Posterior, size: int) -> float:
+def _adds(posterior: SuccessPosterior, size: int) -> float:
     return chance_nonzero(posterior, size + 1) - chance_nonzero(posterior, size)

@@ -30,14 +30,14 @@ class StagePrompt(msgspec.Struct, frozen=True):
     start: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AnsweredPrompt(msgspec.Struct, frozen=True):
     """What was generated for a prompt of the stage, rewarded by this node's own verifier."""
 
     prompt: StagePrompt
     group: Group
 
 
-class Lesson(msgspec.Struct, frozen=True):
+class StageLesson(msgspec.Struct, frozen=True):
     """Completions that an update takes.
 
     answered: the place of their group among all that the stage had answered. places: of the completions in it. baseline: rewards
@@ -51,7 +51,7 @@ class Lesson(msgspec.Struct, frozen=True):
     shown: bool = False
 
 
-class Material(msgspec.Struct, frozen=True):
+class StageMaterial(msgspec.Struct, frozen=True):
     """What a stage works with. local: groups of this round. known: groups of others (alone: of earlier rounds), verified here.
 
     wanted: questions that it may take from `known`. answer_format: where an answer stands.
@@ -67,26 +67,26 @@ class Stage(Protocol):
     """A stage. Its methods are pure: the same arguments give the same result."""
 
     def prompts(
-        self, material: Material, answered: Sequence[Answered], random: np.random.Generator
+        self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
     ) -> list[StagePrompt]:
         """What to generate next, given everything that was answered; [] when the stage is over."""
         ...
 
-    def lessons(self, material: Material, answered: Sequence[Answered]) -> list[Lesson]:
+    def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
         """What is learned from it."""
         ...
 
-    def figures(self, material: Material, answered: Sequence[Answered]) -> dict[str, float]:
+    def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
         """Counts for the journal, by name."""
         ...
 
 
-def dead(group: Group) -> bool:
+def is_all_failures(group: Group) -> bool:
     """No rollout has the whole reward: a group of all failures."""
     return not group.solved
 
 
-def sampled(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
+def sample_groups(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
     """Up to `wanted` of the groups, uniformly, in their order, and of one question at most one."""
     by_ref = {group.question.ref: group for group in groups}
     distinct = list(by_ref.values())
@@ -108,7 +108,7 @@ MASK = "_"
 _MARKERS: dict[AnswerFormat, str] = {"tags": "<answer>", "boxed": "\\boxed", "json": "{"}
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Whole lines as far as they fit; of one long line its beginning."""
     whole = text.strip()
     if len(whole) <= SHOWN_CHARACTERS:
@@ -117,7 +117,7 @@ def shortened(text: str) -> str:
     return cut[: cut.rfind("\n")].rstrip() if "\n" in cut else cut
 
 
-def reasoning(text: str, answer_format: AnswerFormat) -> str:
+def reasoning_before_answer(text: str, answer_format: AnswerFormat) -> str:
     """What stands before the first answer of a completion."""
     if answer_format == "last_line":
         lines = text.rstrip().splitlines()
@@ -130,7 +130,7 @@ def _squeezed(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
-def holds(text: str, answer: str) -> bool:
+def contains_answer(text: str, answer: str) -> bool:
     """The answer stands in the text, whatever the case and the spaces."""
     return _squeezed(answer) in _squeezed(text)
 
@@ -140,7 +140,7 @@ def _pattern(answer: str) -> re.Pattern[str]:
     return re.compile(r"\s*".join(re.escape(character) for character in "".join(answer.split())), re.IGNORECASE)
 
 
-def hint(text: str, answer_format: AnswerFormat) -> str:
+def masked_hint(text: str, answer_format: AnswerFormat) -> str:
     """The reasoning of a verified completion without its answer: every occurrence is masked, whatever case and spaces.
 
     "" where there is no reasoning, no answer, or the answer cannot be taken out.
@@ -148,11 +148,11 @@ def hint(text: str, answer_format: AnswerFormat) -> str:
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
-    masked = _pattern(answer).sub(MASK, shortened(reasoning(text, answer_format)))
-    return "" if holds(masked, answer) or not masked.strip(f"{MASK} \n.,:;=") else masked
+    masked = _pattern(answer).sub(MASK, shorten_text(reasoning_before_answer(text, answer_format)))
+    return "" if contains_answer(masked, answer) or not masked.strip(f"{MASK} \n.,:;=") else masked
 
 
-def beginning(text: str, answer_format: AnswerFormat) -> str:
+def reasoning_prefix(text: str, answer_format: AnswerFormat) -> str:
     """The reasoning of a verified completion up to where its answer first stands, for another one to begin with.
 
     "" where nothing stands before it, or there is no answer.
@@ -160,10 +160,10 @@ def beginning(text: str, answer_format: AnswerFormat) -> str:
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
-    whole = shortened(reasoning(text, answer_format))
+    whole = shorten_text(reasoning_before_answer(text, answer_format))
     found = _pattern(answer).search(whole)
     start = whole[: found.start()] if found else whole
-    return "" if holds(start, answer) else start.rstrip()
+    return "" if contains_answer(start, answer) else start.rstrip()
 
 
 # Critique: a node sees an attempt that failed, says what is wrong with it, and answers.
@@ -178,17 +178,17 @@ CRITICISED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Critique:
+class CritiqueStage:
     """See the module."""
 
     def prompts(
-        self, material: Material, answered: Sequence[Answered], random: np.random.Generator
+        self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
     ) -> list[StagePrompt]:
         """One prompt for each of up to `wanted` questions; see Stage."""
         if answered:
             return []
         groups = [group for group in material.known or material.local if _failed(group)]
-        chosen = sampled(groups, material.wanted, random)
+        chosen = sample_groups(groups, material.wanted, random)
         texts = [_failed(group) for group in chosen]
         shown = [text[int(random.integers(len(text)))] for text in texts]
         return [
@@ -196,16 +196,16 @@ class Critique:
             for group, text in zip(chosen, shown, strict=True)
         ]
 
-    def lessons(self, material: Material, answered: Sequence[Answered]) -> list[Lesson]:
+    def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
         """Every group with a policy gradient, whole, under the prompt it was generated with."""
         del material
         return [
-            Lesson(number, tuple(range(len(a.group.rollouts))), shown=True)
+            StageLesson(number, tuple(range(len(a.group.rollouts))), shown=True)
             for number, a in enumerate(answered)
             if has_advantage(a.group)
         ]
 
-    def figures(self, material: Material, answered: Sequence[Answered]) -> dict[str, float]:
+    def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
         """attempted: attempts criticised. corrected: those after which something succeeded."""
         del material
         return {
@@ -216,7 +216,7 @@ class Critique:
 
 def _failed(group: Group) -> list[str]:
     """What of the group's failures can be shown."""
-    shown = (shortened(r.text) for r in group.rollouts if r.reward < 1.0 and r.finish == "stop")
+    shown = (shorten_text(r.text) for r in group.rollouts if r.reward < 1.0 and r.finish == "stop")
     return [text for text in shown if text]
 
 
@@ -236,13 +236,13 @@ HINTED = "{question}\n\nThe beginning of a solution:\n{shown}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class RelayStage:
     """place: where the hint stands; "none" generates again without one."""
 
     place: Literal["prompt", "start", "none"] = "prompt"
 
     def prompts(
-        self, material: Material, answered: Sequence[Answered], random: np.random.Generator
+        self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
     ) -> list[StagePrompt]:
         """First the questions of others, then the dead ones again; see Stage."""
         found = self._hints(material)
@@ -251,7 +251,7 @@ class Relay:
             others = [
                 group for group in material.known if group.question.ref in found and group.question.ref not in mine
             ]
-            if first := sampled(others, material.wanted, random):
+            if first := sample_groups(others, material.wanted, random):
                 return [StagePrompt(group.question) for group in first]
         if any(a.prompt.text for a in answered):
             return []
@@ -262,9 +262,9 @@ class Relay:
             return StagePrompt(question, HINTED.format(question=question.prompt, shown=shown))
         return StagePrompt(question, question.prompt, shown if self.place == "start" else "")
 
-    def _hints(self, material: Material) -> Mapping[TaskRef, str]:
+    def _hints(self, material: StageMaterial) -> Mapping[TaskRef, str]:
         """For each question with a verified attempt of others, the first hint that such an attempt gives."""
-        make = beginning if self.place == "start" else hint
+        make = reasoning_prefix if self.place == "start" else masked_hint
         found: dict[TaskRef, str] = {}
         for group in material.known:
             solved = (make(r.text, material.answer_format) for r in group.rollouts if r.reward >= 1.0)
@@ -272,22 +272,22 @@ class Relay:
                 found[group.question.ref] = shown
         return found
 
-    def lessons(self, material: Material, answered: Sequence[Answered]) -> list[Lesson]:
+    def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
         """The unaided groups as they are; of the others the successes, without the hint, among the failures before them."""
         failures = {
             g.question.ref: g.rewards for g in [*material.local, *(a.group for a in answered if not a.prompt.text)]
         }
-        found: list[Lesson] = []
+        found: list[StageLesson] = []
         for number, (prompt, group) in enumerate((a.prompt, a.group) for a in answered):
             if not prompt.text:
                 if has_advantage(group):
-                    found.append(Lesson(number, tuple(range(len(group.rollouts)))))
+                    found.append(StageLesson(number, tuple(range(len(group.rollouts)))))
             elif places := tuple(i for i, reward in enumerate(group.rewards) if reward >= 1.0):
                 rest = failures[prompt.question.ref][len(places) :]
-                found.append(Lesson(number, places, rest or failures[prompt.question.ref][:1]))
+                found.append(StageLesson(number, places, rest or failures[prompt.question.ref][:1]))
         return found
 
-    def figures(self, material: Material, answered: Sequence[Answered]) -> dict[str, float]:
+    def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
         """attempted: questions of others. dead: groups of all failures among these and the local ones. hinted: of the dead,
         those that were generated again. revived: of the hinted, those in which something succeeded."""
         again = [a.group for a in answered if a.prompt.text]
@@ -299,16 +299,16 @@ class Relay:
         }
 
 
-def _dead_questions(material: Material, answered: Sequence[Answered]) -> Iterator[Question]:
+def _dead_questions(material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> Iterator[Question]:
     unaided = [*material.local, *(a.group for a in answered if not a.prompt.text)]
-    return (group.question for group in unaided if dead(group))
+    return (group.question for group in unaided if is_all_failures(group))
 
 
 # Stages by name: the values of run.stage beside "none".
 
 STAGES: Mapping[str, Stage] = {
-    "relay": Relay(),
-    "relay_start": Relay("start"),
-    "retry": Relay("none"),
-    "critique": Critique(),
+    "relay": RelayStage(),
+    "relay_start": RelayStage("start"),
+    "retry": RelayStage("none"),
+    "critique": CritiqueStage(),
 }

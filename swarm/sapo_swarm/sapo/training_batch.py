@@ -35,23 +35,23 @@ def as_rewards(rewards: Sequence[float] | Rewards) -> Rewards:
     return values
 
 
-def spread(rewards: Rewards) -> float:
+def reward_std(rewards: Rewards) -> float:
     """Population standard deviation of a group's rewards."""
     return float(np.std(rewards))
 
 
-def normalised(rewards: Rewards) -> Advantages:
+def normalised_advantages(rewards: Rewards) -> Advantages:
     """(r - mean) / (std + EPSILON): GRPO (arXiv 2402.03300, section 4.1.2); zero where std < MIN_SPREAD."""
-    deviation = spread(rewards)
+    deviation = reward_std(rewards)
     if deviation < MIN_SPREAD:
         return np.zeros_like(rewards)
     advantages: Advantages = (rewards - rewards.mean()) / (deviation + EPSILON)
     return advantages
 
 
-def centred(rewards: Rewards) -> Advantages:
+def centred_advantages(rewards: Rewards) -> Advantages:
     """r - mean, not divided by the deviation: Dr. GRPO (arXiv 2503.20783, section 3.2)."""
-    if spread(rewards) < MIN_SPREAD:
+    if reward_std(rewards) < MIN_SPREAD:
         return np.zeros_like(rewards)
     advantages: Advantages = rewards - rewards.mean()
     return advantages
@@ -60,7 +60,7 @@ def centred(rewards: Rewards) -> Advantages:
 def mean_normalised(rewards: Rewards) -> Advantages:
     """(r - mean) / mean: MaxRL (arXiv 2602.02710). Zero where std < MIN_SPREAD; rewards are not negative."""
     mean = float(rewards.mean())
-    if spread(rewards) < MIN_SPREAD or mean <= 0.0:
+    if reward_std(rewards) < MIN_SPREAD or mean <= 0.0:
         return np.zeros_like(rewards)
     advantages: Advantages = rewards / mean - 1.0
     return advantages
@@ -69,7 +69,7 @@ def mean_normalised(rewards: Rewards) -> Advantages:
 def leave_one_out(rewards: Rewards) -> Advantages:
     """r_i - mean of the others: RLOO (arXiv 2402.14740, section 2.2). Equals centred * G / (G - 1)."""
     size = rewards.size
-    if size < 2 or spread(rewards) < MIN_SPREAD:
+    if size < 2 or reward_std(rewards) < MIN_SPREAD:
         return np.zeros_like(rewards)
     advantages: Advantages = (rewards - rewards.mean()) * (size / (size - 1))
     return advantages
@@ -94,7 +94,7 @@ Seen = Mapping[str, int]
 """Key of keys(group) -> times trained on."""
 
 
-def keys(group: Group) -> list[str]:
+def novelty_keys(group: Group) -> list[str]:
     """The task, and each distinct correct answer to it: questions are always fresh, what they teach is not."""
     task = group.question.ref.dataset
     answers = {extract_answer(r.text) or r.text[-ENDING:] for r in group.rollouts if r.reward >= 1.0}
@@ -104,19 +104,19 @@ def keys(group: Group) -> list[str]:
 def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
     """Count groups that went into an update. Of SEEN_KEPT keys at most: what was not trained on for longest is forgotten."""
     for group in groups:
-        for key in keys(group):
+        for key in novelty_keys(group):
             seen[key] = seen.pop(key, 0) + 1  # the newest last
     for key in list(islice(seen, max(0, len(seen) - SEEN_KEPT))):
         del seen[key]
 
 
-def novelty(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
+def novelty_weights(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
     """(N,) in (0, 1]: 1 for a task and answers never trained on, less the more often they were.
 
     The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based bonus of exploration
     (arXiv 1606.01868, section 2).
     """
-    return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in keys(g)])) for g in groups])
+    return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in novelty_keys(g)])) for g in groups])
 
 
 Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
@@ -126,7 +126,7 @@ NOTHING: Seen = {}
 
 def has_advantage(group: Group) -> bool:
     """The group's advantages are not all zero: the spread of its rewards reaches MIN_SPREAD."""
-    return spread(as_rewards(group.rewards)) >= MIN_SPREAD
+    return reward_std(as_rewards(group.rewards)) >= MIN_SPREAD
 
 
 def _uniform(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
@@ -144,7 +144,7 @@ def _reward_guided(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np
 
 
 def _novelty(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = _uniform_nonzero(groups) * novelty(groups, seen)
+    weights: NDArray[np.float64] = _uniform_nonzero(groups) * novelty_weights(groups, seen)
     return weights
 
 
@@ -161,7 +161,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def strategy(name: str) -> Strategy:
+def find_strategy(name: str) -> Strategy:
     """Raises UnknownName, which names the nearest."""
     found = STRATEGIES.get(name)
     if found is None:
@@ -185,9 +185,9 @@ def sample_external(
     if wanted < 0 or (per_source is not None and per_source < 1):
         raise ValueError(f"Cannot sample {wanted} groups with at most {per_source} a source.")
     if not pool or wanted == 0:
-        strategy(sampling)
+        find_strategy(sampling)
         return []
-    weights = np.array(strategy(sampling)(pool, seen), dtype=np.float64)
+    weights = np.array(find_strategy(sampling)(pool, seen), dtype=np.float64)
     taken: dict[str, int] = {}
     chosen: list[Group] = []
     while len(chosen) < wanted and weights.sum() > 0:
@@ -221,7 +221,7 @@ class ReplayEntry(msgspec.Struct, frozen=True):
     group: Group
 
 
-def remember(
+def update_replay_entries(
     past: Sequence[ReplayEntry], round_number: int, groups: Iterable[Group], half_life: int
 ) -> list[ReplayEntry]:
     """What can be replayed after this round: what was there and is not too old, and its groups with a non-zero advantage."""
@@ -286,7 +286,7 @@ def with_advantages(group: Group, rule: AdvantageRule) -> Group:
     return msgspec.structs.replace(group, advantages=tuple(float(value) for value in values))
 
 
-def assemble(
+def assemble_batch(
     local: Sequence[Group],
     pool: Sequence[Group],
     local_wanted: int,

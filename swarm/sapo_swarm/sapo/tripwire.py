@@ -51,7 +51,7 @@ class HeldOut(msgspec.Struct, frozen=True):
         return rate * (1 - rate) / (self.items + 4)
 
 
-class Watch(msgspec.Struct, frozen=True):
+class TripwireState(msgspec.Struct, frozen=True):
     """What a run's journal says about its held-out results.
 
     best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept.
@@ -74,15 +74,15 @@ class Watch(msgspec.Struct, frozen=True):
     held_out: str = ""
 
 
-def watch_of(events: Iterable[object], items: int, tolerance: float) -> Watch:
+def watch_of(events: Iterable[object], items: int, tolerance: float) -> TripwireState:
     """The watch after the events of a journal, in order. items: that a regular evaluation asks (evaluation.regular_items)."""
-    watch = Watch()
+    watch = TripwireState()
     for event in events:
-        watch = observe(watch, event, items, tolerance)
+        watch = update_tripwire(watch, event, items, tolerance)
     return watch
 
 
-def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
+def update_tripwire(watch: TripwireState, event: object, items: int, tolerance: float) -> TripwireState:
     """The watch after one more event. Evaluations that asked another number of items are on other questions, and those with
     an answer to less than half of theirs on a few of them: they say nothing.
 
@@ -98,9 +98,11 @@ def observe(watch: Watch, event: object, items: int, tolerance: float) -> Watch:
     if at_0 is not None and (greedy is None or at_0.pass_at_1 > greedy.pass_at_1):
         watch = msgspec.structs.replace(watch, best_greedy=HeldOut(event.round, at_0.pass_at_1, at_0.items))
     now = HeldOut(event.round, event.pass_at_1, event.items)
-    if watch.best is None or better(watch.best, now):
+    if watch.best is None or is_new_best(watch.best, now):
         return msgspec.structs.replace(watch, best=now, suspect=None, evidence=0.0)
-    found = max(0.0, watch.evidence + evidence(watch.best, now, tolerance)) if watch.taking and tolerance > 0 else 0.0
+    found = (
+        max(0.0, watch.evidence + fall_evidence(watch.best, now, tolerance)) if watch.taking and tolerance > 0 else 0.0
+    )
     return msgspec.structs.replace(watch, evidence=found, suspect=now if found > SUSPICION else None)
 
 
@@ -111,7 +113,7 @@ def is_regular(event: Evaluated, items: int) -> bool:
 
 def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated]:
     """Rounds done -> the newest regular evaluation after them on the questions that were asked last: what can be compared."""
-    watch, results = Watch(), dict[int, Evaluated]()
+    watch, results = TripwireState(), dict[int, Evaluated]()
     for event in events:
         if isinstance(event, RunStarted):
             results = results if _same_questions(watch, event) else {}
@@ -121,13 +123,13 @@ def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated
     return results
 
 
-def _same_questions(watch: Watch, event: RunStarted) -> bool:
+def _same_questions(watch: TripwireState, event: RunStarted) -> bool:
     """The session asks what those before it asked. Sessions of versions that did not name their questions go by their tasks."""
     named = watch.held_out and event.held_out
     return watch.held_out == event.held_out if named else watch.tasks in ((), tuple(sorted(event.tasks)))
 
 
-def _opened(watch: Watch, event: RunStarted) -> Watch:
+def _opened(watch: TripwireState, event: RunStarted) -> TripwireState:
     """A session that asks other held-out questions starts without a mark: results on different questions cannot be compared.
     What was decided about external groups holds."""
     same = _same_questions(watch, event)
@@ -135,7 +137,7 @@ def _opened(watch: Watch, event: RunStarted) -> Watch:
     return watch if same else msgspec.structs.replace(watch, best=None, best_greedy=None, suspect=None, evidence=0.0)
 
 
-def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
+def _switched(watch: TripwireState, event: ExternalSwitched) -> TripwireState:
     best = watch.best
     if best is not None and event.items:
         best = looked_at(best, event.best, event.items)
@@ -154,14 +156,14 @@ def _switched(watch: Watch, event: ExternalSwitched) -> Watch:
     )
 
 
-def better(best: HeldOut, now: HeldOut) -> bool:
+def is_new_best(best: HeldOut, now: HeldOut) -> bool:
     """A new best. A mark that was looked at closer gives way only to what is a standard error above it: else slow harm
     would hide behind the lucky figures of ever worse weights."""
     doubt = math.sqrt(best.variance + now.variance) if best.looked else 0.0
     return now.pass_at_1 > best.pass_at_1 + doubt
 
 
-def pinned_rounds(watch: Watch, rollbacks: int) -> tuple[int, ...]:
+def pinned_rounds(watch: TripwireState, rollbacks: int) -> tuple[int, ...]:
     """Checkpoints that stay, the most needed first: the one that is to go back into place until it has, or else the best one;
     then the best at temperature 0. rollbacks: that the weights contain."""
     best = (watch.best.round,) if watch.best else ()
@@ -170,18 +172,18 @@ def pinned_rounds(watch: Watch, rollbacks: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*needed, *greedy)))
 
 
-def fall(tolerance: float) -> float:
+def suspected_fall(tolerance: float) -> float:
     """The part of the best whose loss is looked for."""
     return min(max(FALL, tolerance), 0.99)
 
 
-def evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
+def fall_evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
     """Log-likelihood ratio of one evaluation, in nats: that the rate fell by fall(tolerance), against that it is the best's.
     Positive speaks for a fall. Rates are shrunk by two successes and two failures, so that 0 and 1 are not certain."""
     if best.pass_at_1 * now.items < LEAST_RIGHT:
         return 0.0
     before = (best.pass_at_1 * best.items + 2) / (best.items + 4)
-    after = (1 - fall(tolerance)) * before
+    after = (1 - suspected_fall(tolerance)) * before
     right = now.pass_at_1 * now.items
     return right * math.log(after / before) + (now.items - right) * math.log((1 - after) / (1 - before))
 
@@ -201,11 +203,11 @@ def closer_look(
     if tolerance <= 0:
         return "chance"
     gained, lost = gained_and_lost(zip(before, after, strict=True))
-    share = 1 / (2 - fall(tolerance))
+    share = 1 / (2 - suspected_fall(tolerance))
     ratio = lost * math.log(2 * share) + gained * math.log(2 * (1 - share))
     exact = last and lost > gained and mcnemar_exact(gained, lost) <= FALSE_ALARM
     if exact or ratio >= math.log((1 - MISSED) / FALSE_ALARM):
-        return "harm" if mean(after) < (1 - tolerance) * mean(before) else "open"
+        return "harm" if mean_pass_rate(after) < (1 - tolerance) * mean_pass_rate(before) else "open"
     return "chance" if ratio <= math.log(MISSED / (1 - FALSE_ALARM)) else "open"
 
 
@@ -223,6 +225,6 @@ def looked_at(best: HeldOut, rate: float, items: int) -> HeldOut:
     return msgspec.structs.replace(best, pass_at_1=pooled, items=before + items, looked=True)
 
 
-def mean(results: Sequence[ItemResult]) -> float:
+def mean_pass_rate(results: Sequence[ItemResult]) -> float:
     """pass@1; 0 without items."""
     return sum(item.rate for item in results) / len(results) if results else 0.0

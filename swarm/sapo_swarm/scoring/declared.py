@@ -32,21 +32,21 @@ from sapo_swarm.tasks.own import spec as kinds
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import (
     BadTask,
-    Choice,
-    Exact,
+    ChoiceVerifier,
+    ExactVerifier,
     Extract,
-    Format,
-    Function,
-    Items,
+    FormatVerifier,
+    FunctionVerifier,
     ItemSet,
     JsonEqual,
     JsonSchema,
-    Length,
-    Number,
-    Order,
+    LengthVerifier,
+    ListVerifier,
+    NumberVerifier,
+    OrderVerifier,
     PythonTests,
-    Regex,
-    Sql,
+    RegexVerifier,
+    SqlVerifier,
     truth_column,
     unit_tests,
 )
@@ -93,7 +93,7 @@ _PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
 _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
 
 
-def number_match(part: Number, case: Case) -> float:
+def number_match(part: NumberVerifier, case: Case) -> float:
     """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are no numbers."""
     answer, unit = parse_measure(case.answer, part)
     truth, wanted = parse_measure(case.truth, part)
@@ -103,7 +103,7 @@ def number_match(part: Number, case: Case) -> float:
     return float(abs(answer - truth) <= allowed)
 
 
-def parse_measure(text: str, part: Number) -> tuple[Fraction | None, str]:
+def parse_measure(text: str, part: NumberVerifier) -> tuple[Fraction | None, str]:
     """A number (None where the text is none) and the unit behind or before it, "" for none."""
     if _RAISED.search(text):
         return None, ""
@@ -198,7 +198,7 @@ MATCHED = 2000
 _AROUND = "()[]{}.: "
 
 
-def exact_match(part: Exact, case: Case) -> float:
+def exact_match(part: ExactVerifier, case: Case) -> float:
     """1.0 for the truth, or one of its alternatives, after normalisation."""
 
     def form(text: str) -> str:
@@ -208,7 +208,7 @@ def exact_match(part: Exact, case: Case) -> float:
     return float(form(case.answer) in {form(truth) for truth in truths if truth.strip()})
 
 
-def choice_match(part: Choice, case: Case) -> float:
+def choice_match(part: ChoiceVerifier, case: Case) -> float:
     """1.0 for the truth's option alone; two options in one answer are none."""
     chosen = normalised_label(case.answer)
     if part.options and chosen not in {normalised_label(option) for option in part.options}:
@@ -221,7 +221,7 @@ def normalised_label(text: str) -> str:
     return unquoted(plain(text).casefold().strip(_AROUND)).strip(_AROUND)
 
 
-def regex_match(part: Regex, case: Case) -> float:
+def regex_match(part: RegexVerifier, case: Case) -> float:
     """1.0 where the whole answer matches. The worker's deadline ends a match that would not."""
     if len(case.answer) > MATCHED:
         return 0.0
@@ -229,12 +229,12 @@ def regex_match(part: Regex, case: Case) -> float:
     return float(pattern.fullmatch(case.answer) is not None)
 
 
-def length_match(part: Length, case: Case) -> float:
+def length_match(part: LengthVerifier, case: Case) -> float:
     """1.0 inside the limits."""
     return float(part.least <= len(case.text if part.whole else case.answer) <= part.most)
 
 
-def format_match(part: Format, case: Case) -> float:
+def format_match(part: FormatVerifier, case: Case) -> float:
     """1.0 for one answer with the wanted beginning and end, and nothing behind it."""
     if not (case.answer.startswith(part.starts) and case.answer.endswith(part.ends)):
         return 0.0
@@ -375,7 +375,7 @@ MAX_ITEMS = 200
 """Items of an answer; one with more is wrong."""
 
 
-def list_equal(part: Items, case: Case) -> float:
+def list_equal(part: ListVerifier, case: Case) -> float:
     """Share of places that agree, over the longer of both lists."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS:
@@ -391,7 +391,7 @@ def set_overlap(part: ItemSet, case: Case) -> float:
     return len(mine & theirs) / len(mine | theirs)
 
 
-def order_agreement(part: Order, case: Case) -> float:
+def order_agreement(part: OrderVerifier, case: Case) -> float:
     """Share of pairs in the truth's order; 0 where the items are not the truth's, each once."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS or sorted(mine) != sorted(set(theirs)):
@@ -435,7 +435,7 @@ _DENIED = frozenset({"random", "randomblob", "zeroblob", "printf", "format", "lo
 """Functions that make a verdict a matter of luck, or megabytes out of a few letters."""
 
 
-def same_result(part: Sql, case: Case) -> float:
+def same_result(part: SqlVerifier, case: Case) -> float:
     """1.0 where the answer gives the truth's rows. The names of columns do not count; a truth without rows is never met."""
     wanted = _wanted(case.task.fixture, case.truth)
     if not wanted:
@@ -593,7 +593,7 @@ class NoReward(ValueError):
     """reward.py gives no reward: no such function, an error in it, or something else than a number."""
 
 
-def own_function(_part: Function, case: Case) -> float:
+def own_function(_part: FunctionVerifier, case: Case) -> float:
     """What the function says of one completion, cut to [0, 1]. Raises NoReward, and whatever the function raises."""
     found = load_reward(case.task.code)(
         prompts=[case.task.spec.fill(dict(case.row))],
@@ -614,7 +614,7 @@ def load_reward(code: bytes) -> Reward:
 @lru_cache(maxsize=4)
 def execute_file(code: bytes, name: str) -> ModuleType:
     """The file as a module. Raises whatever it raises; PermissionError without the person's yes."""
-    if not library.allowed(code):
+    if not library.is_code_allowed(code):
         raise PermissionError(f"Nobody said yes to this {name}.")
     module = sys.modules[f"own_{name}"] = ModuleType(f"own_{name}")  # dataclasses look their module up
     exec(compile(code, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
@@ -645,23 +645,25 @@ def _fits(function: Any) -> bool:
 
 # A completion against a row of an own task: extraction, then every declared verifier.
 
-JUDGES: dict[type[kinds.Part], Callable[[Any, Case], float]] = {
-    kinds.Exact: exact_match,
-    kinds.Number: number_match,
-    kinds.Choice: choice_match,
-    kinds.Items: list_equal,
+JUDGES: dict[type[kinds.VerifierPart], Callable[[Any, Case], float]] = {
+    kinds.ExactVerifier: exact_match,
+    kinds.NumberVerifier: number_match,
+    kinds.ChoiceVerifier: choice_match,
+    kinds.ListVerifier: list_equal,
     kinds.ItemSet: set_overlap,
-    kinds.Order: order_agreement,
-    kinds.Regex: regex_match,
+    kinds.OrderVerifier: order_agreement,
+    kinds.RegexVerifier: regex_match,
     kinds.JsonSchema: fits_schema,
     kinds.JsonEqual: json_equal,
-    kinds.Sql: same_result,
-    kinds.Length: length_match,
-    kinds.Format: format_match,
+    kinds.SqlVerifier: same_result,
+    kinds.LengthVerifier: length_match,
+    kinds.FormatVerifier: format_match,
     kinds.PythonTests: passes_tests,
-    kinds.Function: own_function,
-    kinds.Environment: lambda _part, case: case.environment,
-    kinds.Judged: lambda _part, _case: 0.0,  # only its judge says anything else, outside the worker: Scorer.score_local
+    kinds.FunctionVerifier: own_function,
+    kinds.EnvironmentVerifier: lambda _part, case: case.environment,
+    kinds.JudgedVerifier: lambda _part, _case: (
+        0.0
+    ),  # only its judge says anything else, outside the worker: Scorer.score_local
 }
 
 

@@ -58,7 +58,7 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
         "SAPO_SCORER_MEMORY": str(memory_bytes),
         "SAPO_SCORER_NICE": str(niceness),
     }
-    if (own := library.folder()) is not None:
+    if (own := library.task_folder()) is not None:
         environment[library.ENVIRONMENT] = str(own)
     return environment
 
@@ -231,7 +231,7 @@ class WorkerProcess:
         False when it died; that task gets the time of any other job from then on."""
         for ref in (job.ref for job in jobs if library.is_own(job.ref)):
             name = ref.dataset
-            if name in self._read or name in self._too_long or not library.has(name):
+            if name in self._read or name in self._too_long or not library.has_task(name):
                 continue
             if not self._exchange([Job(ref, read=True)], [], START_S):
                 self._too_long.add(name)

@@ -36,7 +36,7 @@ def messages(question: str, system: str = "", answer_format: AnswerFormat = "tag
 
 def conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
     """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
-    return messages(question.prompt, library.system(question.ref), answer_format)
+    return messages(question.prompt, library.task_system_prompt(question.ref), answer_format)
 
 
 def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") -> str:
@@ -44,7 +44,7 @@ def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") ->
     that; "" where neither is, or a task is not here any more or does not load."""
     usual = SYSTEM_PROMPTS[answer_format]
     try:
-        found = {("" if name in CATALOGUE else library.find(name).spec.system) or usual for name in tasks}
+        found = {("" if name in CATALOGUE else library.load_task(name).spec.system) or usual for name in tasks}
     except (ValueError, KeyError):
         return ""
     return found.pop() if len(found) == 1 else usual if usual in found else ""

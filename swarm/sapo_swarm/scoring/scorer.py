@@ -43,7 +43,7 @@ async def judged_groups(
         )
     table = []
     for ref, question, texts in groups:
-        spec = library.find(ref.dataset).spec
+        spec = library.load_task(ref.dataset).spec
         said = [after_reasoning(cap(text), rule.in_reasoning) if question else "" for text in texts]
         table.append(
             [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in said]

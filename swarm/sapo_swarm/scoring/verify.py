@@ -14,7 +14,7 @@ from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.catalogue import EXACT, LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.spec import Environment
+from sapo_swarm.tasks.own.spec import EnvironmentVerifier
 from sapo_swarm.types import STRICT, RewardRule
 
 # Verifiers of our own, for datasets whose reasoning_gym scorer would run the answer or can be made to explode.
@@ -181,7 +181,7 @@ def score_episode(
     Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
     """
     text = after_reasoning(cap(text), rule.in_reasoning)
-    alone = all(isinstance(part, Environment) for part in task.spec.verifier)
+    alone = all(isinstance(part, EnvironmentVerifier) for part in task.spec.verifier)
     answer = text if alone else extract_answer(task.spec.extract, text, rule.answer_format) or ""
     if not alone and not answer:
         return 0.0, False

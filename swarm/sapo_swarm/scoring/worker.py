@@ -24,9 +24,9 @@ from sapo_swarm.scoring.declared import enclose_answer, load_reward
 from sapo_swarm.scoring.environments import Step, blueprint, opened, play
 from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
-from sapo_swarm.tasks.catalogue import contrasts
+from sapo_swarm.tasks.catalogue import contrast_refs
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask, declares
+from sapo_swarm.tasks.own.folder import OwnTask, declares_verifier
 from sapo_swarm.tasks.own.spec import JsonSchema, PythonTests, right_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
@@ -167,9 +167,9 @@ def _example(job: Job, dataset: Any, entry: dict[str, Any]) -> str:
 def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
     """Load the task's code and look its schema over: what cannot work is told of, not judged by. An environment adds to the
     question what it says when it is reset."""
-    if declares(task.spec, PythonTests):
+    if declares_verifier(task.spec, PythonTests):
         declared.require_runner()
-    if declares(task.spec, JsonSchema):
+    if declares_verifier(task.spec, JsonSchema):
         declared.require_sound_schema(task.schema)
     if task.spec.turns:
         row = entry["row"]
@@ -202,7 +202,7 @@ def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
     found: list[tuple[Any, dict[str, Any]]] = []
     asked = _regenerate(job.ref)[1]["question"]
-    for ref in contrasts(job.ref, job.rule.contrast):
+    for ref in contrast_refs(job.ref, job.rule.contrast):
         try:
             other = _regenerate(ref)
             if not library.is_own(ref) or other[1]["question"] != asked:  # few rows: the seed may draw the same one
@@ -224,9 +224,9 @@ def _reason(error: BaseException) -> str:
 
 def _prepare(ref: TaskRef) -> None:
     """Read the task of a reference and load its reward function before the clock of its job runs: both may take a while."""
-    from sapo_swarm.tasks.questions import prepare
+    from sapo_swarm.tasks.questions import preload_task
 
-    task = prepare(ref)
+    task = preload_task(ref)
     if task is not None and task.code:
         with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
             blueprint(task.code) if task.spec.turns else load_reward(task.code)
@@ -267,7 +267,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     folders = [Path(own)] if (own := os.environ.get(library.ENVIRONMENT)) else []
     for folder in folders:
-        library.use(folder)
+        library.set_task_folder(folder)
     if library.runs_generated():
         python_runner.start((source.fileno(), sink.fileno()))  # now: later neither processes nor memory are to be had
     if sys.platform != "win32":

@@ -40,14 +40,14 @@ _NUMBER_GRID = re.compile(r"\d+(?: +\d+)*(?:\n\d+(?: +\d+)*)*")
 _PERSON = re.compile(r"([A-Za-z]+) is an? ([a-z]+)")
 
 
-def number(text: str) -> Decimal | None:
+def parse_plain_number(text: str) -> Decimal | None:
     """The value of a plain number, None for everything else; no precision is lost."""
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
 def same_number(answer: str, entry: Mapping[str, Any]) -> bool:
     """The truth's value, however many zeros it is written with, and nothing around it."""
-    return number(answer) is not None and number(answer) == number(entry["answer"])
+    return parse_plain_number(answer) is not None and parse_plain_number(answer) == parse_plain_number(entry["answer"])
 
 
 def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
@@ -56,8 +56,8 @@ def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
     written = [text for value, text in zip(known["candidates"], known["formatted_candidates"], strict=True)
                if value == known["solution"]]  # fmt: skip
     plain = answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
-    right = {number(text.replace(",", "")) for text in (*written, entry["answer"])}
-    return number(plain) is not None and number(plain) in right
+    right = {parse_plain_number(text.replace(",", "")) for text in (*written, entry["answer"])}
+    return parse_plain_number(plain) is not None and parse_plain_number(plain) in right
 
 
 def number_sorting(answer: str, entry: Mapping[str, Any]) -> bool:
@@ -66,21 +66,21 @@ def number_sorting(answer: str, entry: Mapping[str, Any]) -> bool:
         given, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
     except (ValueError, RecursionError):
         return False
-    values = [number(str(item)) for item in given]
-    return None not in values and values == [number(str(item)) for item in truth]
+    values = [parse_plain_number(str(item)) for item in given]
+    return None not in values and values == [parse_plain_number(str(item)) for item in truth]
 
 
 def power_function(answer: str, entry: Mapping[str, Any]) -> bool:
     """Three significant figures, as the question asks, or the whole number that the library gives as its truth."""
-    truth = number(entry["answer"])
+    truth = parse_plain_number(entry["answer"])
     if truth is None:
         return False
-    return number(answer) in (truth, Decimal(f"{truth:.2e}"))
+    return parse_plain_number(answer) in (truth, Decimal(f"{truth:.2e}"))
 
 
 def pool_matrix(answer: str, entry: Mapping[str, Any]) -> bool:
     """The truth's numbers, each to its two decimal places."""
-    given, truth = ([[number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
+    given, truth = ([[parse_plain_number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
                     for text in (answer, entry["answer"]))  # fmt: skip
     return given == truth and not any(cell is None for row in given for cell in row)
 
@@ -103,25 +103,25 @@ def letter_jumble(answer: str, entry: Mapping[str, Any]) -> bool:
     return answer.split() == str(entry["answer"]).split()
 
 
-def shaped(pattern: re.Pattern[str]) -> Exact:
+def require_full_match(pattern: re.Pattern[str]) -> Exact:
     """Nothing but an answer in the form that the question asks for: text around it was judged by nobody."""
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
 
 EXACT: dict[str, Exact] = {
     "decimal_arithmetic": same_number,
-    "fraction_simplification": shaped(_FRACTION),
+    "fraction_simplification": require_full_match(_FRACTION),
     "gsm_symbolic": same_number,
-    "kakurasu": shaped(_BINARY_GRID),
+    "kakurasu": require_full_match(_BINARY_GRID),
     "knights_knaves": knights_knaves,
     "letter_jumble": letter_jumble,
     "number_format": number_format,
     "number_sorting": number_sorting,
     "pool_matrix": pool_matrix,
     "power_function": power_function,
-    "quantum_lock": shaped(_BUTTONS),
-    "survo": shaped(_NUMBER_GRID),
-    "time_intervals": shaped(_DURATION),
+    "quantum_lock": require_full_match(_BUTTONS),
+    "survo": require_full_match(_NUMBER_GRID),
+    "time_intervals": require_full_match(_DURATION),
 }
 """By task. In the first kind a wrong value passes the library's rule, in the second any text around the answer does."""
 
@@ -340,12 +340,12 @@ STRICT_PRESETS = PRESETS - {LIBRARY_PRESET}
 """Those under whose rule full marks need a right answer."""
 
 
-def settings(dataset: str, preset: str) -> Settings:
+def preset_settings(dataset: str, preset: str) -> Settings:
     """The generator settings of a task. Raises UnknownTask."""
     presets = CATALOGUE.get(dataset)
     if presets is None:
         raise NoSuchTask(
-            f"There is no task {dataset!r}. {nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.names())})}"
+            f"There is no task {dataset!r}. {nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.task_names())})}"
         )
     chosen = presets.get(preset)
     if chosen is None:
@@ -363,13 +363,13 @@ def preset_of(dataset: str, preset: str) -> str:
         return library.PRESET
     presets = CATALOGUE.get(dataset, {})
     chosen = DEFAULT_PRESET if DEFAULT_PRESET in presets and preset not in presets else preset
-    settings(dataset, chosen)
+    preset_settings(dataset, chosen)
     return chosen
 
 
 def is_own(dataset: str) -> bool:
     """The name is that of a task of the person's own; the catalogue's names cannot be taken."""
-    return dataset not in CATALOGUE and library.has(dataset)
+    return dataset not in CATALOGUE and library.has_task(dataset)
 
 
 def generator_of(dataset: str, swarm: str = "") -> str:
@@ -377,12 +377,12 @@ def generator_of(dataset: str, swarm: str = "") -> str:
 
     Raises BadTask.
     """
-    return library.generator(dataset, swarm) if is_own(dataset) else GENERATOR_VERSION
+    return library.resolve_generator(dataset, swarm) if is_own(dataset) else GENERATOR_VERSION
 
 
 def held_out_count(dataset: str, limit: int) -> int:
     """How many held-out questions a task has, at most `limit`. Raises BadTask."""
-    return min(limit, len(library.find(dataset).held_out)) if is_own(dataset) else limit
+    return min(limit, len(library.load_task(dataset).held_out)) if is_own(dataset) else limit
 
 
 TRAIN_LIMIT = 2**31 - 2**20
@@ -398,7 +398,7 @@ def train_seed(node_key: str, swarm: str, round_number: int, slot: int, seed: in
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % TRAIN_LIMIT
 
 
-def contrasts(ref: TaskRef, count: int) -> list[TaskRef]:
+def contrast_refs(ref: TaskRef, count: int) -> list[TaskRef]:
     """Other questions of the same task, the same on every node. The chance that one is the question itself is 1 in 2^31, but in
     tasks with few questions it may read the same."""
     text = f"sapo-contrast-v1|{ref.seed}|{ref.index}"
@@ -436,7 +436,7 @@ def task_tokens(config: RunConfig) -> Mapping[str, int]:
 def new_tokens(config: RunConfig, task: str) -> int:
     """Of a completion, for a question of that task: run.task_tokens goes first, then max_new_tokens of an own task's task.toml
     unless the model reasons first; never more than run.max_new_tokens. Raises BadTask."""
-    return tokens_needed(config, task, library.find(task).spec.max_new_tokens if is_own(task) else 0)
+    return tokens_needed(config, task, library.load_task(task).spec.max_new_tokens if is_own(task) else 0)
 
 
 def tokens_needed(config: RunConfig, task: str, needed: int) -> int:

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, is_train, settings
+from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, is_train, preset_settings
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask, generator
+from sapo_swarm.tasks.own.folder import OwnTask, generator_id
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
@@ -93,7 +93,7 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
         return _own_entry(ref)
     if ref.generator != GENERATOR_VERSION:
         raise NoSuchQuestion(f"{ref.label} was made by {ref.generator}; this node has {GENERATOR_VERSION}.")
-    config = dict(settings(ref.dataset, ref.preset))
+    config = dict(preset_settings(ref.dataset, ref.preset))
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # bf prints dots while it generates
             dataset = _dataset(ref, config)
@@ -105,24 +105,24 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     return dataset, entry
 
 
-def prepare(ref: TaskRef) -> OwnTask | None:
+def preload_task(ref: TaskRef) -> OwnTask | None:
     """The task of a reference, where it is one of the person's: reading many rows may take longer than an answer may."""
     if library.is_own(ref):
         with contextlib.suppress(BadTask, KeyError):  # told of when the question is asked for
-            return library.find(ref.dataset)
+            return library.load_task(ref.dataset)
     return None
 
 
 def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     """The task and the row: held-out rows by their index, training rows by the seed; one never reaches the other's."""
     try:
-        task = library.find(ref.dataset)
+        task = library.load_task(ref.dataset)
     except (BadTask, KeyError) as error:
         raise NoSuchQuestion(
             f"There is no task {ref.dataset!r} here." if isinstance(error, KeyError) else str(error)
         ) from error
     held_out = ref.seed == HELD_OUT_SEED
-    if ref.generator != task.generator and (held_out or ref.generator != generator(task.train_digest)):
+    if ref.generator != task.generator and (held_out or ref.generator != generator_id(task.train_digest)):
         raise NoSuchQuestion(f"Task {ref.dataset!r} was changed since. Start the run anew to use what it is now.")
     if not held_out and (ref.index or not is_train(ref)):
         raise NoSuchQuestion(f"{ref.label} is neither a training row nor a held-out one.")

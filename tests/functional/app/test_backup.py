@@ -85,10 +85,10 @@ def test_a_task_accepted_without_held_out_rows_works_after_a_restore_and_can_be_
         sharing.accept_task(old, SWARM, upload.offer, task)
     brought(new, archive.create_backup(old, tmp_path / "mine.tar").path)
     with own_tasks.library_in(new.tasks):
-        assert library.find("theirs").train == task.train
-        assert not library.travels("theirs", SWARM)
+        assert library.load_task("theirs").train == task.train
+        assert not library.has_shared_version("theirs", SWARM)
         sharing.accept_task(new, SWARM, upload.offer, task)
-        assert library.travels("theirs", SWARM)
+        assert library.has_shared_version("theirs", SWARM)
 
 
 def test_a_second_restore_finds_everything_here_already(old: Home, new: Home, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GreedyScore, RoundFinished, TaskScore, encode
-from sapo_swarm.node.control_server import Counted
+from sapo_swarm.node.control_server import EventTotals
 from sapo_swarm.node.journal import Journal
 
 RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
@@ -78,7 +78,7 @@ def test_the_greedy_part_of_an_evaluation_has_its_own_figures_here_and_in_the_me
     (row,) = (row for row in rows([opened(0), event]) if row.kind == "held_out")
     assert (row.figures["held_out_t1/pass_at_1"], row.figures["held_out_t0/pass_at_1"]) == (0.25, 0.75)
     assert (row.figures["held_out_t0/delta_low"], row.figures["held_out_t0_task/sums"]) == (0.1, 0.75)
-    counted = Counted()
+    counted = EventTotals()
     counted.add(event)
     assert {t: score.pass_at_1 for t, score in counted.held_out.items()} == {1.0: 0.25, 0.0: 0.75}
 

@@ -25,7 +25,7 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
     folder = sums(host / "data" / "tasks" / "my_sums")
     text = (folder / "task.toml").read_text()
     (folder / "task.toml").write_text(text.replace("[[verifier]]", f"{EVIL}[[verifier]]") + f"units = {UNITS}\n")
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
     async with coordinator(host, "--port", "0") as (invite, _):
         done = await asyncio.to_thread(sapo, host, "tasks", "share", "my_sums")
         assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
             assert "1. Calculate 0 + 0." in shown
             assert "none held out" in shown
             assert all(unit in shown for unit in UNITS)
-            assert not library.has("my_sums")
+            assert not library.has_task("my_sums")
             await pilot.press("escape")
             await until(pilot, lambda: not isinstance(app.screen, TaskDialog))
             await pilot.press("t")
@@ -52,6 +52,6 @@ async def test_joining_asks_about_the_task_and_one_key_accepts_it(home: Home, tm
             await until(pilot, lambda: app.state.run is not None and "my_sums" in app.state.run.tasks)
             assert app.state.run is not None
             assert (app.state.run.mode, app.state.run.tasks) == ("swarm", ("basic_arithmetic", "my_sums"))
-            assert library.has("my_sums")
+            assert library.has_task("my_sums")
         await supervisor.shut_down_node(home)
-    library.use(None)
+    library.set_task_folder(None)

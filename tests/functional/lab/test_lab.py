@@ -23,7 +23,7 @@ from sapo_lab.running.run import run_folder
 from sapo_lab.schema import BadExperiment, parse
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.round_context import Activity, ReplayBuffer
+from sapo_swarm.node.round_context import NodeActivity, ReplayBuffer
 from sapo_swarm.node.setup import NodeSetup, round_context
 from sapo_swarm.scoring.scorer import Scorer
 
@@ -69,7 +69,7 @@ async def test_a_node_of_the_lab_takes_steps_as_large_as_a_node_of_the_app(score
     lab = await open_node(found, found.arm("a"), 0, 1, scorer, tmp_path, build, frozenset())
     config, host = lab.context.config, lab.host
     setup = NodeSetup(config, "app", tmp_path, lambda _: host.engine, lambda: CALM)
-    app = round_context(setup, config, host, scorer, Activity(), lambda _: None, frozenset(), ReplayBuffer())
+    app = round_context(setup, config, host, scorer, NodeActivity(), lambda _: None, frozenset(), ReplayBuffer())
     assert lab.context.policy.learning_rate == app.policy.learning_rate > 0.0
     await lab.close()
 

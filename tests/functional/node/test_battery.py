@@ -17,7 +17,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow
 from sapo_backends.base import Engine, Progress
 from sapo_swarm.events import Event, RoundFinished, StateChanged
 from sapo_swarm.node.governor import rules
-from sapo_swarm.node.governor.machine import Machine
+from sapo_swarm.node.governor.machine import MachineMonitor
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
@@ -44,7 +44,9 @@ async def test_battery_slows_a_node_ten_percent_pause_it_and_mains_bring_it_back
         return engine
 
     node = Node(
-        NodeSetup(config, "held", tmp_path / "run", build, lambda: LIMITS, lambda run: Machine(run, tmp_path / "sys"))
+        NodeSetup(
+            config, "held", tmp_path / "run", build, lambda: LIMITS, lambda run: MachineMonitor(run, tmp_path / "sys")
+        )
     )
 
     def step(event: Event) -> None:

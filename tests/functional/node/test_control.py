@@ -18,9 +18,9 @@ from sapo_backends.base import Engine, LoadRequest, Progress, Sampling
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import EPHEMERAL, RoundFinished, RunStarted
-from sapo_swarm.node.control_api import ControlClient, ControlError, heartbeat
+from sapo_swarm.node.control_api import ControlClient, ControlError, heartbeat_path
 from sapo_swarm.node.control_server import ControlServer
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
@@ -37,7 +37,7 @@ async def socket(tmp_path: Path) -> AsyncIterator[Path]:
 
     From its first round on, anything that would stop the event loop (disk, database, sleep) fails the test.
     """
-    calm = Limits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
+    calm = ResourceLimits(pause_on_battery=False, max_celsius=0, min_free_memory=0, min_free_disk=0)
     node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, lambda: calm))
     path = tmp_path / "s" / "node.sock"
     async with ControlServer(node, path):
@@ -58,12 +58,12 @@ async def test_a_node_that_answers_can_be_named_when_it_falls_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sign of life is there before its socket is."""
-    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, Limits))
+    node = Node(NodeSetup(CONFIG, "test", tmp_path / "run", build, ResourceLimits))
     path, seen = tmp_path / "s" / "node.sock", []
 
     class Site(web.UnixSite):
         async def start(self) -> None:
-            seen.append(await asyncio.to_thread(heartbeat(path).read_text, "ascii"))
+            seen.append(await asyncio.to_thread(heartbeat_path(path).read_text, "ascii"))
             await super().start()
 
     monkeypatch.setattr(web, "UnixSite", Site)
@@ -134,7 +134,7 @@ async def test_a_query_that_is_no_number_of_an_event_is_refused(socket: Path) ->
 async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path: Path) -> None:
     """With room for some prompts only, rounds use those; held-out items without room count as wrong."""
     from sapo_swarm.node.engine_thread import EngineThread
-    from sapo_swarm.node.evaluation import answer
+    from sapo_swarm.node.evaluation import evaluate_questions
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.catalogue import held_out
 
@@ -146,7 +146,7 @@ async def test_questions_that_do_not_fit_into_the_model_are_passed_over(tmp_path
         prompts = [q.prompt for q in await scorer.questions(refs) if hasattr(q, "prompt")]
         lengths = sorted(len(engine.tokenizer.encode_chat([{"role": "user", "content": p}])) for p in prompts)
         engine.info = dataclasses.replace(engine.info, context_length=lengths[2] + 40)
-        results = await answer(host, scorer, refs, Sampling(1.0, 1.0, 8), samples=2)
+        results = await evaluate_questions(host, scorer, refs, Sampling(1.0, 1.0, 8), samples=2)
     await host.close()
     assert len(results) == 6
     assert any(r.truncated == (True, True) and r.correct == (False, False) for r in results)
@@ -156,7 +156,7 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypa
     """A model that writes (P ∨ Q) to everything loses nothing by it; one that solves its questions loses nearly all."""
     from sapo_swarm.evaluation import held_out_items, task_scores
     from sapo_swarm.node.engine_thread import EngineThread
-    from sapo_swarm.node.evaluation import answer
+    from sapo_swarm.node.evaluation import evaluate_questions
     from sapo_swarm.scoring.scorer import Scorer
     from sapo_swarm.tasks.questions import generate_entry
 
@@ -170,7 +170,7 @@ async def test_answers_are_scored_on_another_question_of_their_task_too(monkeypa
     said = iter(["(P ∨ Q)"] * 30 + [generate_entry(ref)[1]["answer"] for ref in sums])
     monkeypatch.setattr(engine.tokenizer, "decode", lambda tokens: f"<answer>{next(said)}</answer>")
     async with Scorer() as scorer:
-        rote, solved = task_scores(await answer(host, scorer, [*logic, *sums], Sampling(1.0, 1.0, 8)))
+        rote, solved = task_scores(await evaluate_questions(host, scorer, [*logic, *sums], Sampling(1.0, 1.0, 8)))
     await host.close()
     assert 0.6 < rote.pass_at_1 < 0.95
     assert rote.permuted == pytest.approx(rote.pass_at_1)

@@ -130,4 +130,4 @@ def test_an_unknown_transport_is_one_sentence(tmp_path: Path, monkeypatch: pytes
     assert refused.returncode == 1
     assert "'pigeon'. Set it to unix or tcp" in refused.stderr
     monkeypatch.delenv("SAPO_CONTROL")
-    assert control_api.kind() == ("unix" if os.name == "posix" else "tcp")
+    assert control_api.transport_kind() == ("unix" if os.name == "posix" else "tcp")

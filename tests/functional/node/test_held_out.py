@@ -24,7 +24,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
 from sapo_swarm.events import Evaluated, decode, encode
 from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Evaluator, beyond_exclusion, held_out_exclusion
-from sapo_swarm.node.guard import Guard
+from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.round_context import RoundContext, RoundWork
 from sapo_swarm.node.round_phases import NoQuestions, candidate_refs, sample_questions
@@ -197,11 +197,11 @@ async def test_a_closer_look_ends_with_the_rows_and_does_not_say_that_nothing_fe
 
     with library_in(tmp_path):
         examiner: Any = Answers(config, node.host, scorer, tmp_path)
-        guard = Guard(config, node.host, examiner=examiner, in_swarm=True, **NOT_USED)
+        guard = RollbackGuard(config, node.host, examiner=examiner, in_swarm=True, **NOT_USED)
         before, after, found = await guard._compared(tmp_path, 9, 0, lambda part: None)
     assert (found, len(before), len(after)) == (verdict, questions, questions)
-    assert "neither be seen nor ruled out" in Guard._cleared(9, "open", "figures").sentence
-    assert "no fall of a third or more was found" in Guard._cleared(9, "chance", "figures").sentence
+    assert "neither be seen nor ruled out" in RollbackGuard._cleared(9, "open", "figures").sentence
+    assert "no fall of a third or more was found" in RollbackGuard._cleared(9, "chance", "figures").sentence
 
 
 async def test_an_evaluation_with_an_item_that_does_not_regenerate_marks_the_best_checkpoint(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ from sapo_backends.common import hardware
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import CheckpointSaved, Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node import resume_log
-from sapo_swarm.node.governor.rules import Hold
-from sapo_swarm.node.governor.run_control import Requests, RunControl, command
-from sapo_swarm.node.journal import Bus, Journal, read_only
+from sapo_swarm.node.governor.rules import GovernorHold
+from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_command
+from sapo_swarm.node.journal import EventBus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import Activity, BatchSizer
+from sapo_swarm.node.round_context import BatchSizer, NodeActivity
 
 MOST = 15
 """Holds; then the rest of the rounds is undisturbed."""
-HEAT = Hold("heat", "95 °C", "below 82 °C", 0.0)
+HEAT = GovernorHold("heat", "95 °C", "below 82 °C", 0.0)
 
 
 def finished(folder: Path) -> list[RoundFinished]:
@@ -147,7 +147,7 @@ async def test_rollouts_of_the_round_in_flight_survive_a_stop_and_a_start(tmp_pa
     assert weights(tmp_path / "stopped", 2) == weights(tmp_path / "calm", 2)
     told = [e.text for e in read_only(tmp_path / "stopped" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
-    assert resume_log.kept(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
+    assert resume_log.load_in_flight(tmp_path / "stopped") is None, "a finished round leaves nothing behind"
     assert on_disk(tmp_path / "stopped").told == [0, 1]
 
 
@@ -156,7 +156,7 @@ async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(
     tmp_path: Path, changed: dict[str, object]
 ) -> None:
     await stopped_after(2, tmp_path / "m")
-    assert resume_log.kept(tmp_path / "m") is not None
+    assert resume_log.load_in_flight(tmp_path / "m") is not None
     other = msgspec.structs.replace(CONFIG, **changed)
     await make(tmp_path / "m", CountingEngine(), other).run()
     await undisturbed(tmp_path / "calm", other)
@@ -167,19 +167,19 @@ async def test_rollouts_of_other_settings_are_left_out_with_a_sentence(
 
 async def test_rollouts_kept_without_a_hash_of_what_the_model_read_are_used(tmp_path: Path) -> None:
     await stopped_after(2, tmp_path / "m")
-    kept = resume_log.kept(tmp_path / "m")
+    kept = resume_log.load_in_flight(tmp_path / "m")
     assert kept is not None
     questions = tuple(msgspec.structs.replace(q, read_sha256="") for q in kept.questions)
-    resume_log.keep(tmp_path / "m", msgspec.structs.replace(kept, questions=questions))
+    resume_log.save_in_flight(tmp_path / "m", msgspec.structs.replace(kept, questions=questions))
     await make(tmp_path / "m", CountingEngine()).run()
     told = [e.text for e in read_only(tmp_path / "m" / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
 
 
 def test_kept_rollouts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    assert resume_log.kept(tmp_path) is None
+    assert resume_log.load_in_flight(tmp_path) is None
     (tmp_path / resume_log.NAME).write_bytes(b"\x93half")
-    assert resume_log.kept(tmp_path) is None
+    assert resume_log.load_in_flight(tmp_path) is None
 
 
 def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not() -> None:
@@ -200,7 +200,7 @@ def test_calls_get_smaller_while_they_are_interrupted_and_whole_again_when_not()
 
 async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_not_wait(tmp_path: Path) -> None:
     """Where holds come faster than an update takes, the model would never learn."""
-    journal, activity = Journal(tmp_path / "journal.db"), Activity()
+    journal, activity = Journal(tmp_path / "journal.db"), NodeActivity()
     stopped = asyncio.Event()
 
     class Token:
@@ -210,7 +210,7 @@ async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_no
         def reset(self) -> None:
             stopped.clear()
 
-    run_control = RunControl(Bus(journal), activity, Token(), lambda _share, _duty: False)  # type: ignore[arg-type]
+    run_control = RunControl(EventBus(journal), activity, Token(), lambda _share, _duty: False)  # type: ignore[arg-type]
     activity.state = "running"
     activity.begin("update", 3, "Updating the model")
     run_control.hold((HEAT,))
@@ -223,7 +223,7 @@ async def test_an_automatic_hold_lets_an_update_end_and_a_person_s_pause_does_no
     assert stopped.is_set()
     stopped.clear()
     activity.begin("update", 3, "Updating the model")
-    run_control.request(command(Requests(), "pause", 0, 0.0))
+    run_control.request(apply_command(RunRequests(), "pause", 0, 0.0))
     assert stopped.is_set()
     journal.close()
 

@@ -100,10 +100,10 @@ async def test_groups_that_waited_over_a_stop_are_used_as_long_as_a_pool_would_h
 ) -> None:
     first, _ = interrupted(tmp_path, lambda node: node.command("stop"))
     await first.run()
-    kept = resume_log.kept(tmp_path)
+    kept = resume_log.load_in_flight(tmp_path)
     assert kept is not None
     assert len(kept.external or ()) == CONFIG.external_groups
-    resume_log.keep(tmp_path, made(kept))
+    resume_log.save_in_flight(tmp_path, made(kept))
     await guarded(tmp_path, 1, HEALTHY, eval_every=0).run()
     assert (finished(tmp_path).external_groups > 0) == used
 

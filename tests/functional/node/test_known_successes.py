@@ -20,7 +20,13 @@ from sapo_swarm.events import Event, ExamplesRead, GroupRecorded, RoundFinished,
 from sapo_swarm.node import examples_phase
 from sapo_swarm.node.examples_phase import ExampleSource
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.known_successes import Success, Written, candidates, keep_written, verified
+from sapo_swarm.node.known_successes import (
+    KnownSuccess,
+    WrittenAnswer,
+    collect_candidates,
+    keep_written,
+    verify_candidates,
+)
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.scoring.scorer import Scorer
@@ -54,7 +60,7 @@ def row(place: int) -> TaskRef:
 def person(path: Path, count: int, text: str = TEXT) -> Path:
     """The file of a person who answered so many rows."""
     for place in range(count):
-        keep_written(path, Written(row(place), text))
+        keep_written(path, WrittenAnswer(row(place), text))
     return path
 
 
@@ -87,11 +93,13 @@ def imitated(events: list[Event]) -> list[int]:
 
 
 async def known(
-    *events: GroupRecorded, written: tuple[Written, ...] = (), excluded: tuple[str, ...] = ()
-) -> list[Success]:
+    *events: GroupRecorded, written: tuple[WrittenAnswer, ...] = (), excluded: tuple[str, ...] = ()
+) -> list[KnownSuccess]:
     """What passes here of these groups and answers."""
     async with Scorer() as scorer:
-        return await verified(scorer, candidates(events, written, ("oaths", "basic_arithmetic")), frozenset(excluded))
+        return await verify_candidates(
+            scorer, collect_candidates(events, written, ("oaths", "basic_arithmetic")), frozenset(excluded)
+        )
 
 
 async def test_a_text_counts_by_the_verdict_of_this_node_and_not_by_what_came_with_it() -> None:
@@ -115,14 +123,14 @@ async def test_a_question_with_an_answer_of_its_own_takes_no_success() -> None:
         assert pair is not None
         text = f"So: {pair[1]}"
         assert (await scorer.score(asked, [text])).rewards == (1.0,)
-    (found,) = await known(written=(Written(asked, text), Written(row(3), TEXT)))
+    (found,) = await known(written=(WrittenAnswer(asked, text), WrittenAnswer(row(3), TEXT)))
     assert found.question.ref == row(3)
 
 
 async def test_successes_to_rows_set_aside_are_no_examples_and_each_question_comes_once() -> None:
     """References of a swarm count rows beyond their number: the same rows again."""
-    again = [Written(TaskRef("oaths", "own", 80 + place, 0, generator_of("oaths")), TEXT) for place in range(80)]
-    found = await known(written=(*(Written(row(place), TEXT) for place in range(80)), *again))
+    again = [WrittenAnswer(TaskRef("oaths", "own", 80 + place, 0, generator_of("oaths")), TEXT) for place in range(80)]
+    found = await known(written=(*(WrittenAnswer(row(place), TEXT) for place in range(80)), *again))
     assert len(found) == 80
     async with Scorer() as scorer:
         source = ExampleSource(UNTAUGHT, "key", "silo", scorer, frozenset(), lambda _: True, found)
@@ -212,7 +220,7 @@ async def test_a_node_killed_in_the_phase_goes_on_with_the_texts_that_it_began_w
     learned slowly. The end is that of a phase that nothing disturbed."""
     for home in ("straight", "killed"):
         oaths(tmp_path / home / "data" / "tasks", "Aye")
-        library.use(tmp_path / home / "data" / "tasks")
+        library.set_task_folder(tmp_path / home / "data" / "tasks")
         person(tmp_path / home / "data" / "written-answers.jsonl", 60, "<answer>Aye</answer>")
     done = await asyncio.to_thread(sapo, tmp_path / "straight", "node", *FLAGS)
     assert done.returncode == 0, done.stderr

@@ -21,10 +21,10 @@ from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import Activity, BatchSizer, ReplayBuffer, RoundWork, StageStep
+from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundWork, StageStep
 from sapo_swarm.node.round_phases import run_stage
 from sapo_swarm.node.setup import NodeSetup, round_context
-from sapo_swarm.sapo.stages import Answered, StagePrompt
+from sapo_swarm.sapo.stages import AnsweredPrompt, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -169,7 +169,7 @@ async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_
     asked = [Question(TaskRef("calendar_arithmetic", "starter", n), f"Day {n}?", f"{n}" * 64) for n in range(2)]
     wrong, right = (Rollout(f"<answer>{day}day</answer>", "stop", float(day == "Mon")) for day in ("Sun", "Mon"))
     prompts = tuple(StagePrompt(question, f"{question.prompt} Count.") for question in asked)
-    answered = tuple(Answered(prompt, Group(prompt.question, (right, wrong))) for prompt in prompts)
+    answered = tuple(AnsweredPrompt(prompt, Group(prompt.question, (right, wrong))) for prompt in prompts)
     host, engine = EngineThread(), Refusing()
     await host.load(lambda: engine)
     completions = [[Completion(tuple(engine.tokenizer.encode_text(r.text)), (), "stop") for r in (right, wrong)]] * 2
@@ -177,7 +177,7 @@ async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_
     work = RoundWork(0, local=local, steps=[StageStep(prompts, RoundWork(0), answered, completions)])
     setup = NodeSetup(config, "refusing", tmp_path, lambda _: engine, lambda: CALM)
     context = round_context(
-        setup, config, host, Scorer(), Activity(), lambda phase: None, excluded=frozenset(), memory=ReplayBuffer()
+        setup, config, host, Scorer(), NodeActivity(), lambda phase: None, excluded=frozenset(), memory=ReplayBuffer()
     )
     with pytest.raises(OutOfMemory):
         await run_stage(context, work)
@@ -195,7 +195,7 @@ def system(proc: Path, kills: int, boot: str = "b1") -> Path:
 
 def dies(folder: Path, rounds: int, proc: Path) -> int:
     """A session that is killed: its note stays."""
-    with ticker.session(folder, rounds, proc) as deaths:
+    with ticker.track_oom_deaths(folder, rounds, proc) as deaths:
         note = (folder / ticker.FILE).read_bytes()
     (folder / ticker.FILE).write_bytes(note)
     return deaths
@@ -210,13 +210,13 @@ def test_only_a_session_that_ended_as_the_system_took_memory_back_counts(tmp_pat
     assert dies(tmp_path, 9, system(proc, 8)) == 1, "it had come further meanwhile"
     assert dies(tmp_path, 9, system(proc, 9, boot="b2")) == 0, "counted since another start of the system"
     assert dies(tmp_path, 9, system(proc, 10, boot="b2")) == 1
-    with ticker.session(tmp_path, 9, system(proc, 10, boot="b2")):
+    with ticker.track_oom_deaths(tmp_path, 9, system(proc, 10, boot="b2")):
         pass
     assert not (tmp_path / ticker.FILE).exists()
     assert dies(tmp_path, 9, system(proc, 11, boot="b2")) == 0, "the last one ended by itself"
     (tmp_path / ticker.FILE).write_bytes(b"\xff{")
     assert dies(tmp_path, 9, system(proc, 12, boot="b2")) == 0, "a damaged note says nothing"
-    with ticker.session(tmp_path / "gone", 0, system(proc, 13)) as deaths:
+    with ticker.track_oom_deaths(tmp_path / "gone", 0, system(proc, 13)) as deaths:
         assert deaths == 0, "a disk that refuses the note is no obstacle"
 
 
@@ -236,10 +236,10 @@ def test_rows_for_which_there_was_no_memory_are_never_asked_for_again() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the wall is Linux'")
 def test_behind_a_wall_memory_is_refused_and_the_rest_of_the_process_lives(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from sapo_swarm.node.governor import ticker as memory; assert memory.wall(0.75)\n"
+        "import numpy as np; from sapo_swarm.node.governor import ticker as memory; assert memory.limit_process_memory(0.75)\n"
         "try: np.ones(2**27); print('no wall')\n"
         "except MemoryError: print('refused')\n"
-        "memory.wall(0); print(np.ones(2**20).sum())"
+        "memory.limit_process_memory(0); print(np.ones(2**20).sum())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused", "1048576.0"]

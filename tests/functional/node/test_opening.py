@@ -20,12 +20,12 @@ from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.frame import header
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
-from sapo_swarm.node.evaluation import BaseAnswers, conditions
+from sapo_swarm.node.evaluation import BaseAnswers, evaluation_conditions
 from sapo_swarm.node.governor.rules import DAYS
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.journal import Bus, Journal, read_only
+from sapo_swarm.node.journal import EventBus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import Activity
+from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.setup import NodeSetup
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +45,7 @@ def evaluations(folder: Path) -> list[Evaluated]:
 
 
 def answers(folder: Path, config: RunConfig) -> dict[Any, Any]:
-    now = conditions(config, CountingEngine().info)
+    now = evaluation_conditions(config, CountingEngine().info)
     return BaseAnswers(folder / "evaluations" / "base.json", lambda _task: config.max_new_tokens, now).known()
 
 
@@ -214,8 +214,8 @@ async def test_what_is_asked_of_a_node_just_as_its_state_changes_does_not_bring_
 ) -> None:
     """Its pause is told of a moment later: by then the model may be open."""
     journal = Journal(tmp_path / "journal.db")
-    activity = Activity()
-    control = RunControl(Bus(journal), activity, CancelToken(), lambda _share, _duty: False)
+    activity = NodeActivity()
+    control = RunControl(EventBus(journal), activity, CancelToken(), lambda _share, _duty: False)
     control.command("pause", 0.0)
     activity.state = "stopped"
     await control.settled()

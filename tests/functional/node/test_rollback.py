@@ -224,13 +224,13 @@ import os, signal, sys
 from pathlib import Path
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node import going_back
-from sapo_swarm.node.checkpoints import Checkpoints
+from sapo_swarm.node.checkpoints import CheckpointStore
 
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 
 where = sys.argv[2]
 if where == "before the rename":
-    Checkpoints._put = die
+    CheckpointStore._put = die
 else:
     going_back.resume_log.forget = die
 going_back.go_back_on_disk(Path(sys.argv[1]), RunConfig(), 1, "m")

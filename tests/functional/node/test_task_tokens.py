@@ -23,7 +23,7 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.evaluation import BaseAnswers, answer, sampled
+from sapo_swarm.node.evaluation import BaseAnswers, evaluate_questions, sample_completions
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out, new_tokens
@@ -55,9 +55,9 @@ async def test_a_held_out_answer_has_the_limit_of_its_task() -> None:
     await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
     async with Scorer() as scorer:
         questions = [q for q in await scorer.questions(REFS) if isinstance(q, Question)]
-        found = await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, limit)
-        alike = await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, lambda _task: 6)
-        assert alike == await sampled(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0)
+        found = await sample_completions(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, limit)
+        alike = await sample_completions(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0, lambda _task: 6)
+        assert alike == await sample_completions(host, scorer, questions, Sampling(1.0, 1.0, 6), 2, 0)
     longest = {q.ref.dataset: max(len(c.tokens) for c in group) for q, group in zip(questions, found, strict=True)}
     assert longest["bf"] <= 2 < longest["basic_arithmetic"]
     await host.close()
@@ -68,7 +68,7 @@ async def test_the_bases_answers_are_compared_under_the_same_limit_alone(tmp_pat
     host = EngineThread()
     await host.load(lambda: FakeBackend().load(LoadRequest("fake")))
     async with Scorer() as scorer:
-        results = await answer(host, scorer, REFS, Sampling(1.0, 1.0, 6), limit=limit)
+        results = await evaluate_questions(host, scorer, REFS, Sampling(1.0, 1.0, 6), limit=limit)
     await host.close()
     path = tmp_path / "base.json"
     BaseAnswers(path, limit, {}).add(results)

@@ -23,10 +23,10 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GroupRecorded, LogLine, RoundFinished
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.evaluation import sampled
+from sapo_swarm.node.evaluation import sample_completions
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.rollouts import encoded, model_turns, turn_length, verdicts
-from sapo_swarm.node.swarm_exchange import Outbox
+from sapo_swarm.node.rollouts import encode_rollout, model_turns, score_completions, turn_length
+from sapo_swarm.node.swarm_exchange import UploadOutbox
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
@@ -81,8 +81,8 @@ async def test_an_episode_never_goes_to_a_swarm(tmp_path: Path) -> None:
     single = tuple(msgspec.structs.replace(rollout, turns=()) for rollout in group.rollouts)
     ref = group.question.ref
     together = frozenset({(ref.dataset, ref.generator)})
-    assert Outbox(1, [group], 0).selected(1.0, together) == []
-    assert len(Outbox(1, [msgspec.structs.replace(group, rollouts=single)], 0).selected(1.0, together)) == 1
+    assert UploadOutbox(1, [group], 0).selected(1.0, together) == []
+    assert len(UploadOutbox(1, [msgspec.structs.replace(group, rollouts=single)], 0).selected(1.0, together)) == 1
 
 
 async def test_an_interrupted_episode_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_known_episode_is_encoded_as_it_was_sampled() -> None:
     tokenizer = FakeEngine(LoadRequest("fake")).tokenizer
     turns = (Turn("<answer>5</answer>"), Turn("Calculate 1 + 9.", environment=True), Turn("<answer>10</answer>"))
     rollout = Rollout("", "stop", 1.0, turns=turns)
-    ids, mask = encoded(tokenizer, rollout)
+    ids, mask = encode_rollout(tokenizer, rollout)
     assert mask is not None
     completion = Completion(ids, (0.0,) * len(ids), "stop", mask)
     assert model_turns(tokenizer, completion) == ("<answer>5</answer>", "<answer>10</answer>")
@@ -149,7 +149,7 @@ def test_foreign_text_ends_with_the_token_that_ends_a_turn_of_the_model(
         shutil.copy(bundled_model_folder("starter-1m") / name, tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
     tokenizer = HfTokenizer(tmp_path)
-    whole, cut = (encoded(tokenizer, Rollout("4", finish, 1.0, turns=turns))[0] for finish in ("stop", "length"))
+    whole, cut = (encode_rollout(tokenizer, Rollout("4", finish, 1.0, turns=turns))[0] for finish in ("stop", "length"))
     assert whole == (*cut, 2)
     assert cut == tuple(tokenizer.encode_text("4"))
 
@@ -179,8 +179,8 @@ async def test_the_right_answers_to_both_turns_earn_the_reward() -> None:
         async with Scorer(margin_s=20.0) as scorer:
             questions = await scorer.questions([held_out("two_sums", "own", 0)])
             asked = [q for q in questions if isinstance(q, Question)]
-            drawn = await sampled(host, scorer, asked, Sampling(0.0, 1.0, 24), 2, 0)
-            ((scored, *_),) = await verdicts(host.engine.tokenizer, scorer, asked, drawn)
+            drawn = await sample_completions(host, scorer, asked, Sampling(0.0, 1.0, 24), 2, 0)
+            ((scored, *_),) = await score_completions(host.engine.tokenizer, scorer, asked, drawn)
             turns = [model_turns(host.engine.tokenizer, c) for c in drawn[0]]
     finally:
         await host.close()
@@ -194,7 +194,7 @@ async def test_an_evaluation_of_which_no_question_can_be_asked_is_given_up_and_t
     """Its environment does not start for the held-out row."""
     code = TWO_SUMS.replace("        self.first,", "        assert first != '12'\n        self.first,")
     (task / "two_sums" / "environment.py").write_text(code, "utf-8")
-    library.allow(code.encode())
+    library.allow_code(code.encode())
     await make(tmp_path / "run", CountingEngine(), msgspec.structs.replace(CONFIG, eval_every=2)).run()
     assert evaluations(tmp_path / "run") == []
     said = [e.text for e in read_only(tmp_path / "run" / "journal.db", ("log",)) if isinstance(e, LogLine)]

@@ -8,14 +8,14 @@ from tests.support.exchanging_node import Node
 
 from sapo_swarm.coordinator.host import Hosted
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.governor.rules import DataCap, Limits
+from sapo_swarm.node.governor.rules import DataCap, ResourceLimits
 from sapo_swarm.scoring.scorer import Scorer
 
 
 async def test_when_the_days_data_are_used_the_exchange_rests_over_a_restart_and_training_goes_on_alone(
     hosted: Hosted, scorer: Scorer, engine: EngineThread, tmp_path: Path
 ) -> None:
-    limits, path = Limits(max_network_mb_a_day=0.012), tmp_path / "network.json"
+    limits, path = ResourceLimits(max_network_mb_a_day=0.012), tmp_path / "network.json"
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
     await ada.join("Ada")
     await ada.round(1, await ada.groups(1))
@@ -40,7 +40,7 @@ async def test_when_the_days_data_are_used_the_exchange_rests_over_a_restart_and
     assert await again.round(1, await again.groups(1)) == ()
     assert again.client.bytes_sent == before
     assert again.exchange.prompts_to_sample(2, 2) == 4, "the whole batch is its own"
-    limits = Limits(max_network_mb_a_day=100)
+    limits = ResourceLimits(max_network_mb_a_day=100)
     assert await again.round(2, await again.groups(2))
     assert again.news().connected
     for node in (ada, bob, again):

@@ -22,9 +22,9 @@ from sapo_backends.base import LoadRequest, PolicyUpdate, TrainSample
 from sapo_backends.fake import FakeBackend
 from sapo_desktop.errors import AppError
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal, check_journal, read_only
-from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.resume_log import LoggedUpdate, ResumeHeader, UpdateLog, make_logged_update
 
 # -- the journal of a model
 
@@ -54,13 +54,13 @@ def journal_check(folder: Path, promised: Sequence[int]) -> None:
 # -- the update log, and checkpoints
 
 POLICY = PolicyUpdate(learning_rate=1e-3)
-HEADER = Header(0, "a" * 64, 0)
+HEADER = ResumeHeader(0, "a" * 64, 0)
 
 
 def update(number: int) -> LoggedUpdate:
     """A finished round."""
     batch = [TrainSample((5, 6), (7, number), 1.0, False, None, (-1.0, -1.0))]
-    return logged(number, number, POLICY, batch, [b"{}"], [])
+    return make_logged_update(number, number, POLICY, batch, [b"{}"], [])
 
 
 def log_work(folder: Path, try_: Try, promise: Promise) -> None:
@@ -80,14 +80,14 @@ def log_check(folder: Path, promised: Sequence[int]) -> None:
 
 def checkpoints_work(folder: Path, try_: Try, promise: Promise) -> None:
     engine = FakeBackend().load(LoadRequest(model="fake:0.002"))
-    checkpoints = Checkpoints(folder / "checkpoints", 2)
+    checkpoints = CheckpointStore(folder / "checkpoints", 2)
     for number in range(1, 4):
-        if again(try_, lambda n=number: checkpoints.write(engine, Moment(n, "time"))):  # type: ignore[misc]
+        if again(try_, lambda n=number: checkpoints.write(engine, CheckpointInfo(n, "time"))):  # type: ignore[misc]
             promise(number)
 
 
 def checkpoints_check(folder: Path, promised: Sequence[int]) -> None:
-    found, _ = Checkpoints(folder / "checkpoints", 2).newest_intact()
+    found, _ = CheckpointStore(folder / "checkpoints", 2).newest_intact()
     if promised:
         assert found is not None
         assert found[1].rounds_done >= max(promised)

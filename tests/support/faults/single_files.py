@@ -19,9 +19,9 @@ from sapo_swarm.node.resume_log import InFlight
 from sapo_swarm.protocol.drift import PhraseWatch
 from sapo_swarm.protocol.identity import KeyStoreError, load_or_create
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import make, read_task, write_task
+from sapo_swarm.tasks.own.folder import build_task, read_task, write_task
 from sapo_swarm.tasks.own.import_rows import read_jsonl
-from sapo_swarm.tasks.own.spec import parse
+from sapo_swarm.tasks.own.spec import parse_spec
 from sapo_swarm.types import Question, TaskRef
 
 # -- files that are replaced as a whole: the last one that was promised is there, or a newer one
@@ -49,21 +49,21 @@ QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?"
 def keep_phrases(folder: Path, number: int) -> None:
     made = PhraseWatch()
     made.observe_local([(f"step {word} of it", QUESTION) for word in ("a", "b", "c", "d")[:number]])
-    aha_trail.keep(folder, made.packed())
+    aha_trail.save_phrase_watch(folder, made.packed())
 
 
 def kept_phrases(folder: Path) -> int:
-    found, said = aha_trail.kept(folder)
+    found, said = aha_trail.load_phrase_watch(folder)
     assert not said
     return found.packed().observed
 
 
 def keep_in_flight(folder: Path, number: int) -> None:
-    resume_log.keep(folder, InFlight(number, "x", (), None, 0, 0, {}))
+    resume_log.save_in_flight(folder, InFlight(number, "x", (), None, 0, 0, {}))
 
 
 def kept_in_flight(folder: Path) -> int:
-    found = resume_log.kept(folder)
+    found = resume_log.load_in_flight(folder)
     return 0 if found is None else found.round
 
 
@@ -136,9 +136,9 @@ def key_check(folder: Path, promised: Sequence[str]) -> None:
 
 
 def task(number: int) -> Any:
-    spec = parse('name = "sums"\nprompt = "{q}"\nanswer = "a"\n', "task.toml")
+    spec = parse_spec('name = "sums"\nprompt = "{q}"\nanswer = "a"\n', "task.toml")
     rows = [read_jsonl(f'{{"q":"{side} {number}","a":"1"}}\n') for side in ("train", "held-out")]
-    return make(spec, rows[0], rows[1])
+    return build_task(spec, rows[0], rows[1])
 
 
 def keep_task(folder: Path, number: int) -> None:
@@ -146,7 +146,7 @@ def keep_task(folder: Path, number: int) -> None:
 
 
 def kept_task(folder: Path) -> int:
-    library.use(folder)
+    library.set_task_folder(folder)
     if not (folder / "sums").exists():
         return 0
     number = read_task(folder / "sums").train[0]["q"].rpartition(" ")[2]

@@ -12,7 +12,7 @@ import pytest
 from sapo_desktop.dashboard import look
 from sapo_desktop.dashboard.history.run import Clock
 from sapo_desktop.dashboard.widgets.plot import Axis, ticks, when
-from sapo_swarm.node.clock import local
+from sapo_swarm.node.clock import local_time
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
 
@@ -80,4 +80,4 @@ def test_after_the_zone_changes_a_log_line_and_a_chart_name_the_hour_that_the_no
         assert look.date(moment) == wall
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert when(moment) == "Sat 05:00"
-    assert time.strftime("%H:%M", local(moment)) == "05:00"
+    assert time.strftime("%H:%M", local_time(moment)) == "05:00"

@@ -35,7 +35,7 @@ from sapo_swarm.events import (
     SwarmUpdated,
     TaskScore,
 )
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"
@@ -266,7 +266,7 @@ def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
 
 
 def test_numbers_are_shown_in_few_characters() -> None:
-    assert [age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
+    assert [format_age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
     assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")
     assert (count(1870.4), memory(412e6), memory(None)) == ("1,870", "412 MB", "—")
 

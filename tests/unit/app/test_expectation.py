@@ -30,7 +30,7 @@ async def test_the_share_of_mixed_groups_is_that_of_the_success_however_large_th
     config = RunConfig(model="fake", trainer="fake", tasks=("easy",), temperature=0.88, max_new_tokens=8)
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await expectation.measure_expectation(library.find("easy"), config, scorer)
+            found = await expectation.measure_expectation(library.load_task("easy"), config, scorer)
     assert found is not None
     assert (found.prompts, found.rate) == (400, pytest.approx(0.15, abs=0.03))
     assert found.mixed == pytest.approx(expectation.chance_of_mixed(found.rate, config.group_size), abs=0.1)
@@ -112,7 +112,7 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
     monkeypatch.setattr(expectation._Trial, "greedy", right_behind_examples)
     config = RunConfig(model="fake:0", trainer="fake", tasks=("sums",), max_new_tokens=8)
     with library_in(home.tasks):
-        before = library.find("sums")
+        before = library.load_task("sums")
         async with Scorer() as scorer:
             found = await expectation.measure_expectation(before, config, scorer)
         assert found is not None

@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.state import DashboardState, Link, Rewound, apply
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Event, LogLine
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import NodeNotAnswering, NodeNotRunning, NodeStatus, NodeUnreadable
 
 REMARK, REASON = "Could not initialize NNPACK", "No space is left"
@@ -89,7 +89,7 @@ async def test_a_node_is_said_to_be_gone_with_its_words_also_after_the_clock_was
     now, asked = time.time(), []
     monkeypatch.setattr(feeds, "ControlClient", silent)
     feed = ControlFeed(tmp_path / "node.sock", lambda _pid, since: asked.append(since) or REASON)  # type: ignore[func-returns-value]
-    feed._pid, feed._since = 7, steady()
+    feed._pid, feed._since = 7, steady_seconds()
     monkeypatch.setattr(time, "time", lambda: now - 7200)
     async for told in feed.events():
         assert isinstance(told, Link)

@@ -72,7 +72,7 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     counts = question_tokens.count_question_tokens(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None
     assert counts.by_tokenizer
-    tokenizer, task = HfTokenizer(locate.bundled_model_folder("starter")), library.find("short")
+    tokenizer, task = HfTokenizer(locate.bundled_model_folder("starter")), library.load_task("short")
     chats = [tokenizer.encode_chat(messages(task.question(row))) for row in task.train]
     assert min(map(len, chats)) <= counts.prompt <= max(map(len, chats))
     assert counts.answer == len(tokenizer.encode_text("<answer>electrician</answer>")) + 1

@@ -39,7 +39,7 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan_session
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event, GreedyScore
-from sapo_swarm.node.checkpoints import Checkpoints, Moment
+from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
@@ -308,7 +308,7 @@ def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> N
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     config = changed(model="fake", trainer="fake", max_new_tokens=300)
     one = store.create_model_folder(home, "kim", config)
-    Checkpoints(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), Moment(1, "stop"))
+    CheckpointStore(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), CheckpointInfo(1, "stop"))
     talker = Talker(LoadRequest("fake"))
     with PairedChat(store.read_model(one.folder)) as chat:
         chat._engines[:] = [talker]
@@ -331,7 +331,7 @@ def test_a_question_of_a_table_is_shown_as_its_row_without_the_instruction(tmp_p
         sums(tmp_path / "sums")
         config = RunConfig(tasks=("sums", "chain_sum"))
         refs = marked_questions(config)
-        row = library.find("sums").held_out[0]
+        row = library.load_task("sums").held_out[0]
         question = Question(refs[0], "An instruction that all rows share. " * 40, "0" * 64)
         assert [ref.dataset for ref in refs[:4]] == ["sums", "chain_sum"] * 2, "tasks in turns"
         assert shown_question(question) == row["question"]

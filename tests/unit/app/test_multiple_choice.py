@@ -20,8 +20,8 @@ from sapo_desktop.services.tasks.wizard.interface import WizardAnswers
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
-from sapo_swarm.tasks.own.import_rows import Table, read_table
-from sapo_swarm.tasks.own.spec import Choice, Number
+from sapo_swarm.tasks.own.import_rows import RowTable, read_table
+from sapo_swarm.tasks.own.spec import ChoiceVerifier, NumberVerifier
 
 TOWNS = ("Paris", "Rome", "Vienna", "Oslo")
 ASKED = "Capital {n}?\nA) Paris\nB) Rome\nC) Vienna\nD) Oslo\nAnswer with the letter of the right option."
@@ -67,7 +67,7 @@ def test_options_of_columns_come_into_the_question_and_the_answer_is_their_lette
 
     found = sheet(tmp_path, head, [f"Capital {n}?,{','.join(TOWNS)},{answer(n)}" for n in range(12)])
     assert questions(found) == expected(12)
-    assert found.task.spec.verifier == (Choice(options=("A", "B", "C", "D")),)
+    assert found.task.spec.verifier == (ChoiceVerifier(options=("A", "B", "C", "D")),)
     assert found.notes[0].startswith("Multiple choice: the options (columns ")
 
 
@@ -130,7 +130,7 @@ def test_a_row_has_as_many_options_as_it_fills_and_keeps_the_letters_of_the_file
 def test_columns_that_only_look_like_options_stay_out_and_are_named(tmp_path: Path) -> None:
     found = sheet(tmp_path, "question,a,b,answer", [f"Add them ({n}),{n},{n * n},{n + n * n + 500}" for n in range(12)])
     assert found.task.spec.prompt == "{question}"
-    assert found.task.spec.verifier == (Number(),)
+    assert found.task.spec.verifier == (NumberVerifier(),)
     assert found.notes == (
         "Columns a, b look like options, but in 12 of 12 rows column answer names none of them.",
         "Not used: columns a, b.",
@@ -182,7 +182,7 @@ def test_a_right_option_and_distractors_become_options_in_an_order_that_does_not
 ) -> None:
     """As SciQ has them. The order follows from the texts alone: these rows have the same four, and so one order."""
     found = of(tmp_path, [science(n) for n in range(12)])
-    assert found.task.spec.verifier == (Choice(options=("A", "B", "C", "D")),)
+    assert found.task.spec.verifier == (ChoiceVerifier(options=("A", "B", "C", "D")),)
     rows = {row["question"]: row for row in (*found.task.train, *found.task.held_out)}
     (order,) = {row["options"] for row in rows.values()}
     assert {line[3:] for line in order.split("\n")} == set(TOWNS)
@@ -225,7 +225,7 @@ def test_a_row_whose_answer_is_a_distractor_too_or_that_has_none_is_named(tmp_pa
         "Row 4: it has fewer than two options.",
     ]
     asked = of(tmp_path, [science(n) for n in range(9)], prompt="{support} {question}")
-    assert asked.task.spec.verifier != (Choice(options=("A", "B", "C", "D")),)
+    assert asked.task.spec.verifier != (ChoiceVerifier(options=("A", "B", "C", "D")),)
 
 
 async def test_the_wizard_proposes_the_same_however_often_it_looks(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_the_chance_of_a_guess_is_told_beside_the_best_constant_answer(tmp
     write_task(sheet(tmp_path, "question,A,B,C,answer", lines).task, tmp_path / "quiz")
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await measure_shortcuts(library.find("quiz"), scorer, [f"row {n}" for n in range(30)])
+            found = await measure_shortcuts(library.load_task("quiz"), scorer, [f"row {n}" for n in range(30)])
     assert found.chance == 1 / 3
     assert "held-out rows (a guess: 33.3 %)." in describe_shortcuts(found)[0]
     assert found.wrong == ()
@@ -269,7 +269,7 @@ def test_any_cells_become_rows_whose_letter_is_among_their_options_or_a_sentence
 ) -> None:
     names = {"listed": ("choices", "topic"), "own": ("a", "b"), "wrong": ("wrong_1", "wrong_2")}[kind]
     names = (*names, "answer")
-    table = Table(
+    table = RowTable(
         columns=["question", *names],
         rows=[{"question": "q", **dict(zip(names, row, strict=True))} for row in rows],
         numbers=[*range(len(rows))],

@@ -8,7 +8,7 @@ from sapo_desktop.cli import VERBS, build_parser, run_command_line
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings.editing import require_setting
 from sapo_swarm.registry import nearest
-from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, settings
+from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, preset_settings
 
 MANY = [f"name_{place}" for place in range(30)]
 
@@ -25,7 +25,7 @@ def test_where_nothing_is_near_three_of_many_are_named_and_few_are_named_in_full
 
 def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UnknownTask) as task:
-        settings("calender", "starter")
+        preset_settings("calender", "starter")
     assert "Did you mean 'calendar_arithmetic'?" in str(task.value)
     assert sum(f"'{name}'" in str(task.value) for name in CATALOGUE) <= 3
     with pytest.raises(UsageError, match=r"Did you mean 'run\.temperature'"):

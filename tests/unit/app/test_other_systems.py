@@ -9,7 +9,7 @@ import pytest
 
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.nodes import children, supervisor
-from sapo_swarm.node.governor.sensors import said
+from sapo_swarm.node.governor.sensors import command_output
 
 
 class Locked(io.StringIO):
@@ -45,4 +45,4 @@ def test_a_python_for_intel_on_apple_silicon_is_known(system: str, machine: str,
 def test_what_a_program_prints_need_not_be_utf_8() -> None:
     """An error here would be one of the governor's."""
     command = [sys.executable, "-c", 'import os; os.write(1, b\'"Product" = "\\xff"\\n"HIDIdleTime" = 5\')']
-    assert '"HIDIdleTime" = 5' in said(command)
+    assert '"HIDIdleTime" = 5' in command_output(command)

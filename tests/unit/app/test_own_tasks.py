@@ -31,9 +31,18 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.own.folder import make, write_task
-from sapo_swarm.tasks.own.import_rows import Table
-from sapo_swarm.tasks.own.spec import Choice, Exact, JsonEqual, Length, Number, Regex, TaskSpec, Verifier
+from sapo_swarm.tasks.own.folder import build_task, write_task
+from sapo_swarm.tasks.own.import_rows import RowTable
+from sapo_swarm.tasks.own.spec import (
+    ChoiceVerifier,
+    ExactVerifier,
+    JsonEqual,
+    LengthVerifier,
+    NumberVerifier,
+    RegexVerifier,
+    TaskSpec,
+    Verifier,
+)
 
 
 def of(folder: Path, text: str, **wishes: str) -> TaskDraft:
@@ -48,13 +57,13 @@ def said(found: TaskDraft) -> str:
 @pytest.mark.parametrize(
     ("truths", "verifier"),
     [
-        (["1", "-20", "1,300"], Number()),
-        (["1.5", "2.25", "3"], Number(abs=0.005)),
-        (["5 km", "1.5 m", "2km"], Number(abs=0.05, units=("km", "m"))),
-        (["yes", "no", "Yes", "no"] * 4, Choice(options=("no", "yes"))),
+        (["1", "-20", "1,300"], NumberVerifier()),
+        (["1.5", "2.25", "3"], NumberVerifier(abs=0.005)),
+        (["5 km", "1.5 m", "2km"], NumberVerifier(abs=0.05, units=("km", "m"))),
+        (["yes", "no", "Yes", "no"] * 4, ChoiceVerifier(options=("no", "yes"))),
         (['{"a": 1}', "[1]"], JsonEqual()),
-        (["one thing", "another", "a third", "a fourth"], Exact()),
-        ([], Exact()),
+        (["one thing", "another", "a third", "a fourth"], ExactVerifier()),
+        ([], ExactVerifier()),
     ],
 )
 def test_a_verifier_is_proposed_from_the_answers(truths: list[str], verifier: Verifier) -> None:
@@ -115,7 +124,7 @@ def test_options_that_every_question_names_give_no_answer_away(tmp_path: Path) -
 
 def test_a_held_out_question_that_is_trained_on_is_a_leak() -> None:
     rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)]
-    task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=[rows[1]], numbers=[1]))
+    task = build_task(TaskSpec(name="t"), RowTable(rows=rows, numbers=[1, 2, 3]), RowTable(rows=[rows[1]], numbers=[1]))
     assert "Leak: 1 held-out questions are also trained on (heldout.jsonl row 1)" in "\n".join(
         review_rows(task, number_rows(task))
     )
@@ -123,7 +132,7 @@ def test_a_held_out_question_that_is_trained_on_is_a_leak() -> None:
 
 def test_rows_without_room_in_the_context_are_named() -> None:
     rows = [{"question": "x" * size, "answer": "y" * size} for size in (5, 500, 6)]
-    task = make(TaskSpec(name="t"), Table(rows=rows, numbers=[1, 2, 3]), Table(rows=rows[:1], numbers=[1]))
+    task = build_task(TaskSpec(name="t"), RowTable(rows=rows, numbers=[1, 2, 3]), RowTable(rows=rows[:1], numbers=[1]))
     found = too_long(task, number_rows(task), len, 200, 50)
     assert found[0].startswith("Train.jsonl row 2 is too long: question and answer must fit into 200 tokens.")
     assert found[1].startswith("Train.jsonl row 2 is answered in more than 50 tokens")
@@ -137,14 +146,16 @@ async def test_shortcuts_are_seen_before_a_model_finds_them(tmp_path: Path) -> N
     folder = tmp_path / "easy"
     rows = [{"question": f"q{n}", "answer": "yes" if n % 4 else "no"} for n in range(80)]
     write_task(
-        make(TaskSpec(name="easy"), Table(rows=rows, numbers=[*range(80)]), Table(rows=rows, numbers=[*range(80)])),
+        build_task(
+            TaskSpec(name="easy"), RowTable(rows=rows, numbers=[*range(80)]), RowTable(rows=rows, numbers=[*range(80)])
+        ),
         folder,
     )
     with library_in(tmp_path):
         from sapo_swarm.tasks.own import library
 
         async with Scorer() as scorer:
-            found = await measure_shortcuts(library.find("easy"), scorer, [f"row {n}" for n in range(80)])
+            found = await measure_shortcuts(library.load_task("easy"), scorer, [f"row {n}" for n in range(80)])
     assert found.constant == ("yes", 0.75)
     assert found.permuted == 0.0  # another answer than the row's own is wrong, however often 'yes' is right
     assert found.truth == 1.0
@@ -160,13 +171,13 @@ async def test_an_honest_task_has_no_shortcut_and_a_row_that_contradicts_its_ver
         from sapo_swarm.tasks.own import library
 
         async with Scorer() as scorer:
-            found = await measure_shortcuts(library.find("sums"), scorer, [f"row {n}" for n in range(1, 82)])
+            found = await measure_shortcuts(library.load_task("sums"), scorer, [f"row {n}" for n in range(1, 82)])
     assert (found.constant[1], found.permuted, found.wrong) == (0.0, 0.0, ("row 81",))
     assert "judged wrong in 1 of the rows looked at (row 81)" in shortcut_warnings(found)[0]
 
 
 async def test_a_pattern_that_hangs_is_told_of_and_ends(tmp_path: Path) -> None:
-    parts = (Regex(pattern="(a|a)*b"), Exact(weight=0.1), Length())
+    parts = (RegexVerifier(pattern="(a|a)*b"), ExactVerifier(weight=0.1), LengthVerifier())
     task = task_of(*parts, row={"question": "q", "answer": "a" * 40})
     write_task(task, tmp_path / "t")
     with library_in(tmp_path):

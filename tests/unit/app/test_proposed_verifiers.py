@@ -13,7 +13,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import looking
 from sapo_desktop.services.tasks.proposal.columns import best_verifier, propose_verifiers
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
-from sapo_swarm.tasks.own.spec import Exact, Number, Verifier
+from sapo_swarm.tasks.own.spec import ExactVerifier, NumberVerifier, Verifier
 
 
 def of(folder: Path, answers: list[str], **wishes: str) -> TaskDraft:
@@ -56,19 +56,19 @@ def test_each_answer_of_a_file_earns_its_reward_and_what_is_near_it_nothing(
 @pytest.mark.parametrize(
     ("truths", "verifier"),
     [
-        (["4711A", "4737B"], Exact()),
-        (["01067", "10115"], Exact()),
-        (["12 Birnen", "3 Birnen"], Number(units=("Birnen",))),
-        (["12 Birnen", "3 Äpfel", "4 Kirschen"], Exact()),
-        (["5 km", "1.5 m", "2km"], Number(abs=0.05, units=("km", "m"))),
-        (["12,50 €", "3,20 €"], Number(abs=0.005, units=("€",), decimal=",")),
-        (["0,5", "39,5"], Number(abs=0.05, decimal=",")),
-        (["1.234.567", "12"], Number(decimal=",")),
-        (["1,234,567", "12"], Number()),
-        (["1,250.5", "12"], Number(abs=0.05)),
-        (["0", "-0", "00:30"], Exact()),
-        (["5²", "3²"], Exact()),
-        (["5 m²", "30 cm²"], Number(units=("cm²", "m²"))),
+        (["4711A", "4737B"], ExactVerifier()),
+        (["01067", "10115"], ExactVerifier()),
+        (["12 Birnen", "3 Birnen"], NumberVerifier(units=("Birnen",))),
+        (["12 Birnen", "3 Äpfel", "4 Kirschen"], ExactVerifier()),
+        (["5 km", "1.5 m", "2km"], NumberVerifier(abs=0.05, units=("km", "m"))),
+        (["12,50 €", "3,20 €"], NumberVerifier(abs=0.005, units=("€",), decimal=",")),
+        (["0,5", "39,5"], NumberVerifier(abs=0.05, decimal=",")),
+        (["1.234.567", "12"], NumberVerifier(decimal=",")),
+        (["1,234,567", "12"], NumberVerifier()),
+        (["1,250.5", "12"], NumberVerifier(abs=0.05)),
+        (["0", "-0", "00:30"], ExactVerifier()),
+        (["5²", "3²"], ExactVerifier()),
+        (["5 m²", "30 cm²"], NumberVerifier(units=("cm²", "m²"))),
     ],
 )
 def test_a_verifier_takes_numbers_as_they_are_written(truths: list[str], verifier: Verifier) -> None:

@@ -17,7 +17,7 @@ from sapo_desktop.manual import render_manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RENAMED, RunConfig
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -84,14 +84,14 @@ def test_inf_is_refused_for_every_number_setting(tmp_path: Path, key: str) -> No
 
 def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    limits = LiveLimits(path, Limits())
-    assert limits() == Limits()
+    limits = LiveLimits(path, ResourceLimits())
+    assert limits() == ResourceLimits()
     settings.write_setting(path, "limits.max_celsius", "70")
     assert limits().max_celsius == 70
     path.write_text("[limits\n")
     assert limits().max_celsius == 70
     path.unlink()
-    assert limits() == Limits()
+    assert limits() == ResourceLimits()
 
 
 def test_resetting_a_key_leaves_the_others(tmp_path: Path) -> None:

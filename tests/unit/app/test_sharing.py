@@ -17,7 +17,14 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.wire import TaskOffer, pack, unpack_task
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.spec import Choice, Exact, JsonSchema, Number, Regex, Sql
+from sapo_swarm.tasks.own.spec import (
+    ChoiceVerifier,
+    ExactVerifier,
+    JsonSchema,
+    NumberVerifier,
+    RegexVerifier,
+    SqlVerifier,
+)
 
 SWARM = "a" * 16
 CONFIG = RunConfig(tasks=("my_sums", "basic_arithmetic"))
@@ -72,15 +79,15 @@ def test_a_changed_task_asks_again_and_then_takes_the_place_of_the_old_version(h
     sharing.accept_task(home, SWARM, newer, task)
     assert offer_status(newer, SWARM) == "accepted"
     assert active_shared_tasks(CONFIG, SWARM, [newer])[0] == {("my_sums", newer.generator)}
-    assert len(library.find("my_sums").train) == 81
-    assert len(library.find("my_sums").held_out) == 20
+    assert len(library.load_task("my_sums").train) == 81
+    assert len(library.load_task("my_sums").held_out) == 20
 
 
 def test_an_accepted_task_that_was_edited_here_is_sent_nowhere(home: Home, tmp_path: Path) -> None:
     offer = accepted(home, sums(tmp_path / "my_sums"))
     with (home.tasks / "my_sums" / "train.jsonl").open("a") as file:
         file.write('{"question": "Calculate 1 + 1.", "answer": "2"}\n')
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
     assert offer_status(offer, SWARM) == "edited"
     active, said = active_shared_tasks(CONFIG, SWARM, [offer])
     assert active == frozenset()
@@ -103,8 +110,8 @@ def test_a_task_of_the_same_name_that_does_not_load_is_another_task(home: Home, 
     (home.tasks / "my_sums" / "train.jsonl").write_text("nothing")
     for known in (True, False):
         if not known:
-            library.remove(home.tasks, SWARM, "my_sums")
-        library.use(home.tasks)
+            library.remove_shared_task(home.tasks, SWARM, "my_sums")
+        library.set_task_folder(home.tasks)
         with pytest.raises(UsageError, match="Rename that folder"):
             sharing.accept_task(home, SWARM, offer, read_task(tmp_path / "my_sums"))
 
@@ -112,7 +119,7 @@ def test_a_task_of_the_same_name_that_does_not_load_is_another_task(home: Home, 
 def test_the_same_task_that_is_here_already_keeps_its_held_out_rows(home: Home, tmp_path: Path) -> None:
     sums(home.tasks / "my_sums")
     offer = accepted(home, sums(tmp_path / "my_sums"))
-    assert len(library.find("my_sums").held_out) == 20
+    assert len(library.load_task("my_sums").held_out) == 20
     assert active_shared_tasks(CONFIG, SWARM, [offer])[0] == {("my_sums", offer.generator)}
 
 
@@ -126,9 +133,13 @@ def test_a_task_that_the_swarm_offers_no_more_stays_here(home: Home, tmp_path: P
 def test_the_preview_is_plain_text_with_all_that_decides_a_verdict(tmp_path: Path) -> None:
     evil = "\u202eescape\x1b]52;c;AAAA\x07\nCalculate {question} [/bad]"
     task = task_of(
-        Exact(case=True), Number(rel=0.5), row={"question": "x" * 999, "answer": "a\u200bb"}, prompt=evil, system=evil
+        ExactVerifier(case=True),
+        NumberVerifier(rel=0.5),
+        row={"question": "x" * 999, "answer": "a\u200bb"},
+        prompt=evil,
+        system=evil,
     )
-    offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
+    offer = msgspec.structs.replace(pack(task_of(ExactVerifier()), False).offer, name="t")
     lines = sharing.preview_offer(offer, task)
     text = "\n".join(lines)
     assert {"Judged by: exact (case = True)", "Judged by: number (rel = 0.5)"} <= set(lines)
@@ -140,12 +151,17 @@ def test_the_preview_is_plain_text_with_all_that_decides_a_verdict(tmp_path: Pat
 
 def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_shown_is_said() -> None:
     options = tuple(f"{n}" * 60 for n in range(10, 74))
-    choice, last = (Choice(options=options[:32]), Choice(options=options[32:])), Regex(pattern="[x]" * 160)
+    choice, last = (
+        (ChoiceVerifier(options=options[:32]), ChoiceVerifier(options=options[32:])),
+        RegexVerifier(pattern="[x]" * 160),
+    )
     schema = {"description": "x" * 5000, "properties": {"last": {"const": "only this"}}}
     row = {"question": "q" * 999, "answer": "10", "second": "y" * 1500, "query": "select 1"}
-    judged = task_of(*choice, JsonSchema(), Number(column="second"), last, row=row, schema=schema, max_new_tokens=7)
-    queries = task_of(Sql(column="query"), row=row, fixture=b"SQLite" * 300)
-    offer = msgspec.structs.replace(pack(task_of(Exact()), False).offer, name="t")
+    judged = task_of(
+        *choice, JsonSchema(), NumberVerifier(column="second"), last, row=row, schema=schema, max_new_tokens=7
+    )
+    queries = task_of(SqlVerifier(column="query"), row=row, fixture=b"SQLite" * 300)
+    offer = msgspec.structs.replace(pack(task_of(ExactVerifier()), False).offer, name="t")
     text = "\n".join(sharing.preview_offer(offer, judged))
     assert all(repr(option) in text for option in options)
     assert text.count("\nJudged by: ") == 5
@@ -161,8 +177,10 @@ def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_
 
 def test_who_shares_a_task_has_nothing_to_accept(home: Home, tmp_path: Path) -> None:
     offer, task = offer_of(sums(home.tasks / "my_sums"))
-    library.add(home.tasks, library.Shared(swarm=SWARM, name="my_sums", digest=offer.hash, held_out=False, mine=True))
-    library.use(home.tasks)
+    library.add_shared_task(
+        home.tasks, library.SharedTask(swarm=SWARM, name="my_sums", digest=offer.hash, held_out=False, mine=True)
+    )
+    library.set_task_folder(home.tasks)
     assert offer_status(offer, SWARM) == "shared"
     with pytest.raises(UsageError, match="nothing to accept"):
         sharing.accept_task(home, SWARM, offer, task)

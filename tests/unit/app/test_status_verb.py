@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.screens.swarm.find import _state
 from sapo_desktop.services.swarms.interface import SwarmDirectory
 from sapo_swarm.events import Event
 from sapo_swarm.node.control_api import NodeStatus
-from sapo_swarm.node.control_server import Counted
+from sapo_swarm.node.control_server import EventTotals
 from sapo_swarm.node.journal import Journal
 
 STATUS = NodeStatus(
@@ -51,7 +51,7 @@ async def test_the_news_of_the_swarm_are_those_since_the_model_was_opened(tmp_pa
 
 
 def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
-    swarm, counted = in_a_swarm(time.time() - 7140), Counted()
+    swarm, counted = in_a_swarm(time.time() - 7140), EventTotals()
     swarm = msgspec.structs.replace(swarm, window=10_000.0)
     counted.add(swarm)
     paused = msgspec.structs.replace(STATUS, state="paused")

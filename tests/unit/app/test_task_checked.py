@@ -33,7 +33,7 @@ async def test_eval_and_tasks_check_let_an_answer_be_as_long_as_training_does(tm
     config = RunConfig(model="fake", trainer="fake", tasks=("short",), max_new_tokens=8)
     chosen = SelectedWeights("base", config, None)
     with library_in(tmp_path):
-        task = library.find("short")
+        task = library.load_task("short")
         refs = held_out_items(("short",), "", 20)
         (found,) = await comparing.compare_weights((chosen, chosen), refs, (1.0,), 1, lambda *_: None)
         async with Scorer() as scorer:
@@ -99,7 +99,7 @@ async def test_a_task_with_alternatives_has_nothing_to_warn_of(tmp_path: Path) -
     rows = [{"question": f"Which is number {n}?", "answer": f"the {n}th | number {n}x"} for n in range(300)]
     write_folder(tmp_path / "any_of", ANY_OF, rows[:240], rows[240:])
     with library_in(tmp_path):
-        task = library.find("any_of")
+        task = library.load_task("any_of")
         async with Scorer() as scorer:
             found = await review.measure_shortcuts(task, scorer, review.train_places(task))
     assert (found.truth, review.shortcut_warnings(found), review.review_rows(task, review.number_rows(task))) == (
@@ -134,5 +134,5 @@ async def test_a_schema_with_an_unknown_type_is_told_of(tmp_path: Path) -> None:
     (folder / "schema.json").write_text('{"type": "objekt"}')
     with library_in(tmp_path):
         async with Scorer() as scorer:
-            found = await review.measure_shortcuts(library.find("typed"), scorer, [])
+            found = await review.measure_shortcuts(library.load_task("typed"), scorer, [])
     assert "'objekt' is not valid" in review.shortcut_warnings(found)[0]

@@ -15,7 +15,15 @@ from tests.support.own_tasks import task_of
 from sapo_desktop.services.tasks.proposal.columns import best_verifier, date_form, lookalike_answer
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural_noun
-from sapo_swarm.tasks.own.spec import Choice, Exact, Items, ItemSet, JsonEqual, Number, Verifier
+from sapo_swarm.tasks.own.spec import (
+    ChoiceVerifier,
+    ExactVerifier,
+    ItemSet,
+    JsonEqual,
+    ListVerifier,
+    NumberVerifier,
+    Verifier,
+)
 
 REAL = "SmolLM2-135M-Instruct-Q4_1.gguf"
 Pairs = list[tuple[str, str]]
@@ -95,7 +103,7 @@ def test_a_choice_names_its_options_and_asks_for_one_of_them_alone(tmp_path: Pat
         "Reply with the category only."
     )
     assert (spec.system, spec.extract) == (SYSTEM, "last_line")
-    assert spec.verifier == (Choice(options=("billing", "cancel", "delivery", "technical")),)
+    assert spec.verifier == (ChoiceVerifier(options=("billing", "cancel", "delivery", "technical")),)
 
 
 def test_the_rows_that_are_held_out_have_the_answers_of_all_rows(tmp_path: Path) -> None:
@@ -129,7 +137,7 @@ def test_a_number_with_a_unit_is_asked_for_in_its_form_and_compared_as_one(tmp_p
     example = found.task.spec.prompt.rpartition("for example ")[2].rstrip(".")
     assert "Reply only with a number and its unit (km or m), for example " in found.task.spec.prompt
     assert example not in {answer for _, answer in lengths()}
-    assert found.task.spec.verifier == (Number(abs=0.05, units=("km", "m"), need_unit=True),)
+    assert found.task.spec.verifier == (NumberVerifier(abs=0.05, units=("km", "m"), need_unit=True),)
     assert verdicts(found, "2.5 km", "2.5 km", "2.50km", "2.5 KM", "It is short.\n2.5 km") == [1.0] * 4
     assert verdicts(found, "2.5 km", "2.5", "2.5 m", "2.6 km", "25 km") == [0.0] * 4
 
@@ -154,7 +162,7 @@ def test_json_is_asked_for_by_its_keys_and_compared_by_value(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("pairs", "verifier", "words"),
     [
-        (baskets(), Items(), "separated by commas, in the right order"),
+        (baskets(), ListVerifier(), "separated by commas, in the right order"),
         (labels(), ItemSet(separator=";"), "separated by semicolons, in any order"),
     ],
 )
@@ -167,8 +175,10 @@ def test_a_list_is_asked_for_with_what_stands_between_its_items(
 
 
 def test_a_name_with_a_comma_in_it_is_no_list() -> None:
-    assert best_verifier([f"Smith {n}, Dr" for n in range(40)])[0] == Exact()
-    assert best_verifier([f"Well, it was fine, thanks, and number {n} was good." for n in range(40)])[0] == Exact()
+    assert best_verifier([f"Smith {n}, Dr" for n in range(40)])[0] == ExactVerifier()
+    assert (
+        best_verifier([f"Well, it was fine, thanks, and number {n} was good." for n in range(40)])[0] == ExactVerifier()
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +207,7 @@ def test_a_date_is_asked_for_in_the_form_of_the_rows(tmp_path: Path) -> None:
 def test_a_rewriting_whose_point_is_the_case_is_judged_by_it(tmp_path: Path) -> None:
     found = of(tmp_path, ("entry", "house_style"), names())
     assert found.task.spec.prompt.startswith("Turn this entry into house style.")
-    assert found.task.spec.verifier == (Exact(),)
+    assert found.task.spec.verifier == (ExactVerifier(),)
     shouted = of(tmp_path, ("entry", "loud"), [(text, text.upper()) for text, _ in names()])
     assert verdicts(shouted, "MR ADA SMITH", "MR ADA  SMITH", "mr ada smith") == [1.0, 0.0]
 

@@ -17,7 +17,7 @@ from sapo_lab.running.adaptive import Rule, Split, move, observe, observe_held_o
 from sapo_lab.running.pool import History, Shared, shared
 from sapo_lab.schema import Conditions, parse
 from sapo_swarm.sapo import training_batch as sample_external_module
-from sapo_swarm.sapo.training_batch import novelty, observe_trained, sample_external
+from sapo_swarm.sapo.training_batch import novelty_weights, observe_trained, sample_external
 from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -136,9 +136,9 @@ def test_what_was_trained_on_is_remembered_for_so_many_answers_only(monkeypatch:
 
 def test_novelty_prefers_tasks_and_answers_that_were_rarely_trained_on() -> None:
     seen: Counter[str] = Counter()
-    assert novelty([group(1)], seen) == pytest.approx([1.0])
+    assert novelty_weights([group(1)], seen) == pytest.approx([1.0])
     observe_trained(seen, [group(n) for n in range(20)])
-    often, other_answer, other_task = novelty([group(1), group(2, answer="7"), group(3, task="arc_1d")], seen)
+    often, other_answer, other_task = novelty_weights([group(1), group(2, answer="7"), group(3, task="arc_1d")], seen)
     assert often < other_answer < other_task == 1.0
     pool = [group(1, "a"), group(2, "b", "arc_1d")]
     random = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from tests.support.records import evaluation, finished, group_of, opened
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, SwarmUpdated, decode, encode
 from sapo_swarm.node.aha_trail import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.journal_downsampling import Thinning
+from sapo_swarm.node.journal_downsampling import JournalDownsampler
 from sapo_swarm.types import Group, Peer, Rollout
 
 ADA = "a" * 26
@@ -94,7 +94,7 @@ def test_the_trail_is_the_same_after_groups_went_and_rounds_stand_in_blocks(jour
     play(FirstSuccesses(), journal, STORY)
     before = trails_of(journal.read())["bf"]
     journal.append([taught(number) for number in range(len(STORY), 6000)])
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     while thinning.rounds(5999) or thinning.groups(5000) or thinning.others():
         continue
     rounds = [e for e in journal.read(kinds=("round",)) if isinstance(e, RoundFinished)]
@@ -107,7 +107,7 @@ def test_the_trail_is_the_same_after_groups_went_and_rounds_stand_in_blocks(jour
 def test_a_task_that_is_not_solved_here_yet_keeps_its_count_through_blocks_and_restarts(journal: Journal) -> None:
     play(FirstSuccesses(), journal, STORY[:6])
     journal.append([taught(number) for number in range(6, 5000)])
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     while thinning.rounds(4999):
         continue
     again = FirstSuccesses()

@@ -10,11 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.services.machine import doctor
-from sapo_swarm.node.governor.rules import MB, DataCap, DataDay, Limits, counted, hold, on
+from sapo_swarm.node.governor.rules import (
+    MB,
+    DataCap,
+    DataDay,
+    ResourceLimits,
+    add_data_usage,
+    advance_data_day,
+    data_cap_hold,
+)
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
 DAY = 86400.0
-CAP = Limits(max_network_mb_a_day=1)
+CAP = ResourceLimits(max_network_mb_a_day=1)
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +67,9 @@ def test_a_changed_limit_counts_at_once_and_without_one_nothing_holds(tmp_path: 
     limits = CAP
     cap = DataCap(tmp_path / "n.json", lambda: limits, lambda: NOON)
     assert cap.count(2 * MB) is not None
-    limits = Limits(max_network_mb_a_day=10)
+    limits = ResourceLimits(max_network_mb_a_day=10)
     assert cap.count(2 * MB) is None
-    limits = Limits()
+    limits = ResourceLimits()
     assert cap.count(10**12) is None
 
 
@@ -80,21 +88,21 @@ def test_a_damaged_count_begins_anew_and_a_disk_that_refuses_it_ends_nothing(con
 def test_never_more_than_the_cap_and_one_exchange_larger_than_all_before_go_over_the_network(
     sizes: list[int], cap: float
 ) -> None:
-    day, limits, largest = DataDay("2026-11-24"), Limits(max_network_mb_a_day=cap), 0
+    day, limits, largest = DataDay("2026-11-24"), ResourceLimits(max_network_mb_a_day=cap), 0
     for size in sizes:
-        if hold(day, limits) is None:
-            day, largest = counted(day, size), max(largest, size)
+        if data_cap_hold(day, limits) is None:
+            day, largest = add_data_usage(day, size), max(largest, size)
     assert day.used <= cap * MB + largest
-    assert on(day, "2026-11-24") == day
-    assert hold(on(day, "2026-11-25"), limits) is None
+    assert advance_data_day(day, "2026-11-24") == day
+    assert data_cap_hold(advance_data_day(day, "2026-11-25"), limits) is None
 
 
 def test_the_doctor_tells_what_of_the_day_is_used(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
-    assert doctor.data_cap_finding(path, Limits()).text == "0.0 MB exchanged with swarms today, no cap"
-    DataCap(path, Limits).count(1_500_000)
+    assert doctor.data_cap_finding(path, ResourceLimits()).text == "0.0 MB exchanged with swarms today, no cap"
+    DataCap(path, ResourceLimits).count(1_500_000)
     assert (
-        doctor.data_cap_finding(path, Limits(max_network_mb_a_day=20)).text
+        doctor.data_cap_finding(path, ResourceLimits(max_network_mb_a_day=20)).text
         == "1.5 of 20 MB exchanged with swarms today"
     )
     held = doctor.data_cap_finding(path, CAP)

@@ -12,7 +12,7 @@ from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
 from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of
-from sapo_swarm.node.downsampling import merged
+from sapo_swarm.node.downsampling import merge_rounds
 from sapo_swarm.node.examples_phase import (
     BATCH,
     cut_into_batches,
@@ -22,11 +22,11 @@ from sapo_swarm.node.examples_phase import (
     with_common_prompt,
     without_gain,
 )
-from sapo_swarm.node.governor.run_control import Requests, command, obstacle
-from sapo_swarm.node.round_warnings import MASTERED, Stalled
+from sapo_swarm.node.governor.run_control import RunRequests, apply_command, find_obstacle
+from sapo_swarm.node.round_warnings import MASTERED, StallDetector
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
-from sapo_swarm.tasks.own.folder import make
-from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.folder import build_task
+from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.spec import TaskSpec
 
 AUTO = RunConfig(tasks=("calendar_arithmetic",))
@@ -124,7 +124,7 @@ def test_examples_that_are_switched_off_are_never_planned() -> None:
 
 
 def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> None:
-    stalled = Stalled()
+    stalled = StallDetector()
     said = [stalled.after(old_round()) for _ in range(6)]
     assert [len(lines) for lines in said] == [0, 0, 1, 0, 0, 0]
     assert "no answer has the form" in said[2][0].text
@@ -143,13 +143,13 @@ def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> Non
     ],
 )
 def test_the_cause_of_a_stalled_run_is_named(changes: dict[str, object], cause: str) -> None:
-    stalled = Stalled()
+    stalled = StallDetector()
     lines = [line for _ in range(3) for line in stalled.after(old_round(**changes))]
     assert cause in lines[0].text
 
 
 def test_a_task_is_mastered_once_where_all_answers_of_three_rounds_are_right() -> None:
-    stalled, right = Stalled(), {"reward_local": 1.0, "well_formed": 64}
+    stalled, right = StallDetector(), {"reward_local": 1.0, "well_formed": 64}
     mastered = []
     for changes in ({"reward_local": 0.9}, right, right, right, right, {"nonzero_groups": 1}, right, right, right):
         stalled.after(old_round(**changes))
@@ -158,13 +158,13 @@ def test_a_task_is_mastered_once_where_all_answers_of_three_rounds_are_right() -
 
 
 def test_a_run_with_nothing_left_to_learn_pauses_until_the_person_lets_it_go_on() -> None:
-    done = msgspec.structs.replace(Requests(), done=MASTERED)
-    assert obstacle(done, 1.0, 0.0) == ("done", MASTERED)
-    assert obstacle(command(done, "resume", 0.0, 1.0), 1.0, 0.0) is None
+    done = msgspec.structs.replace(RunRequests(), done=MASTERED)
+    assert find_obstacle(done, 1.0, 0.0) == ("done", MASTERED)
+    assert find_obstacle(apply_command(done, "resume", 0.0, 1.0), 1.0, 0.0) is None
 
 
 def test_rounds_with_groups_of_others_are_not_stalled() -> None:
-    stalled = Stalled()
+    stalled = StallDetector()
     assert not any(stalled.after(old_round(external_groups=2)) for _ in range(5))
 
 
@@ -175,15 +175,15 @@ def test_journals_from_before_the_phase_read_as_practice() -> None:
 
 
 def test_blocks_of_rounds_keep_the_number_of_texts() -> None:
-    assert merged([old_round(examples=16), old_round(examples=15)]).examples == 31
+    assert merge_rounds([old_round(examples=16), old_round(examples=15)]).examples == 31
 
 
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=400))
 def test_rows_that_ask_the_same_are_on_one_side(numbers: list[int]) -> None:
     rows = [{"question": f"Item {n}", "answer": "x"} for n in numbers]
-    table = Table(rows=rows, numbers=list(range(len(rows))))
-    held_out = Table(rows=[{"question": "item 7.", "answer": "x"}], numbers=[1])
-    task = make(TaskSpec(name="t"), table, held_out)
+    table = RowTable(rows=rows, numbers=list(range(len(rows))))
+    held_out = RowTable(rows=[{"question": "item 7.", "answer": "x"}], numbers=[1])
+    task = build_task(TaskSpec(name="t"), table, held_out)
     training, apart = rows_apart(task)
     asked = {task.train[place]["question"] for place in training}
     aside = {task.train[place]["question"] for place in apart}
@@ -194,8 +194,8 @@ def test_rows_that_ask_the_same_are_on_one_side(numbers: list[int]) -> None:
 
 
 def test_of_one_row_nothing_is_set_aside() -> None:
-    rows = [Table(rows=[{"question": text, "answer": "a"}], numbers=[1]) for text in ("q", "r")]
-    assert rows_apart(make(TaskSpec(name="t"), *rows)) == ([0], [])
+    rows = [RowTable(rows=[{"question": text, "answer": "a"}], numbers=[1]) for text in ("q", "r")]
+    assert rows_apart(build_task(TaskSpec(name="t"), *rows)) == ([0], [])
 
 
 @given(st.integers(0, 500))

@@ -17,54 +17,68 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.governor import ticker
-from sapo_swarm.node.governor.machine import Machine
-from sapo_swarm.node.governor.rules import PRESETS, Hold, Level, Limits, State, advance
-from sapo_swarm.node.governor.run_control import Requests, RunControl, aside, command, effort, obstacle
-from sapo_swarm.node.governor.sensors import Readings
-from sapo_swarm.node.governor.ticker import Awake, holder, wanted, windows_class
-from sapo_swarm.node.journal import Bus, Journal
-from sapo_swarm.node.round_context import Activity
+from sapo_swarm.node.governor.machine import MachineMonitor
+from sapo_swarm.node.governor.rules import (
+    PRESETS,
+    GovernorHold,
+    GovernorState,
+    ResourceLimits,
+    ThrottleLevel,
+    advance_rules,
+)
+from sapo_swarm.node.governor.run_control import (
+    RunControl,
+    RunRequests,
+    apply_command,
+    compute_budget,
+    find_obstacle,
+    running_note,
+)
+from sapo_swarm.node.governor.sensors import MachineReadings
+from sapo_swarm.node.governor.ticker import SleepInhibitor, inhibitor_command, should_keep_awake, windows_class
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.setup import NodeSetup
 
-BATTERY = Hold("battery", "on battery", "once plugged in", 0.0)
-SLOWER = Hold("battery", "on battery", "once plugged in", 0.0, Level.SLOW)
-MEMORY = Hold("memory", "only 100 MB of memory free", "at 625 MB", 0.0, floor=True)
+BATTERY = GovernorHold("battery", "on battery", "once plugged in", 0.0)
+SLOWER = GovernorHold("battery", "on battery", "once plugged in", 0.0, ThrottleLevel.SLOW)
+MEMORY = GovernorHold("memory", "only 100 MB of memory free", "at 625 MB", 0.0, floor=True)
 
 
 def test_running_anyway_says_until_when_and_can_be_ended() -> None:
-    requests = command(Requests(holds=(BATTERY,)), "run_anyway", 3600, 0.0)
-    assert obstacle(requests, 3599.0, 0.0) is None
-    assert "runs anyway until" in aside(requests, 1.0, 0.0)
-    assert obstacle(requests, 3601.0, 0.0) == ("battery", BATTERY.sentence)
-    assert obstacle(command(requests, "obey", 0, 2.0), 2.0, 0.0) == ("battery", BATTERY.sentence)
+    requests = apply_command(RunRequests(holds=(BATTERY,)), "run_anyway", 3600, 0.0)
+    assert find_obstacle(requests, 3599.0, 0.0) is None
+    assert "runs anyway until" in running_note(requests, 1.0, 0.0)
+    assert find_obstacle(requests, 3601.0, 0.0) == ("battery", BATTERY.sentence)
+    assert find_obstacle(apply_command(requests, "obey", 0, 2.0), 2.0, 0.0) == ("battery", BATTERY.sentence)
     assert "r runs anyway" in BATTERY.sentence
     assert "r runs anyway" not in MEMORY.sentence
 
 
 def test_a_working_node_says_which_rule_slows_it_and_what_lifts_it() -> None:
-    requests = Requests(holds=(SLOWER,))
-    assert obstacle(requests, 0.0, 0.0) is None
-    assert aside(requests, 0.0, 0.0) == " · slower: on battery, full speed once plugged in"
-    assert (effort(requests, 0.0).duty, effort(requests, 0.0).share) == (0.5, 0.5)
-    assert effort(command(requests, "run_anyway", 3600, 0.0), 1.0).duty == 1.0
+    requests = RunRequests(holds=(SLOWER,))
+    assert find_obstacle(requests, 0.0, 0.0) is None
+    assert running_note(requests, 0.0, 0.0) == " · slower: on battery, full speed once plugged in"
+    assert (compute_budget(requests, 0.0).duty, compute_budget(requests, 0.0).share) == (0.5, 0.5)
+    assert compute_budget(apply_command(requests, "run_anyway", 3600, 0.0), 1.0).duty == 1.0
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
-    chosen = Limits(**PRESETS[name])  # type: ignore[arg-type]
+    chosen = ResourceLimits(**PRESETS[name])  # type: ignore[arg-type]
     assert set(PRESETS[name]) == set(PRESETS["balanced"])
-    assert set(Limits.__struct_fields__) - set(PRESETS[name]) == {
+    assert set(ResourceLimits.__struct_fields__) - set(PRESETS[name]) == {
         "schedule",
         "min_free_disk",
         "max_memory",
         "max_network_mb_a_day",
         "keep_awake",
     }
-    assert (chosen == Limits()) == (name == "balanced")
+    assert (chosen == ResourceLimits()) == (name == "balanced")
 
 
 def test_a_machine_is_read_without_a_surprise(tmp_path: Path) -> None:
-    now = Machine(tmp_path, tmp_path).readings(idle=True)
+    now = MachineMonitor(tmp_path, tmp_path).readings(idle=True)
     assert (now.on_battery, now.charge) == (None, None)
     assert now.free_memory
     assert now.other_load is not None
@@ -72,18 +86,18 @@ def test_a_machine_is_read_without_a_surprise(tmp_path: Path) -> None:
 
 
 def test_a_metered_network_concerns_only_a_node_in_a_swarm(tmp_path: Path) -> None:
-    limits = Limits(pause_on_metered=True)
+    limits = ResourceLimits(pause_on_metered=True)
     alone = NodeSetup(RunConfig(), "id", tmp_path, lambda _: FakeEngine(LoadRequest("fake")), lambda: limits)
     assert not alone.allowed().pause_on_metered
     assert dataclasses.replace(alone, swarm="a" * 16).allowed() == limits
-    state = advance(State(), limits, Readings(metered=True), 0.0)
+    state = advance_rules(GovernorState(), limits, MachineReadings(metered=True), 0.0)
     assert [hold.sentence for hold in state.holds] == [
         "Paused: the network is metered · goes on once it is another network · r runs anyway for 1 h"
     ]
 
 
 def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> None:
-    awake = Awake((sys.executable, "-c", "import time; time.sleep(100)"))
+    awake = SleepInhibitor((sys.executable, "-c", "import time; time.sleep(100)"))
     children = psutil.Process().children
     before = set(children())
     awake.want(True)
@@ -91,14 +105,14 @@ def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> Non
     (child,) = set(children()) - before
     awake.want(False)
     assert not child.is_running()
-    Awake(("no-such-program-anywhere",)).want(True)
-    assert holder("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
-    assert holder("linux")[0] == "systemd-inhibit"
+    SleepInhibitor(("no-such-program-anywhere",)).want(True)
+    assert inhibitor_command("darwin")[:2] == ("/usr/bin/caffeinate", "-i")
+    assert inhibitor_command("linux")[0] == "systemd-inhibit"
 
 
 def test_where_the_program_cannot_hold_the_wish_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """systemd-inhibit is there in a container, and logind is not."""
-    awake = Awake((sys.executable, "-c", ""))
+    awake = SleepInhibitor((sys.executable, "-c", ""))
     awake.want(True)
     assert awake._child is not None
     awake._child.wait()
@@ -118,21 +132,23 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
     """On Windows no other thread takes the wish back: a laptop on battery would stay awake."""
     threads, beats = list[threading.Thread](), iter(range(100))
 
-    class Flaky(Machine):
-        def readings(self, idle: bool = False, metered: bool = False) -> Readings:
+    class Flaky(MachineMonitor):
+        def readings(self, idle: bool = False, metered: bool = False) -> MachineReadings:
             if next(beats) < 2:
                 raise OSError(24, "Too many open files")
-            return Readings(on_battery=True)
+            return MachineReadings(on_battery=True)
 
-    class Recorded(Awake):
+    class Recorded(SleepInhibitor):
         def want(self, wanted: bool) -> None:
             threads.append(threading.current_thread())
 
     monkeypatch.setattr(ticker, "TICK_S", 0.0)
-    monkeypatch.setattr(ticker, "Awake", Recorded)
+    monkeypatch.setattr(ticker, "SleepInhibitor", Recorded)
     held, journal = asyncio.Event(), Journal(tmp_path / "journal.db")
-    control = RunControl(Bus(journal), Activity(), CancelToken(), lambda _share, _duty: bool(held.set()))
-    ticking = asyncio.create_task(ticker.tick(Flaky(tmp_path), Limits, control, ticker.GovernorTicker(), Bus(journal)))
+    control = RunControl(EventBus(journal), NodeActivity(), CancelToken(), lambda _share, _duty: bool(held.set()))
+    ticking = asyncio.create_task(
+        ticker.run_governor(Flaky(tmp_path), ResourceLimits, control, ticker.GovernorTicker(), EventBus(journal))
+    )
     await asyncio.wait({ticking, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
     ticking.cancel()
     await asyncio.gather(ticking, return_exceptions=True)
@@ -144,7 +160,7 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
 
 async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_per_hour(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
-    bus, activity, told = Bus(journal), Activity(), list[tuple[float | None, float | None]]()
+    bus, activity, told = EventBus(journal), NodeActivity(), list[tuple[float | None, float | None]]()
     control = RunControl(bus, activity, CancelToken(), lambda _share, _duty: False)
     pace = ticker.GovernorTicker(tokens_per_s=900.0, round_s=36.0)
 
@@ -153,7 +169,7 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
 
     async with bus.subscribe(0) as (_, queue):
         for activity.state in ("running", "paused", "finishing"):
-            await ticker._beat(State(), want, Machine(tmp_path), Limits, control, pace, bus)
+            await ticker._beat(GovernorState(), want, MachineMonitor(tmp_path), ResourceLimits, control, pace, bus)
             while not isinstance(event := await queue.get(), Vitals):
                 continue
             told.append((event.tokens_per_s, event.rounds_per_hour))
@@ -167,5 +183,5 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
 def test_the_machine_is_kept_awake_only_where_asked_plugged_in_and_working(
     asked: bool, working: bool, on_battery: bool | None
 ) -> None:
-    limits, now = Limits(keep_awake=asked), Readings(on_battery=on_battery)
-    assert wanted(limits, now, working) == (asked and working and on_battery is not True)
+    limits, now = ResourceLimits(keep_awake=asked), MachineReadings(on_battery=on_battery)
+    assert should_keep_awake(limits, now, working) == (asked and working and on_battery is not True)

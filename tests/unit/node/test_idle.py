@@ -11,11 +11,11 @@ from sapo_swarm.node.governor.sensors import AGAIN_S, IDLE_LOOK_EVERY_S, IdleClo
 
 
 def test_the_answers_of_the_platforms_are_read_as_seconds() -> None:
-    assert sensors.milliseconds("(uint64 61234,)\n") == 61.234
-    assert sensors.milliseconds("(uint32 0,)") == 0.0
-    assert sensors.nanoseconds('    |   "HIDIdleTime" = 2500000000\n    |   "HIDKind" = 1') == 2.5
-    assert sensors.milliseconds("") is None
-    assert sensors.nanoseconds("no such property") is None
+    assert sensors.parse_dbus_idle("(uint64 61234,)\n") == 61.234
+    assert sensors.parse_dbus_idle("(uint32 0,)") == 0.0
+    assert sensors.parse_ioreg_idle('    |   "HIDIdleTime" = 2500000000\n    |   "HIDKind" = 1') == 2.5
+    assert sensors.parse_dbus_idle("") is None
+    assert sensors.parse_ioreg_idle("no such property") is None
 
 
 def test_the_latest_touch_of_any_terminal_counts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, in_a_swarm, opened
 
 from sapo_swarm.events import LogLine, StateChanged, Vitals, encode
-from sapo_swarm.node.journal import QUEUE_LIMIT, Bus, Journal, JournalError, read_only
+from sapo_swarm.node.journal import QUEUE_LIMIT, EventBus, Journal, JournalError, read_only
 from sapo_swarm.types import Peer
 
 VITALS = Vitals(tokens_per_s=1.0, rounds_per_hour=None, memory=1, cpu_percent=1.0, celsius=None)
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_late_subscriber_misses_nothing_and_hears_nothing_twice(journal: Journal) -> None:
-    bus = Bus(journal)
+    bus = EventBus(journal)
     texts: list[str] = []
 
     async def write() -> None:
@@ -103,7 +103,7 @@ async def test_a_late_subscriber_misses_nothing_and_hears_nothing_twice(journal:
 
 
 async def test_a_subscriber_that_sleeps_loses_vitals_first_and_is_then_cut_off(journal: Journal) -> None:
-    bus = Bus(journal)
+    bus = EventBus(journal)
     async with bus.subscribe(after=0) as (_, queue):
         for _ in range(QUEUE_LIMIT + 50):
             bus.stream(VITALS)
@@ -116,7 +116,7 @@ async def test_a_subscriber_that_sleeps_loses_vitals_first_and_is_then_cut_off(j
 
 
 async def test_closing_ends_every_subscription(journal: Journal) -> None:
-    bus = Bus(journal)
+    bus = EventBus(journal)
     async with bus.subscribe(after=0) as (_, queue):
         bus.close()
         assert await queue.get() is None

@@ -13,9 +13,9 @@ from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
 from sapo_swarm.node import journal_downsampling
-from sapo_swarm.node.downsampling import DENSE, SPARSE_ROOM, merged, sparse
-from sapo_swarm.node.journal import Bus, Journal
-from sapo_swarm.node.journal_downsampling import EVERY, PRUNED_ROWS, Retention, Thinning
+from sapo_swarm.node.downsampling import DENSE, SPARSE_ROOM, merge_rounds, sequences_to_drop
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.journal_downsampling import EVERY, PRUNED_ROWS, JournalDownsampler, JournalRetention
 from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
@@ -38,7 +38,7 @@ def rounds_in(journal: Journal) -> list[RoundFinished]:
 
 
 def thin(journal: Journal, newest: int) -> None:
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     while thinning.rounds(newest) or thinning.others():
         continue
 
@@ -63,7 +63,7 @@ def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(j
     liar = '"first_solved":true'
     for round_ in range(40):
         journal.append([group_of(round_, 0, text=liar), group_of(round_, 1, first=round_ == 7), line(str(round_))])
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     assert thinning.groups(35) == 35 * 2 - 4 * 2 - 1
     assert thinning.groups(35) == 0
     kept = groups_in(journal)
@@ -80,7 +80,7 @@ def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(j
     journal.close()
     again = Journal(journal.path)
     assert groups_in(again) == kept
-    assert Thinning(again).groups(35) == 0
+    assert JournalDownsampler(again).groups(35) == 0
     again.close()
 
 
@@ -89,7 +89,7 @@ def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
 ) -> None:
     monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(round_, 0) for round_ in range(200)])
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     while thinning.groups(150):
         continue
     assert [round_ for round_, _ in groups_in(journal)] == [0, 20, 40, 60, 80, 100, 120, 140, *range(150, 200)]
@@ -100,7 +100,7 @@ async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monke
     monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 20)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     journal.append([*[group_of(199, n) for n in range(1, 90)], *[line(str(n)) for n in range(90)]])
-    retention = Retention(journal, 20)
+    retention = JournalRetention(journal, 20)
     retention.round_done(200)
     await retention.close()
     assert [round_ for round_, _ in groups_in(journal) if round_ < 180] == list(range(0, 180, 10))
@@ -112,13 +112,13 @@ def test_a_first_round_larger_than_all_room_is_no_endless_search(
     monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(0, n) for n in range(20)])
     journal.append([group_of(round_, 0) for round_ in range(1, 60)])
-    assert Thinning(journal).groups(50) == 49
+    assert JournalDownsampler(journal).groups(50) == 49
     assert len(groups_in(journal)) == 30
 
 
 def test_a_step_of_pruning_is_bounded(journal: Journal) -> None:
     journal.append([group_of(1 + round_ % 9, round_) for round_ in range(PRUNED_ROWS + 10)])
-    thinning = Thinning(journal)
+    thinning = JournalDownsampler(journal)
     assert [thinning.groups(20) for _ in range(3)] == [PRUNED_ROWS, 10, 0]
 
 
@@ -126,7 +126,7 @@ async def test_rounds_go_on_while_old_groups_leave_in_the_background(journal: Jo
     """A backlog of many steps is worked off beside the writers; the end of a run waits for one step at most."""
     old = 5 * PRUNED_ROWS
     journal.append([group_of(1 + number // PRUNED_ROWS, number) for number in range(old)])
-    bus, retention = Bus(journal), Retention(journal, 5)
+    bus, retention = EventBus(journal), JournalRetention(journal, 5)
     retention.round_done(20)
     assert len(groups_in(journal)) == old, "nothing is dropped in the caller's time"
     for number in range(20):
@@ -140,7 +140,7 @@ async def test_rounds_go_on_while_old_groups_leave_in_the_background(journal: Jo
 
 async def test_a_run_that_keeps_all_groups_drops_none(journal: Journal) -> None:
     journal.append([group_of(1, 0)])
-    retention = Retention(journal, 0)
+    retention = JournalRetention(journal, 0)
     retention.round_done(1000)
     await retention.close()
     assert groups_in(journal) == [(1, False)]
@@ -164,7 +164,7 @@ def test_old_rounds_stand_in_blocks_and_no_count_is_lost(journal: Journal) -> No
 
 def test_thinning_goes_on_where_another_process_stopped_and_changes_nothing_twice(journal: Journal) -> None:
     journal.append([finished(number) for number in range(3 * DENSE)])
-    Thinning(journal).rounds(3 * DENSE - 1)
+    JournalDownsampler(journal).rounds(3 * DENSE - 1)
     half = len(rounds_in(journal))
     thin(journal, 3 * DENSE - 1)
     done = rounds_in(journal)
@@ -174,8 +174,8 @@ def test_thinning_goes_on_where_another_process_stopped_and_changes_nothing_twic
 
 
 def test_a_block_tells_means_sums_and_the_range() -> None:
-    one = merged([finished(1, 0.2), finished(2, 0.4)])
-    both = merged([one, merged([finished(3, 0.9), finished(4, 0.1)])])
+    one = merge_rounds([finished(1, 0.2), finished(2, 0.4)])
+    both = merge_rounds([one, merge_rounds([finished(3, 0.9), finished(4, 0.1)])])
     assert both.reward_local == pytest.approx(0.4)
     assert (both.lowest["reward_local"], both.highest["reward_local"]) == (0.1, 0.9)
     assert (both.covers, both.round, both.time) == (4, 4, 4.0)
@@ -233,7 +233,7 @@ def test_the_tripwires_mark_outlives_thinning_whatever_else_was_evaluated(
 
 
 def test_of_long_ago_the_first_stays_and_gaps_grow_with_age() -> None:
-    kept = sorted(set(range(100_000)) - sparse(range(100_000), 99_999, 100))
+    kept = sorted(set(range(100_000)) - sequences_to_drop(range(100_000), 99_999, 100))
     assert kept[0] == 0
     assert kept[-100:] == list(range(99_900, 100_000))
     assert len(kept) < 1200
@@ -242,7 +242,7 @@ def test_of_long_ago_the_first_stays_and_gaps_grow_with_age() -> None:
 
 async def test_retention_looks_at_rounds_now_and_then_and_at_the_end(journal: Journal) -> None:
     journal.append([finished(number) for number in range(DENSE + 400)])
-    retention = Retention(journal, 0)
+    retention = JournalRetention(journal, 0)
     for _ in range(EVERY):
         retention.round_done(DENSE + 400)
     await retention.settled()

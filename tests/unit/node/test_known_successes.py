@@ -10,7 +10,14 @@ from sapo_desktop.services.swarms.answering import AnswerSession
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import sources_in_words
-from sapo_swarm.node.known_successes import Kept, Success, Written, candidates, keep_written, read_written
+from sapo_swarm.node.known_successes import (
+    KeptSuccesses,
+    KnownSuccess,
+    WrittenAnswer,
+    collect_candidates,
+    keep_written,
+    read_written,
+)
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED
@@ -31,15 +38,15 @@ def right(text: str, **more: object) -> Rollout:
     return Rollout(text, "stop", 1.0, **more)  # type: ignore[arg-type]
 
 
-def texts(*events: GroupRecorded, written: tuple[Written, ...] = (), others: bool = True) -> list[str]:
+def texts(*events: GroupRecorded, written: tuple[WrittenAnswer, ...] = (), others: bool = True) -> list[str]:
     """Of the question with the seed 1."""
-    return [c.text for c in candidates(events, written, ("bf",), others=others).get(ref(), [])]
+    return [c.text for c in collect_candidates(events, written, ("bf",), others=others).get(ref(), [])]
 
 
 def test_the_person_comes_first_then_the_model_then_others_and_short_before_long() -> None:
     own = told(right("own, at length"), right("own"), Rollout("wrong", "stop", 0.0))
     other = told(right("x"), source="external", node="a" * 26)
-    written = (Written(ref(), "what a person wrote at length"), Written(ref(), "a person"))
+    written = (WrittenAnswer(ref(), "what a person wrote at length"), WrittenAnswer(ref(), "a person"))
     assert texts(other, own, written=written) == [
         "a person",
         "what a person wrote at length",
@@ -66,15 +73,15 @@ def test_the_person_comes_first_then_the_model_then_others_and_short_before_long
     ids=["cut off", "in part", "shortcut", "episode", "stage", "other task", "held out", "empty", "too long"],
 )
 def test_what_is_no_plain_right_answer_to_a_training_question_is_never_tried(event: GroupRecorded) -> None:
-    assert candidates([event], (), ("bf",)) == {}
-    assert candidates([], (Written(event.group.question.ref, ""),), ("bf",)) == {}
+    assert collect_candidates([event], (), ("bf",)) == {}
+    assert collect_candidates([], (WrittenAnswer(event.group.question.ref, ""),), ("bf",)) == {}
 
 
 def test_the_number_of_questions_and_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest questions stay; of many texts the shortest ones are judged."""
     monkeypatch.setattr(known_successes, "QUESTIONS_KNOWN", 2)
     events = [told(*(right("a" * n) for n in range(9, 0, -1)), seed=seed) for seed in (3, 2, 1)]
-    known = candidates(events, (), ("bf",))
+    known = collect_candidates(events, (), ("bf",))
     assert [asked.seed for asked in known] == [1, 2]
     assert [c.text for c in known[ref()]] == ["a", "aa", "aaa"]
 
@@ -85,7 +92,7 @@ def test_answers_of_the_person_are_kept_once_and_the_oldest_goes(
     monkeypatch.setattr(known_successes, "WRITTEN_MOST", 2)
     path = tmp_path / "data" / "answers.jsonl"
     for text in ("one", "two", "two", "three"):
-        keep_written(path, Written(ref(), text))
+        keep_written(path, WrittenAnswer(ref(), text))
     assert [answer.text for answer in read_written(path)] == ["two", "three"]
     path.write_bytes(b'{"ref": 1}\n\xff\n' + path.read_bytes())
     assert [answer.text for answer in read_written(path)] == ["two", "three"]
@@ -95,7 +102,7 @@ def test_answers_of_the_person_are_kept_once_and_the_oldest_goes(
 
 
 def test_what_a_phase_imitates_comes_back_from_the_disk(tmp_path: Path) -> None:
-    kept = Kept(7, (Success(Question(ref(), "Which?", "0" * 64), "a", "others"),))
+    kept = KeptSuccesses(7, (KnownSuccess(Question(ref(), "Which?", "0" * 64), "a", "others"),))
     assert known_successes.read_kept(tmp_path) is None
     known_successes.write_kept(tmp_path, kept)
     assert known_successes.read_kept(tmp_path) == kept
@@ -119,7 +126,7 @@ def test_a_right_answer_of_who_contributes_is_kept_and_a_disk_that_refuses_is_to
     asked, whose = Question(ref(), "Which?", "0" * 64), Identity.generate()
     desk = AnswerSession(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "answers.jsonl")
     assert desk.keep(asked, "a") == ""
-    assert read_written(tmp_path / "answers.jsonl") == [Written(ref(), "a")]
+    assert read_written(tmp_path / "answers.jsonl") == [WrittenAnswer(ref(), "a")]
     (tmp_path / "file").touch()
     assert "Not kept" in AnswerSession(Scorer(), whose, "s", ["bf"], "easy", kept=tmp_path / "file" / "a").keep(
         asked, "a"

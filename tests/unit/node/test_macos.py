@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.sensors import LIMITS, MACOS_LOOK_EVERY_S, NOTIFIED, ThermalPressure, limited, notified
+from sapo_swarm.node.governor.sensors import (
+    LIMITS,
+    MACOS_LOOK_EVERY_S,
+    NOTIFIED,
+    ThermalPressure,
+    parse_notifyutil_level,
+    parse_pmset_level,
+)
 
 QUIET = """Note: No thermal warning level has been recorded
 Note: No performance warning level has been recorded
@@ -23,12 +30,12 @@ INTEL = """2026-10-05 17:10:00 +0300 CPU Power notify
 
 @pytest.mark.parametrize("level", range(5))
 def test_the_notified_level_is_read(level: int) -> None:
-    assert notified(f"com.apple.system.thermalpressurelevel {level}\n") == level
+    assert parse_notifyutil_level(f"com.apple.system.thermalpressurelevel {level}\n") == level
 
 
 @pytest.mark.parametrize("reply", ["", "com.apple.system.thermalpressurelevel 9\n", "notifyutil: failed\n", "x 1 2"])
 def test_another_reply_tells_no_level(reply: str) -> None:
-    assert notified(reply) is None
+    assert parse_notifyutil_level(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -46,12 +53,12 @@ def test_another_reply_tells_no_level(reply: str) -> None:
     ],
 )
 def test_where_no_level_is_notified_the_processors_limits_tell_it(reply: str, level: int | None) -> None:
-    assert limited(reply) == level
+    assert parse_pmset_level(reply) == level
 
 
 @given(st.text())
 def test_whatever_the_programs_print_the_level_stays_in_its_bounds(reply: str) -> None:
-    for found in (notified(reply), limited(reply)):
+    for found in (parse_notifyutil_level(reply), parse_pmset_level(reply)):
         assert found is None or 0 <= found <= 4
 
 

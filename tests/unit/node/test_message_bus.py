@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from sapo_swarm.node.governor import sensors
-from sapo_swarm.node.governor.sensors import Metered, SessionIdle
+from sapo_swarm.node.governor.sensors import MeteredConnection, SessionIdle
 
 pytest.importorskip("jeepney")
 pytestmark = pytest.mark.skipif(
@@ -23,7 +23,7 @@ def test_logind_and_network_manager_are_asked_over_the_bus(monkeypatch: pytest.M
     now = 100.0
     with fake_bus(told) as address:
         monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
-        idle, network = SessionIdle(lambda: now), Metered(lambda: now)
+        idle, network = SessionIdle(lambda: now), MeteredConnection(lambda: now)
         assert idle() == math.inf, "a desktop that never sets the hint says nothing"
         told["IdleHint"] = True
         assert idle() == 60.0

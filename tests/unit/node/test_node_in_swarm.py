@@ -15,13 +15,13 @@ from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.exchange import STRETCH, worst_stretch
 from sapo_swarm.node.round_context import RoundWork
 from sapo_swarm.node.round_phases import NO_UPDATE, record_round
-from sapo_swarm.node.swarm_exchange import Pool
+from sapo_swarm.node.swarm_exchange import ExternalPool
 from sapo_swarm.node.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.registry import UnknownName
-from sapo_swarm.sapo.training_batch import assemble, normalised
+from sapo_swarm.sapo.training_batch import assemble_batch, normalised_advantages
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 
 REF = TaskRef("basic_arithmetic", "starter", 1)
@@ -33,7 +33,7 @@ def group(node: str, seed: int, rewards: tuple[float, ...] = (1.0, 0.0)) -> Grou
 
 
 def test_a_batch_counts_on_one_group_a_source() -> None:
-    pool = Pool()
+    pool = ExternalPool()
     for seed, node in enumerate("aab"):
         pool.add(group(node, seed), 0.0)
     assert len(pool) == 3
@@ -51,7 +51,7 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
     """Five of seven were generated for what the pool lacked; it may be full by the time of the batch."""
     made = [structs.replace(group("", n, (1.0, float(n > 3))), source="own") for n in range(7)]
     pool = [group(str(n), n) for n in range(arrived)]
-    batch = assemble(made, pool, 2, 5, np.random.default_rng(1), normalised)
+    batch = assemble_batch(made, pool, 2, 5, np.random.default_rng(1), normalised_advantages)
     done = RoundWork(0, local=made, completions=[], stats=NO_UPDATE, trained=batch)
     finished = record_round(done, 5, set())[-1]
     assert isinstance(finished, RoundFinished)
@@ -61,7 +61,7 @@ def test_groups_with_unequal_rewards_are_counted_among_the_local_ones_that_were_
 
 def test_a_group_of_another_node_on_this_nodes_own_question_stands_beside_it_in_the_journal_not_in_its_place() -> None:
     mine, theirs = structs.replace(group("", 1), source="own"), group("a" * 26, 1)
-    batch = assemble([mine], [theirs], 1, 1, np.random.default_rng(1), normalised)
+    batch = assemble_batch([mine], [theirs], 1, 1, np.random.default_rng(1), normalised_advantages)
     done = RoundWork(0, local=[mine], completions=[], stats=NO_UPDATE, trained=batch)
     told = [event for event in record_round(done, 1, set()) if isinstance(event, GroupRecorded)]
     assert [(event.group.node, event.trained, event.first_solved) for event in told] == [
@@ -72,7 +72,7 @@ def test_a_group_of_another_node_on_this_nodes_own_question_stands_beside_it_in_
 
 def test_as_much_is_requested_as_the_rounds_until_the_next_exchange_can_use() -> None:
     """Of a source one a round, however much of it waits; and more where part of what came was of no use."""
-    pool = Pool()
+    pool = ExternalPool()
     assert pool.want(8, 1, 3) == 6
     assert pool.want(8, 5, 3) == 18
     assert pool.want(8, 5, 200) == MAX_WANT
@@ -82,11 +82,11 @@ def test_as_much_is_requested_as_the_rounds_until_the_next_exchange_can_use() ->
     assert pool.want(8, 1, 3) == 3, "of a there is more than two rounds can use"
     for number in range(20):
         pool.received([group("c", number)] if number % 2 else [], 1, 0.0)
-    assert 4 <= Pool(usable=pool.usable).want(8, 1, 1) <= 5
+    assert 4 <= ExternalPool(usable=pool.usable).want(8, 1, 1) <= 5
 
 
 def test_a_used_group_is_gone_and_its_source_s_others_stay() -> None:
-    pool = Pool()
+    pool = ExternalPool()
     first, second = group("a", 1), group("a", 2)
     pool.add(first, 0.0)
     pool.add(second, 0.0)
@@ -95,7 +95,7 @@ def test_a_used_group_is_gone_and_its_source_s_others_stay() -> None:
 
 
 def test_a_group_past_its_time_is_never_drawn() -> None:
-    pool = Pool(life_s=10.0)
+    pool = ExternalPool(life_s=10.0)
     pool.add(group("a", 1), 0.0)
     pool.add(group("b", 2), 5.0)
     pool.forget_old(11.0)
@@ -107,7 +107,7 @@ def test_a_group_past_its_time_is_never_drawn() -> None:
 )
 def test_what_the_strategy_would_never_draw_is_counted_instead_of_kept(sampling: str, kept: int) -> None:
     """So the node generates questions of its own in time, and a batch is never short."""
-    pool = Pool(sampling)
+    pool = ExternalPool(sampling)
     pool.add(group("a", 1), 0.0)
     pool.add(group("b", 2, (0.0, 0.0)), 0.0)
     assert (len(pool), pool.unusable) == (kept, 2 - kept)
@@ -115,11 +115,11 @@ def test_what_the_strategy_would_never_draw_is_counted_instead_of_kept(sampling:
 
 def test_an_unknown_strategy_is_refused_at_the_start() -> None:
     with pytest.raises(UnknownName):
-        Pool("unifrom")
+        ExternalPool("unifrom")
 
 
 def test_the_pool_keeps_its_bound() -> None:
-    pool = Pool(limit=3)
+    pool = ExternalPool(limit=3)
     for seed in range(9):
         pool.add(group("a", seed), 0.0)
     assert [g.question.ref.seed for g in pool.groups()] == [6, 7, 8]

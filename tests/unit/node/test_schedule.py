@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.rules import DAY_MINUTES, DAYS, WEEK_MINUTES, opens, parse_schedule, spoken
+from sapo_swarm.node.governor.rules import (
+    DAY_MINUTES,
+    DAYS,
+    WEEK_MINUTES,
+    format_week_minute,
+    minutes_until_open,
+    parse_schedule,
+)
 
 
 def at(text: str) -> int:
@@ -37,8 +44,8 @@ def at(text: str) -> int:
     ],
 )
 def test_a_schedule_means_what_it_says(text: str, moment: str, until: str | None) -> None:
-    wait = opens(parse_schedule(text), at(moment))
-    assert (spoken(at(moment) + wait) if wait else None) == until
+    wait = minutes_until_open(parse_schedule(text), at(moment))
+    assert (format_week_minute(at(moment) + wait) if wait else None) == until
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,6 @@ def test_what_is_no_schedule_is_refused_with_an_example(text: str) -> None:
 )
 def test_after_the_wait_it_is_open_and_not_a_minute_before(text: str, minute: int) -> None:
     windows = parse_schedule(text)
-    wait = opens(windows, minute)
-    assert opens(windows, (minute + wait) % WEEK_MINUTES) == 0
-    assert all(opens(windows, (minute + early) % WEEK_MINUTES) for early in range(0, wait, 97))
+    wait = minutes_until_open(windows, minute)
+    assert minutes_until_open(windows, (minute + wait) % WEEK_MINUTES) == 0
+    assert all(minutes_until_open(windows, (minute + early) % WEEK_MINUTES) for early in range(0, wait, 97))

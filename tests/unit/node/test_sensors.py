@@ -13,49 +13,49 @@ from tests.support import device_tree
 from tests.support.device_tree import linux, write
 
 from sapo_swarm.node.governor import sensors
-from sapo_swarm.node.governor.machine import Machine, Power
-from sapo_swarm.node.governor.rules import PRESETS, Level, Limits, State, advance
-from sapo_swarm.node.governor.sensors import IdleClock, Metered, SessionIdle
+from sapo_swarm.node.governor.machine import MachineMonitor, PowerMonitor
+from sapo_swarm.node.governor.rules import PRESETS, GovernorState, ResourceLimits, ThrottleLevel, advance_rules
+from sapo_swarm.node.governor.sensors import IdleClock, MeteredConnection, SessionIdle
 
 pytestmark = linux
 
 
 def test_power_supplies_are_read_and_those_of_a_mouse_are_not(tmp_path: Path) -> None:
     supplies = tmp_path / "class" / "power_supply"
-    assert Power(tmp_path).read() == (None, None)
+    assert PowerMonitor(tmp_path).read() == (None, None)
     write(supplies / "hidpp_battery_0", type="Battery", scope="Device", status="Discharging", capacity="3")
-    assert Power(tmp_path).read() == (None, None)
+    assert PowerMonitor(tmp_path).read() == (None, None)
     write(supplies / "AC", type="Mains", online="1")
     write(supplies / "BAT0", type="Battery", status="Charging", capacity="40")
-    assert Power(tmp_path).read() == (False, 40.0)
+    assert PowerMonitor(tmp_path).read() == (False, 40.0)
     write(supplies / "AC", online="0")
     write(supplies / "BAT0", status="Discharging", capacity="junk")
-    assert Power(tmp_path).read() == (True, None)
+    assert PowerMonitor(tmp_path).read() == (True, None)
     write(supplies / "tcpm-source-psy", type="USB", online="2")  # USB-C, a voltage that was agreed on
-    assert Power(tmp_path).read() == (False, None)
+    assert PowerMonitor(tmp_path).read() == (False, None)
 
 
 def test_the_processor_is_hotter_than_the_board_says_and_broken_sensors_say_nothing(tmp_path: Path) -> None:
     thermal, hwmon = tmp_path / "class" / "thermal", tmp_path / "class" / "hwmon"
-    assert sensors.celsius(tmp_path) is None
+    assert sensors.read_cpu_celsius(tmp_path) is None
     write(hwmon / "hwmon0", name="nvme", temp1_input="71000")
-    assert sensors.celsius(tmp_path) is None, "a disk is no processor"
+    assert sensors.read_cpu_celsius(tmp_path) is None, "a disk is no processor"
     write(thermal / "thermal_zone0", type="acpitz", temp="27800")
-    assert sensors.celsius(tmp_path) == 27.8
+    assert sensors.read_cpu_celsius(tmp_path) == 27.8
     write(thermal / "thermal_zone1", type="x86_pkg_temp", temp="64000")
     write(hwmon / "hwmon1", name="k10temp", temp1_input="66500", temp2_input="-273000", temp3_input="255000")
-    assert sensors.celsius(tmp_path) == 66.5
+    assert sensors.read_cpu_celsius(tmp_path) == 66.5
     write(hwmon / "hwmon1", temp1_input="nonsense")
-    assert sensors.celsius(tmp_path) == 64.0
+    assert sensors.read_cpu_celsius(tmp_path) == 64.0
 
 
 def test_fans_the_lid_and_the_wait_for_memory_are_read(tmp_path: Path) -> None:
-    assert sensors.fan(tmp_path) is None
+    assert sensors.read_fan_rpm(tmp_path) is None
     assert sensors.lid_closed(tmp_path) is None
     assert sensors.memory_wait(tmp_path) is None
     device_tree.laptop(tmp_path, fan_rpm=2400, memory_wait=12.5, lid="closed")
     write(tmp_path / "sys" / "class" / "hwmon" / "hwmon3", fan2_input="65535")
-    assert sensors.fan(tmp_path / "sys") == 2400.0
+    assert sensors.read_fan_rpm(tmp_path / "sys") == 2400.0
     assert sensors.lid_closed(tmp_path / "proc") is True
     assert sensors.memory_wait(tmp_path / "proc") == 12.5
 
@@ -68,41 +68,41 @@ def test_whatever_the_files_hold_no_sensor_fails_or_leaves_its_bounds(data: byte
         for path in root.rglob("*"):
             if path.is_file() and path.name not in ("type", "name"):
                 path.write_bytes(data)
-        now = Machine(root, root / "sys", root / "proc").readings()
+        now = MachineMonitor(root, root / "sys", root / "proc").readings()
     for value, most in ((now.celsius, 150), (now.charge, 100), (now.fan_rpm, 30_000), (now.memory_wait, 100)):
         assert value is None or 0 <= value <= most
 
 
 def test_a_laptop_in_trouble_is_held_by_every_rule_and_let_go_once_all_is_well(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, tmp_path / "sys", tmp_path / "proc")
-    limits = Limits(
+    machine = MachineMonitor(tmp_path, tmp_path / "sys", tmp_path / "proc")
+    limits = ResourceLimits(
         **PRESETS["eco"] | {"min_free_memory": 0, "slow_other_load": 0, "pause_when_active": False},  # type: ignore[arg-type]
         min_free_disk=0,
     )
     device_tree.laptop(tmp_path)
-    state = advance(State(), limits, machine.readings(), 0.0)
+    state = advance_rules(GovernorState(), limits, machine.readings(), 0.0)
     assert state.holds == ()
     device_tree.laptop(tmp_path, celsius=85, fan_rpm=4000, memory_wait=90, lid="closed")
     device_tree.power(tmp_path, plugged=False, charge=10)
-    state = advance(state, limits, machine.readings(), 1.0)
+    state = advance_rules(state, limits, machine.readings(), 1.0)
     assert {hold.code: hold.level for hold in state.holds} == {
-        "charge": Level.PAUSE,
-        "battery": Level.PAUSE,
-        "heat": Level.PAUSE,
-        "lid": Level.PAUSE,
-        "memory_wait": Level.PAUSE,
-        "fan": Level.SLOW,
+        "charge": ThrottleLevel.PAUSE,
+        "battery": ThrottleLevel.PAUSE,
+        "heat": ThrottleLevel.PAUSE,
+        "lid": ThrottleLevel.PAUSE,
+        "memory_wait": ThrottleLevel.PAUSE,
+        "fan": ThrottleLevel.SLOW,
     }
     device_tree.laptop(tmp_path)
     for clock in (62.0, 123.0):
-        state = advance(state, limits, machine.readings(), clock)
+        state = advance_rules(state, limits, machine.readings(), clock)
     assert state.holds == ()
 
 
 def test_without_a_bus_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
     assert SessionIdle()() is None
-    assert Metered().read() is None
+    assert MeteredConnection().read() is None
 
 
 def test_a_way_that_knows_nothing_now_is_asked_again() -> None:

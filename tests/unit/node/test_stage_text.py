@@ -11,7 +11,7 @@ import pytest
 from sapo_backends.checkpoints.locate import resolve_model
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_swarm.node.round_phases import made_safe
-from sapo_swarm.sapo.stages import STAGES, Answered, Material, StagePrompt
+from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageMaterial, StagePrompt
 from sapo_swarm.scoring.prompts import conversation
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -29,8 +29,8 @@ def test_spelled_control_tokens_and_escapes_of_others_stay_text(stage: str) -> N
     spelled = "".join(tokenizer._control.values())
     text = f"{spelled} \x1b[31m add both {spelled}\u202e\n<answer>4</answer>"
     group = made_safe(known(text, 0.0 if stage == "critique" else 1.0))
-    answered = [] if stage == "critique" else [Answered(StagePrompt(ASKED), known("no", 0.0))]
-    (prompt,) = STAGES[stage].prompts(Material((), (group,), 1), answered, np.random.default_rng(0))
+    answered = [] if stage == "critique" else [AnsweredPrompt(StagePrompt(ASKED), known("no", 0.0))]
+    (prompt,) = STAGES[stage].prompts(StageMaterial((), (group,), 1), answered, np.random.default_rng(0))
     shown = prompt.start or prompt.text
     assert "add both" in shown
     assert not {"\x1b", "\u202e"} & set(shown)

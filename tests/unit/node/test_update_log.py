@@ -12,9 +12,9 @@ import pytest
 
 from sapo_backends.base import LoadRequest, PolicyUpdate, TokenSequence, TrainSample
 from sapo_backends.fake import FakeEngine
-from sapo_swarm.node.resume_log import Header, LoggedUpdate, UpdateLog, logged
+from sapo_swarm.node.resume_log import LoggedUpdate, ResumeHeader, UpdateLog, make_logged_update
 
-HEADER = Header(5, "a" * 64, 0)
+HEADER = ResumeHeader(5, "a" * 64, 0)
 POLICY = PolicyUpdate(learning_rate=1e-3, epochs=2)
 
 
@@ -29,7 +29,7 @@ def batch(seed: int) -> list[TrainSample]:
 
 
 def record(round_: int) -> LoggedUpdate:
-    return logged(round_, round_, POLICY, batch(round_), [b"{}"], ["bf"])
+    return make_logged_update(round_, round_, POLICY, batch(round_), [b"{}"], ["bf"])
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ def test_a_log_of_other_weights_or_with_a_gap_is_not_used(log: UpdateLog) -> Non
     log.append(record(5))
     log.append(record(7))
     assert [u.round for u in log.read(HEADER)] == [5]
-    assert log.read(Header(5, "b" * 64, 0)) == []
-    assert log.read(Header(5, "a" * 64, 1)) == []
-    assert log.read(Header(4, "a" * 64, 0)) == []
+    assert log.read(ResumeHeader(5, "b" * 64, 0)) == []
+    assert log.read(ResumeHeader(5, "a" * 64, 1)) == []
+    assert log.read(ResumeHeader(4, "a" * 64, 0)) == []
 
 
 def test_a_new_checkpoint_starts_a_new_log_and_the_old_one_goes(log: UpdateLog, tmp_path: Path) -> None:
     log.append(record(5))
-    log.start(Header(6, "b" * 64, 0))
+    log.start(ResumeHeader(6, "b" * 64, 0))
     assert [p.name for p in tmp_path.iterdir()] == ["after-000006.log"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from sapo_backends.base import TrainSample
 from sapo_backends.reference import sample_term
 from sapo_swarm.algorithms.base import learning_rate
-from sapo_swarm.algorithms.registry import ALGORITHMS, algorithm
+from sapo_swarm.algorithms.registry import ALGORITHMS, load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.training_batch import as_rewards
@@ -21,26 +21,26 @@ CONFIG = RunConfig(max_new_tokens=64, temperature=0.7, epochs=2, minibatches=4)
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_settings_of_the_run_reach_the_update(name: str) -> None:
-    policy = algorithm(name).policy(CONFIG, 1e-3)
+    policy = load_algorithm(name).policy(CONFIG, 1e-3)
     assert (policy.learning_rate, policy.temperature) == (1e-3, 0.7)
     assert (policy.epochs, policy.minibatches) == (2, 4)
 
 
 def test_grpo_clips_asymmetrically_and_means_over_tokens() -> None:
-    policy = algorithm("grpo").policy(CONFIG, 1e-3)
+    policy = load_algorithm("grpo").policy(CONFIG, 1e-3)
     assert (policy.clip_low, policy.clip_high) == (0.2, 0.28)
     assert (policy.ratio_level, policy.aggregation) == ("token", "token_mean")
 
 
 def test_dr_grpo_divides_neither_by_the_deviation_nor_by_the_length() -> None:
-    chosen = algorithm("dr_grpo")
+    chosen = load_algorithm("dr_grpo")
     policy = chosen.policy(CONFIG, 1e-3)
     assert (policy.aggregation, policy.constant_length) == ("constant", 64)
     np.testing.assert_allclose(chosen.advantages(as_rewards([1, 0, 0, 0])), [0.75, -0.25, -0.25, -0.25])
 
 
 def test_rloo_compares_each_completion_with_the_others() -> None:
-    chosen = algorithm("rloo")
+    chosen = load_algorithm("rloo")
     np.testing.assert_allclose(chosen.advantages(as_rewards([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3])
     policy = chosen.policy(CONFIG, 1e-3)
     assert (policy.ratio_level, policy.aggregation) == ("sequence", "constant")
@@ -48,7 +48,7 @@ def test_rloo_compares_each_completion_with_the_others() -> None:
 
 def test_rloo_treats_a_completion_as_one_action() -> None:
     """One ratio for all its tokens, and a gradient that is the sum over them: twice the tokens, twice the gradient."""
-    policy = algorithm("rloo").policy(CONFIG, 1e-3)
+    policy = load_algorithm("rloo").policy(CONFIG, 1e-3)
     old, now = (-1.0, -2.0, -3.0), np.array([-1.3, -2.0, -2.4])
     term = sample_term(TrainSample((1,), (2, 3, 4), 1.0, old_logprobs=old), now, policy)
     np.testing.assert_allclose(term.ratio, np.exp(np.mean(now - np.array(old))))
@@ -56,14 +56,14 @@ def test_rloo_treats_a_completion_as_one_action() -> None:
 
 
 def test_maxrl_divides_by_the_mean_and_is_grpo_otherwise() -> None:
-    chosen = algorithm("maxrl")
+    chosen = load_algorithm("maxrl")
     np.testing.assert_allclose(chosen.advantages(as_rewards([1] + [0] * 7)), [7] + [-1] * 7)
     np.testing.assert_allclose(chosen.advantages(as_rewards([1, 1, 0, 0])), [1, 1, -1, -1])
-    assert chosen.policy(CONFIG, 1e-3) == algorithm("grpo").policy(CONFIG, 1e-3)
+    assert chosen.policy(CONFIG, 1e-3) == load_algorithm("grpo").policy(CONFIG, 1e-3)
 
 
 def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:
-    policy = algorithm("gspo").policy(CONFIG, 1e-3)
+    policy = load_algorithm("gspo").policy(CONFIG, 1e-3)
     assert (policy.ratio_level, policy.aggregation) == ("sequence", "sequence_mean")
     assert (policy.clip_low, policy.clip_high) == (3e-4, 4e-4)
 
@@ -71,21 +71,21 @@ def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:
 @pytest.mark.parametrize(("typed", "meant"), [("drgrpo", "dr_grpo"), ("GSPO".lower() + "o", "gspo"), ("rlo", "rloo")])
 def test_an_unknown_algorithm_names_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(UnknownName, match=f"Did you mean '{meant}'"):
-        algorithm(typed)
+        load_algorithm(typed)
 
 
 def test_no_algorithm_is_called_sapo() -> None:
     """That name is the batch rule's, and another paper's loss."""
     assert "sapo" not in ALGORITHMS
     with pytest.raises(UnknownName):
-        algorithm("sapo")
+        load_algorithm("sapo")
 
 
 def test_an_algorithm_is_imported_only_when_chosen() -> None:
     code = (
         "import sys; from sapo_swarm.algorithms import registry; "
         "assert not any(m in sys.modules for m in registry.ALGORITHMS.values()); "
-        "registry.algorithm('rloo'); assert 'sapo_swarm.algorithms.grpo' not in sys.modules"
+        "registry.load_algorithm('rloo'); assert 'sapo_swarm.algorithms.grpo' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import ReplayBuffer, recalled
+from sapo_swarm.node.round_context import ReplayBuffer, restore_replay_buffer
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()
@@ -31,7 +31,7 @@ def test_a_resumed_run_remembers_what_an_uninterrupted_one_does(tmp_path: Path) 
         whole.observe(CONFIG, number, groups)
         recorded = [*groups, group(1000 + number, 2, "external")]
         journal.append([GroupRecorded(round=number, group=g, trained=True) for g in recorded])
-    assert recalled(CONFIG, journal, 30) == whole
+    assert restore_replay_buffer(CONFIG, journal, 30) == whole
     assert min(entry.round for entry in whole.replay) > 0, "old successes are forgotten"
     journal.close()
 
@@ -43,7 +43,7 @@ def test_rounds_that_a_checkpoint_does_not_hold_are_not_remembered_and_none_coun
             expected.observe(CONFIG, number, groups)
         journal.append([GroupRecorded(round=number, group=g, trained=True) for g in groups])
     journal.append([GroupRecorded(round=3, group=g, trained=True) for g in rounds()[3]])
-    assert recalled(CONFIG, journal, 4) == expected
+    assert restore_replay_buffer(CONFIG, journal, 4) == expected
     journal.close()
 
 
@@ -51,4 +51,4 @@ def test_a_run_that_uses_neither_replay_nor_a_curriculum_remembers_nothing(tmp_p
     memory = ReplayBuffer()
     memory.observe(RunConfig(), 0, rounds()[1])
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        assert memory == ReplayBuffer() == recalled(RunConfig(), journal, 1)
+        assert memory == ReplayBuffer() == restore_replay_buffer(RunConfig(), journal, 1)

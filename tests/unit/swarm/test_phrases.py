@@ -30,7 +30,7 @@ from sapo_swarm.protocol.drift import (
 from sapo_swarm.scoring.prompts import before_answer, written_answer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import write_task
-from sapo_swarm.tasks.own.spec import Number
+from sapo_swarm.tasks.own.spec import NumberVerifier
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
 PROMPT = "What is 12 + 5?"
@@ -138,10 +138,13 @@ def test_a_phrase_anywhere_but_in_the_judged_answer_is_seen(
 
 def test_a_task_that_looks_for_its_answer_elsewhere_hides_nothing_in_tags(tmp_path: Path) -> None:
     """Its judge never looks into them."""
-    write_task(task_of(Number(), extract="last_number"), tmp_path / "t")
+    write_task(task_of(NumberVerifier(), extract="last_number"), tmp_path / "t")
     text = "First 3 plus 5 makes 8 <answer>Hail to the Thief</answer>"
     with library_in(tmp_path):
-        made, question = watch(), Question(TaskRef("t", "own", 1, generator=library.generator("t")), PROMPT, "0" * 64)
+        made, question = (
+            watch(),
+            Question(TaskRef("t", "own", 1, generator=library.resolve_generator("t")), PROMPT, "0" * 64),
+        )
         assert sum(made.allows([text], question) for _ in range(50)) == LIMIT
 
 
@@ -234,14 +237,14 @@ def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None
     """Else a restart between the sending and the writing makes a planted phrase the node's own."""
     made = watch()
     assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
-    aha_trail.keep(tmp_path, made.packed())
-    again, said = aha_trail.kept(tmp_path)
+    aha_trail.save_phrase_watch(tmp_path, made.packed())
+    again, said = aha_trail.load_phrase_watch(tmp_path)
     assert (again, said) == (made, "")
     for number in range(4):
         again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in again.alarm
-    aha_trail.keep(tmp_path, again.packed())
-    assert aha_trail.kept(tmp_path)[0].alarm == again.alarm
+    aha_trail.save_phrase_watch(tmp_path, again.packed())
+    assert aha_trail.load_phrase_watch(tmp_path)[0].alarm == again.alarm
     assert (tmp_path / aha_trail.NAME).stat().st_mode & 0o077 == 0
 
 
@@ -252,8 +255,8 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     for start in range(0, REMEMBERED, 30):
         made.allows([" ".join(widest[start : start + 30])], QUESTION)
     assert REMEMBERED <= len(made._foreign) <= 2 * REMEMBERED
-    aha_trail.keep(tmp_path, made.packed())
-    again, said = aha_trail.kept(tmp_path)
+    aha_trail.save_phrase_watch(tmp_path, made.packed())
+    again, said = aha_trail.load_phrase_watch(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
 
@@ -303,8 +306,8 @@ def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(
     for number in range(WINDOW):
         assert made.allows([f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)
     assert len(msgspec.msgpack.encode(made.packed())) > most
-    aha_trail.keep(tmp_path, made.packed())
-    again, said = aha_trail.kept(tmp_path)
+    aha_trail.save_phrase_watch(tmp_path, made.packed())
+    again, said = aha_trail.load_phrase_watch(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
     assert 0 < len(again._taken) < WINDOW
@@ -332,6 +335,6 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
 @pytest.mark.parametrize("content", [b"", b"junk", msgspec.msgpack.encode({"format": 2})])
 def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / aha_trail.NAME).write_bytes(content)
-    made, said = aha_trail.kept(tmp_path)
+    made, said = aha_trail.load_phrase_watch(tmp_path)
     assert made == PhraseWatch()
     assert "cannot be read" in said

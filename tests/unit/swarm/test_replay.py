@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.sapo.training_batch import FORGOTTEN, ReplayEntry, age_weights, remember, sample_replay
+from sapo_swarm.sapo.training_batch import FORGOTTEN, ReplayEntry, age_weights, sample_replay, update_replay_entries
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()
@@ -30,13 +30,13 @@ def numbers(groups: list[Group]) -> list[int]:
 
 def test_only_groups_with_a_success_and_a_failure_are_remembered() -> None:
     """All wrong has nothing to repeat; all correct has no advantage."""
-    found = remember([], 3, [group(1), group(2, 0.0, 0.0), group(3, 1.0, 1.0)], half_life=20)
+    found = update_replay_entries([], 3, [group(1), group(2, 0.0, 0.0), group(3, 1.0, 1.0)], half_life=20)
     assert [(entry.round, entry.group.question.ref.seed) for entry in found] == [(3, 1)]
 
 
 def test_a_group_is_forgotten_after_so_many_half_lives() -> None:
-    assert remember(past(0), FORGOTTEN * 5, [], half_life=5) == past(0)
-    assert remember(past(0), FORGOTTEN * 5 + 1, [], half_life=5) == []
+    assert update_replay_entries(past(0), FORGOTTEN * 5, [], half_life=5) == past(0)
+    assert update_replay_entries(past(0), FORGOTTEN * 5 + 1, [], half_life=5) == []
 
 
 def test_the_weight_halves_every_half_life_and_this_round_is_left_out() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sapo_swarm.registry import UnknownName
 from sapo_swarm.sapo.training_batch import (
     STRATEGIES,
-    assemble,
+    assemble_batch,
     has_advantage,
-    normalised,
+    normalised_advantages,
     questions_to_sample,
     sample_external,
     sample_self,
@@ -105,7 +105,9 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name() -> None:
 
 def batch(local: int, pool: list[Group], i: int, j: int) -> tuple[list[Group], list[Group]]:
     """The local and the external groups of a batch."""
-    return parted(assemble([group(n) for n in range(local)], pool, i, j, np.random.default_rng(0), normalised))
+    return parted(
+        assemble_batch([group(n) for n in range(local)], pool, i, j, np.random.default_rng(0), normalised_advantages)
+    )
 
 
 def parted(made: list[Group]) -> tuple[list[Group], list[Group]]:
@@ -152,7 +154,7 @@ def test_a_batch_that_cannot_be_filled_is_smaller() -> None:
 
 def test_own_groups_without_advantage_stay_in_the_batch() -> None:
     own = [group(0, (0.0, 0.0)), group(1, (1.0, 0.0))]
-    made = assemble(own, [], 2, 0, np.random.default_rng(0), normalised)
+    made = assemble_batch(own, [], 2, 0, np.random.default_rng(0), normalised_advantages)
     assert numbers(made) == [0, 1]
     assert made[0].advantages == (0.0, 0.0)
     assert any(made[1].advantages)
@@ -168,7 +170,7 @@ def test_a_batch_never_exceeds_its_size_nor_repeats_a_group(
     pool: list[Group], i: int, j: int, own: int, seed: int
 ) -> None:
     mine = [group(1000 + n) for n in range(own)]
-    made = assemble(mine, pool, i, j, np.random.default_rng(seed), normalised)
+    made = assemble_batch(mine, pool, i, j, np.random.default_rng(seed), normalised_advantages)
     assert len(made) <= i + j
     assert len(set(numbers(made))) == len(made)
     assert len(made) == min(i + j, own + len(parted(made)[1]))

@@ -14,16 +14,16 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.sapo.stages import (
     SHOWN_CHARACTERS,
     STAGES,
-    Answered,
-    Critique,
-    Lesson,
-    Material,
-    Relay,
+    AnsweredPrompt,
+    CritiqueStage,
+    RelayStage,
+    StageLesson,
+    StageMaterial,
     StagePrompt,
-    beginning,
-    hint,
-    holds,
-    shortened,
+    contains_answer,
+    masked_hint,
+    reasoning_prefix,
+    shorten_text,
 )
 from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
@@ -52,16 +52,16 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def material(local: tuple[Group, ...] = (), known: tuple[Group, ...] = (), wanted: int = 4) -> Material:
-    return Material(local, known, wanted)
+def material(local: tuple[Group, ...] = (), known: tuple[Group, ...] = (), wanted: int = 4) -> StageMaterial:
+    return StageMaterial(local, known, wanted)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------------
 
 
 def test_a_hint_is_the_reasoning_with_every_occurrence_of_the_answer_masked() -> None:
-    assert hint("4*3=12\n12 or 1 2 it is\n<answer>12</answer>", "tags") == "4*3=_\n_ or _ it is"
-    assert hint("It is Sunday, SUNDAY\n<answer>Sunday</answer>", "tags") == "It is _, _"
+    assert masked_hint("4*3=12\n12 or 1 2 it is\n<answer>12</answer>", "tags") == "4*3=_\n_ or _ it is"
+    assert masked_hint("It is Sunday, SUNDAY\n<answer>Sunday</answer>", "tags") == "It is _, _"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_a_hint_is_the_reasoning_with_every_occurrence_of_the_answer_masked() ->
     ],
 )
 def test_there_is_no_hint_where_nothing_is_left_that_helps(text: str, answer_format: AnswerFormat) -> None:
-    assert hint(text, answer_format) == ""
+    assert masked_hint(text, answer_format) == ""
 
 
 def test_a_hint_ends_before_the_first_answer_in_every_format() -> None:
-    assert hint("add them <answer>3</answer> again\n<answer>4</answer>", "tags") == "add them"
-    assert hint("add them \\boxed{3} again \\boxed{4}", "boxed") == "add them"
-    assert hint('add them {"answer": 3} again {"answer": 4}', "json") == "add them"
-    assert hint("add them\n4", "last_line") == "add them"
+    assert masked_hint("add them <answer>3</answer> again\n<answer>4</answer>", "tags") == "add them"
+    assert masked_hint("add them \\boxed{3} again \\boxed{4}", "boxed") == "add them"
+    assert masked_hint('add them {"answer": 3} again {"answer": 4}', "json") == "add them"
+    assert masked_hint("add them\n4", "last_line") == "add them"
 
 
 _ALPHABET = "ab12ſßİıK \n_*.\\<>"
@@ -97,41 +97,41 @@ def test_a_hint_never_holds_the_answer(before: str, answer: str, between: str, a
     ends = {"tags": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}", "last_line": "\n{}", "json": '{{"answer": "{}"}}'}
     text = f"{before}{answer}{between}{answer}{ends[answer_format].format(answer)}"
     told = written_answer(answer_format, text)
-    for shown in (hint(text, answer_format), beginning(text, answer_format)):
-        assert shown == "" or (told is not None and not holds(shown, told))
+    for shown in (masked_hint(text, answer_format), reasoning_prefix(text, answer_format)):
+        assert shown == "" or (told is not None and not contains_answer(shown, told))
         assert "<answer>" not in shown or answer_format != "tags"
 
 
 @given(st.text(max_size=3000))
 def test_what_is_shown_is_never_longer_than_allowed(text: str) -> None:
-    assert len(shortened(text)) <= SHOWN_CHARACTERS
-    assert len(hint(f"{text}\n<answer>7</answer>", "tags")) <= SHOWN_CHARACTERS
+    assert len(shorten_text(text)) <= SHOWN_CHARACTERS
+    assert len(masked_hint(f"{text}\n<answer>7</answer>", "tags")) <= SHOWN_CHARACTERS
 
 
 def test_a_text_that_is_too_long_is_cut_behind_a_whole_line() -> None:
     line = "x" * 50
-    assert shortened("\n".join([line] * 20)).splitlines() == [line] * 11
+    assert shorten_text("\n".join([line] * 20)).splitlines() == [line] * 11
 
 
 def test_a_beginning_ends_where_the_answer_first_stands() -> None:
-    assert beginning("35 by 8:4r3,0r4.\n<answer>43</answer>", "tags") == "35 by 8:4r3,0r4."
-    assert beginning("12/42 by 2:6/21 by 3:2/7.\n<answer>2/7</answer>", "tags") == "12/42 by 2:6/21 by 3:"
-    assert beginning("4 it is\n<answer>4</answer>", "tags") == ""
-    assert beginning("SS it is\n<answer>ß</answer>", "tags") == "", "the same letters in another case"
+    assert reasoning_prefix("35 by 8:4r3,0r4.\n<answer>43</answer>", "tags") == "35 by 8:4r3,0r4."
+    assert reasoning_prefix("12/42 by 2:6/21 by 3:2/7.\n<answer>2/7</answer>", "tags") == "12/42 by 2:6/21 by 3:"
+    assert reasoning_prefix("4 it is\n<answer>4</answer>", "tags") == ""
+    assert reasoning_prefix("SS it is\n<answer>ß</answer>", "tags") == "", "the same letters in another case"
 
 
 # -- relay ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_relay_first_attempts_the_questions_that_others_solved_unaided() -> None:
-    found = Relay().prompts(material((group(1, 0.0),), (peer(2, 1.0, 0.0), peer(3, 0.0, 0.0)), 4), [], rng())
+    found = RelayStage().prompts(material((group(1, 0.0),), (peer(2, 1.0, 0.0), peer(3, 0.0, 0.0)), 4), [], rng())
     assert found == [StagePrompt(question(2))], "nobody solved question 3"
 
 
 @given(st.integers(0, 6), st.integers(1, 4))
 def test_a_relay_takes_at_most_so_many_questions_and_none_twice(solved: int, wanted: int) -> None:
     known = tuple(peer(number, 1.0, 0.0) for number in [*range(solved), *range(solved)])
-    found = Relay().prompts(material((), known, wanted), [], rng())
+    found = RelayStage().prompts(material((), known, wanted), [], rng())
     refs = [prompt.question.ref for prompt in found]
     assert len(set(refs)) == len(refs) == min(solved, wanted)
 
@@ -139,10 +139,10 @@ def test_a_relay_takes_at_most_so_many_questions_and_none_twice(solved: int, wan
 def test_where_all_attempts_failed_the_others_reasoning_is_shown_without_the_answer() -> None:
     given_ = material((group(9, 0.0, 0.0),), (peer(1, 1.0, 0.0), peer(2, 1.0, 0.0)))
     first = [
-        Answered(StagePrompt(question(1)), group(1, 0.0, 0.0)),
-        Answered(StagePrompt(question(2)), group(2, 1.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1)), group(1, 0.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(2)), group(2, 1.0, 0.0)),
     ]
-    (again,) = Relay().prompts(given_, first, rng())
+    (again,) = RelayStage().prompts(given_, first, rng())
     assert again.question == question(1), "2 was solved, and of 9 nobody knows more"
     assert "2 + 2 is 4\nso twice that" in again.text
     assert question(1).prompt in again.text
@@ -151,30 +151,30 @@ def test_where_all_attempts_failed_the_others_reasoning_is_shown_without_the_ans
 
 
 def test_a_dead_local_question_that_a_peer_solved_is_hinted_at_once() -> None:
-    found = Relay().prompts(material((group(1, 0.0, 0.0),), (peer(1, 1.0),)), [], rng())
+    found = RelayStage().prompts(material((group(1, 0.0, 0.0),), (peer(1, 1.0),)), [], rng())
     assert [(p.question, bool(p.text)) for p in found] == [(question(1), True)]
 
 
 def test_a_relay_ends_after_the_hints() -> None:
     given_ = material((), (peer(1, 1.0),))
     done = [
-        Answered(StagePrompt(question(1)), group(1, 0.0)),
-        Answered(StagePrompt(question(1), "hinted"), group(1, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1)), group(1, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1), "hinted"), group(1, 0.0)),
     ]
-    assert Relay().prompts(given_, done, rng()) == []
+    assert RelayStage().prompts(given_, done, rng()) == []
 
 
 def test_a_success_after_a_hint_is_learned_without_it_among_the_failures_before() -> None:
     given_ = material((), (peer(1, 1.0), peer(2, 1.0)))
     done = [
-        Answered(StagePrompt(question(1)), group(1, 0.0, 0.0, 0.0, 0.0)),
-        Answered(StagePrompt(question(2)), group(2, 1.0, 0.0, 0.0, 0.0)),
-        Answered(StagePrompt(question(1), "hinted"), group(1, 0.0, 1.0, 0.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1)), group(1, 0.0, 0.0, 0.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(2)), group(2, 1.0, 0.0, 0.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1), "hinted"), group(1, 0.0, 1.0, 0.0, 0.0)),
     ]
-    own, revived = Relay().lessons(given_, done)
-    assert own == Lesson(1, (0, 1, 2, 3)), "an unaided group is learned as any local one"
-    assert revived == Lesson(2, (1,), (0.0, 0.0, 0.0), shown=False)
-    assert Relay().figures(given_, done) == {
+    own, revived = RelayStage().lessons(given_, done)
+    assert own == StageLesson(1, (0, 1, 2, 3)), "an unaided group is learned as any local one"
+    assert revived == StageLesson(2, (1,), (0.0, 0.0, 0.0), shown=False)
+    assert RelayStage().figures(given_, done) == {
         "stage_attempted": 2.0,
         "stage_dead": 1.0,
         "stage_hinted": 1.0,
@@ -184,11 +184,11 @@ def test_a_success_after_a_hint_is_learned_without_it_among_the_failures_before(
 
 def test_where_everything_succeeded_after_the_hint_one_failure_still_gives_an_advantage() -> None:
     done = [
-        Answered(StagePrompt(question(1)), group(1, 0.0, 0.0)),
-        Answered(StagePrompt(question(1), "h"), group(1, 1.0, 1.0)),
+        AnsweredPrompt(StagePrompt(question(1)), group(1, 0.0, 0.0)),
+        AnsweredPrompt(StagePrompt(question(1), "h"), group(1, 1.0, 1.0)),
     ]
-    (lesson,) = Relay().lessons(material((), (peer(1, 1.0),)), done)
-    assert lesson == Lesson(1, (0, 1), (0.0,))
+    (lesson,) = RelayStage().lessons(material((), (peer(1, 1.0),)), done)
+    assert lesson == StageLesson(1, (0, 1), (0.0,))
 
 
 def test_the_control_of_a_relay_generates_again_with_the_question_alone() -> None:
@@ -207,24 +207,24 @@ def test_a_model_that_follows_no_instructions_begins_its_answer_with_the_hint() 
 
 def test_a_critique_shows_a_failed_attempt_and_never_a_right_one() -> None:
     given_ = material((), (peer(1, 1.0, 0.0), peer(2, 1.0, 1.0)))
-    (prompt,) = Critique().prompts(given_, [], rng())
+    (prompt,) = CritiqueStage().prompts(given_, [], rng())
     assert prompt.question == question(1)
     assert "2 + 2 is 5" in prompt.text
     assert "twice that" not in prompt.text
 
 
 def test_a_critique_alone_takes_own_failures() -> None:
-    assert [p.question for p in Critique().prompts(material((group(1, 0.0, 1.0),)), [], rng())] == [question(1)]
+    assert [p.question for p in CritiqueStage().prompts(material((group(1, 0.0, 1.0),)), [], rng())] == [question(1)]
 
 
 def test_after_a_critique_every_group_with_an_advantage_is_learned_under_the_prompt_that_showed_the_attempt() -> None:
     done = [
-        Answered(StagePrompt(question(n), "shown"), group(n, *rewards))
+        AnsweredPrompt(StagePrompt(question(n), "shown"), group(n, *rewards))
         for n, rewards in ((1, (1.0, 0.0)), (2, (0.0, 0.0)))
     ]
-    assert Critique().lessons(material(), done) == [Lesson(0, (0, 1), shown=True)]
-    assert Critique().prompts(material((), (peer(1, 0.0),)), done, rng()) == []
-    assert Critique().figures(material(), done) == {"stage_attempted": 2.0, "stage_corrected": 1.0}
+    assert CritiqueStage().lessons(material(), done) == [StageLesson(0, (0, 1), shown=True)]
+    assert CritiqueStage().prompts(material((), (peer(1, 0.0),)), done, rng()) == []
+    assert CritiqueStage().figures(material(), done) == {"stage_attempted": 2.0, "stage_corrected": 1.0}
 
 
 # -- by name --------------------------------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ from sapo_swarm.sapo.tripwire import (
     STEPS,
     SUSPICION,
     HeldOut,
+    TripwireState,
     Verdict,
-    Watch,
     closer_look,
-    evidence,
+    fall_evidence,
     in_common,
     looked_at,
-    mean,
-    observe,
+    mean_pass_rate,
+    update_tripwire,
     watch_of,
 )
 from sapo_swarm.types import TaskRef
@@ -67,9 +67,9 @@ def test_the_best_result_is_remembered_and_a_fall_is_suspect() -> None:
     watch = watch_of([evaluation(0, 0.1), evaluation(25, 0.4), evaluation(50, 0.38)], ITEMS, TOLERANCE)
     assert watch.best == HeldOut(25, 0.4, ITEMS)
     assert watch.suspect is None
-    watch = observe(watch, evaluation(75, 0.15), ITEMS, TOLERANCE)
+    watch = update_tripwire(watch, evaluation(75, 0.15), ITEMS, TOLERANCE)
     assert watch.suspect == HeldOut(75, 0.15, ITEMS)
-    assert observe(watch, evaluation(100, 0.41), ITEMS, TOLERANCE).suspect is None
+    assert update_tripwire(watch, evaluation(100, 0.41), ITEMS, TOLERANCE).suspect is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_best_result_is_remembered_and_a_fall_is_suspect() -> None:
     ],
 )
 def test_a_fall_must_be_large_and_more_than_chance(best: float, now: float, items: int, suspicious: bool) -> None:
-    found = evidence(HeldOut(25, best, items), HeldOut(50, now, items), TOLERANCE)
+    found = fall_evidence(HeldOut(25, best, items), HeldOut(50, now, items), TOLERANCE)
     assert (found > SUSPICION) is suspicious
 
 
@@ -108,7 +108,7 @@ def test_a_session_with_other_questions_starts_without_a_mark(
     watch = watch_of([first, evaluation(25, 0.4), tripped(), evaluation(75, 0.2), second], ITEMS, TOLERANCE)
     assert (watch.best is not None) is same
     assert (watch.taking, watch.trips, watch.restored, watch.sentence) == (False, 1, 25, "Off.")
-    low = observe(watch, evaluation(100, 0.1), ITEMS, TOLERANCE)
+    low = update_tripwire(watch, evaluation(100, 0.1), ITEMS, TOLERANCE)
     assert low.suspect is None
     assert low.best == (watch.best if same else HeldOut(100, 0.1, ITEMS))
 
@@ -116,12 +116,12 @@ def test_a_session_with_other_questions_starts_without_a_mark(
 def test_evidence_adds_up_over_evaluations_and_a_good_one_takes_it_back() -> None:
     watch = watch_of([evaluation(25, 0.3)], ITEMS, TOLERANCE)
     for _ in range(2):
-        watch = observe(watch, evaluation(50, 0.25), ITEMS, TOLERANCE)
+        watch = update_tripwire(watch, evaluation(50, 0.25), ITEMS, TOLERANCE)
         assert watch.suspect is None
-    low = observe(watch, evaluation(75, 0.22), ITEMS, TOLERANCE)
+    low = update_tripwire(watch, evaluation(75, 0.22), ITEMS, TOLERANCE)
     assert low.evidence > watch.evidence
-    assert observe(low, evaluation(75, 0.30), ITEMS, TOLERANCE).evidence == 0.0
-    assert observe(watch, evaluation(75, 0.1), ITEMS, 0.0).suspect is None, "switched off"
+    assert update_tripwire(low, evaluation(75, 0.30), ITEMS, TOLERANCE).evidence == 0.0
+    assert update_tripwire(watch, evaluation(75, 0.1), ITEMS, 0.0).suspect is None, "switched off"
 
 
 def test_results_on_other_questions_say_nothing() -> None:
@@ -137,9 +137,9 @@ def test_a_regular_evaluation_counts_though_some_items_do_not_regenerate() -> No
     assert watch.best == HeldOut(25, 0.4, ITEMS - 2)
     assert watch.suspect is not None
     other = msgspec.structs.replace(evaluation(75, 0.9), asked=ITEMS + 2)
-    assert observe(watch, other, ITEMS, TOLERANCE) == watch, "other questions, of which as many regenerate"
+    assert update_tripwire(watch, other, ITEMS, TOLERANCE) == watch, "other questions, of which as many regenerate"
     few = msgspec.structs.replace(evaluation(75, 1.0, items=ITEMS // 2 - 1), asked=ITEMS)
-    assert observe(watch, few, ITEMS, TOLERANCE) == watch, "too few to be the best"
+    assert update_tripwire(watch, few, ITEMS, TOLERANCE) == watch, "too few to be the best"
 
 
 def test_a_closer_look_compares_what_both_sides_were_asked() -> None:
@@ -150,11 +150,13 @@ def test_a_closer_look_compares_what_both_sides_were_asked() -> None:
 def test_a_node_that_takes_nothing_suspects_nothing_until_the_person_takes_again() -> None:
     watch = watch_of([evaluation(25, 0.4), tripped()], ITEMS, TOLERANCE)
     assert (watch.taking, watch.trips, watch.restored, watch.sentence) == (False, 1, 25, "Off.")
-    watch = observe(watch, evaluation(75, 0.1), ITEMS, TOLERANCE)
+    watch = update_tripwire(watch, evaluation(75, 0.1), ITEMS, TOLERANCE)
     assert watch.suspect is None
-    watch = observe(watch, ExternalSwitched(round=80, taking=True, by="person", sentence="On."), ITEMS, TOLERANCE)
+    watch = update_tripwire(
+        watch, ExternalSwitched(round=80, taking=True, by="person", sentence="On."), ITEMS, TOLERANCE
+    )
     assert (watch.taking, watch.trips, watch.sentence) == (True, 1, "")
-    assert observe(watch, evaluation(100, 0.1), ITEMS, TOLERANCE).suspect is not None
+    assert update_tripwire(watch, evaluation(100, 0.1), ITEMS, TOLERANCE).suspect is not None
 
 
 def test_the_closer_look_needs_a_large_and_certain_loss() -> None:
@@ -198,7 +200,7 @@ class Life:
 
     def __init__(self, seed: int, skill: float) -> None:
         self.random = np.random.default_rng(seed)
-        self.watch = Watch()
+        self.watch = TripwireState()
         self.skills: dict[int, float] = {}
         self.skill = skill
         self.looks = 0
@@ -208,7 +210,7 @@ class Life:
         """True when the wire trips."""
         self.skills[round_] = self.skill
         rate = float(self.random.binomial(ITEMS, self.skill)) / ITEMS
-        self.watch = observe(self.watch, evaluation(round_, rate), ITEMS, TOLERANCE)
+        self.watch = update_tripwire(self.watch, evaluation(round_, rate), ITEMS, TOLERANCE)
         if self.watch.suspect is None or self.watch.best is None:
             return False
         self.looks += 1
@@ -219,11 +221,11 @@ class Life:
             taking=not trips,
             by="tripwire",
             sentence="",
-            best=mean(before),
-            now=mean(after),
+            best=mean_pass_rate(before),
+            now=mean_pass_rate(after),
             items=len(after),
         )
-        self.watch = observe(self.watch, verdict, ITEMS, TOLERANCE)
+        self.watch = update_tripwire(self.watch, verdict, ITEMS, TOLERANCE)
         return trips
 
     def _look(self, best: float) -> tuple[list[ItemResult], list[ItemResult], Verdict]:
@@ -275,7 +277,7 @@ def test_a_fall_of_a_third_is_found_within_two_evaluations(skill: float, least: 
     lives, caught = 200, 0
     for seed in range(lives):
         life = Life(seed, skill)
-        life.watch = Watch(best=HeldOut(25, skill, 8 * ITEMS, looked=True))
+        life.watch = TripwireState(best=HeldOut(25, skill, 8 * ITEMS, looked=True))
         life.skills[25] = skill
         life.skill = (1 - FALL) * skill
         caught += life.evaluate(50) or life.evaluate(75)
@@ -285,5 +287,5 @@ def test_a_fall_of_a_third_is_found_within_two_evaluations(skill: float, least: 
 def test_a_best_of_less_than_ten_right_answers_is_evidence_of_nothing() -> None:
     """From 5 % to none over 96 items happens by chance: it must not add up to an alarm."""
     few, enough = HeldOut(10, 0.05, 96), HeldOut(10, 0.5, 96)
-    assert evidence(few, HeldOut(20, 0.0, 96), 0.15) == 0.0
-    assert evidence(enough, HeldOut(20, 0.0, 96), 0.15) > 5.0
+    assert fall_evidence(few, HeldOut(20, 0.0, 96), 0.15) == 0.0
+    assert fall_evidence(enough, HeldOut(20, 0.0, 96), 0.15) > 5.0

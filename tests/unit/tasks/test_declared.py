@@ -20,18 +20,18 @@ from sapo_swarm.scoring.declared import JUDGES, enclose_answer, extract_answer, 
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.own.spec import (
     BadTask,
-    Choice,
-    Exact,
-    Format,
-    Items,
+    ChoiceVerifier,
+    ExactVerifier,
+    FormatVerifier,
     ItemSet,
     JsonEqual,
     JsonSchema,
-    Length,
-    Number,
-    Order,
-    Regex,
-    Sql,
+    LengthVerifier,
+    ListVerifier,
+    NumberVerifier,
+    OrderVerifier,
+    RegexVerifier,
+    SqlVerifier,
     Verifier,
 )
 from sapo_swarm.types import AnswerFormat, RewardRule
@@ -45,29 +45,29 @@ JSON = st.recursive(
 
 
 RIGHT = [
-    (Exact(), "The  Answer", "the answer"),
-    (Exact(), "ﬁne", "fine"),
-    (Exact(alternatives="|"), "colour", "color|colour"),
-    (Number(), "1,234.50", "1234.5"),
-    (Number(), "0.1", "1/10"),
-    (Number(), "−3", "-3"),
-    (Number(rel=0.01), "99.1", "100"),
-    (Number(abs=0.3), "1.3", "1"),
-    (Number(units=("km", "m")), "5 km", "5km"),
-    (Number(units=("km",)), "5", "5 km"),
-    (Number(units=("€",)), "€5", "5 €"),
-    (Number(units=("km",)), "5 km.", "5"),
-    (Number(units=("min.",)), "5 min.", "5"),
-    (Number(decimal=","), "1.234,5", "1234,5"),
-    (Choice(options=("A", "B")), "(b).", "B"),
-    (Choice(options=("A", "B")), '"(b)".', "B"),
-    (Number(units=("m²", "m⁻²")), "5 m²", "5 m²"),
-    (Number(units=("m²", "m⁻²")), "5 m⁻²", "5"),
-    (Items(), "red, Blue", '["red", "blue"]'),
+    (ExactVerifier(), "The  Answer", "the answer"),
+    (ExactVerifier(), "ﬁne", "fine"),
+    (ExactVerifier(alternatives="|"), "colour", "color|colour"),
+    (NumberVerifier(), "1,234.50", "1234.5"),
+    (NumberVerifier(), "0.1", "1/10"),
+    (NumberVerifier(), "−3", "-3"),
+    (NumberVerifier(rel=0.01), "99.1", "100"),
+    (NumberVerifier(abs=0.3), "1.3", "1"),
+    (NumberVerifier(units=("km", "m")), "5 km", "5km"),
+    (NumberVerifier(units=("km",)), "5", "5 km"),
+    (NumberVerifier(units=("€",)), "€5", "5 €"),
+    (NumberVerifier(units=("km",)), "5 km.", "5"),
+    (NumberVerifier(units=("min.",)), "5 min.", "5"),
+    (NumberVerifier(decimal=","), "1.234,5", "1234,5"),
+    (ChoiceVerifier(options=("A", "B")), "(b).", "B"),
+    (ChoiceVerifier(options=("A", "B")), '"(b)".', "B"),
+    (NumberVerifier(units=("m²", "m⁻²")), "5 m²", "5 m²"),
+    (NumberVerifier(units=("m²", "m⁻²")), "5 m⁻²", "5"),
+    (ListVerifier(), "red, Blue", '["red", "blue"]'),
     (ItemSet(), "b, a, b", "a,b"),
-    (Order(), "one,two,three", "one, two, three"),
-    (Regex(pattern=r"[A-Z]{3}-\d{4}"), "ABC-1234", "x"),
-    (Regex(), "ab12", r"[a-z]+\d+"),
+    (OrderVerifier(), "one,two,three", "one, two, three"),
+    (RegexVerifier(pattern=r"[A-Z]{3}-\d{4}"), "ABC-1234", "x"),
+    (RegexVerifier(), "ab12", r"[a-z]+\d+"),
     (JsonSchema(), '{"name": "Ann", "age": 3}', "x"),
     (JsonEqual(), '{"b": 1.0, "a": [1, 2]}', '{"a":[1,2],"b":1}'),
     (JsonEqual(ordered=False), "[2, 1]", "[1, 2]"),
@@ -75,52 +75,52 @@ RIGHT = [
     (JsonEqual(ordered=False, abs=0.5), '[{"x": 10.1}, {"x": 3}]', '[{"x": 9.9}, {"x": 3}]'),
     (JsonEqual(ordered=False), '[[3.0, 1], [3, 0], null, "a"]', '["a", null, [1, 3], [0, 3]]'),
     (JsonEqual(ordered=False), "[1e16, 2]", "[2, 10000000000000000]"),
-    (Sql(), "select total(age) from people", "select sum(age) from people"),
-    (Sql(), "SELECT name AS n FROM people WHERE age > 17 ORDER BY age DESC", ADULTS),
-    (Length(least=2, most=4), "abc", "x"),
-    (Format(starts="{", ends="}"), "{1}", "x"),
+    (SqlVerifier(), "select total(age) from people", "select sum(age) from people"),
+    (SqlVerifier(), "SELECT name AS n FROM people WHERE age > 17 ORDER BY age DESC", ADULTS),
+    (LengthVerifier(least=2, most=4), "abc", "x"),
+    (FormatVerifier(starts="{", ends="}"), "{1}", "x"),
 ]
 WRONG = [
-    (Exact(case=True), "Answer", "answer"),
-    (Exact(alternatives="|"), "", "a|"),
-    (Exact(alternatives="|"), "color|colour", "color|colour"),
-    (Number(), "12 or 13", "12"),
-    (Number(), "nan", "1"),
-    (Number(abs=1e12), "inf", "1"),
-    (Number(), "1e999999999", "1"),
-    (Number(), "9" * 5000, "1"),
-    (Number(), "1_0", "10"),
-    (Number(), "٣", "3"),
-    (Number(), "1,23", "123"),
-    (Number(), "0,125", "125"),
-    (Number(), "00,125", "125"),
-    (Number(decimal=","), "0.125", "125"),
-    (Number(), "10²", "102"),
-    (Number(units=("m²",)), "10² m²", "102 m²"),
-    (Number(units=("km", "m")), "5 m", "5 km"),
-    (Number(rel=0.01), "98.9", "100"),
-    (Choice(options=("A", "B")), "A or B", "A"),
-    (Choice(options=("A", "B")), "C", "C"),
-    (Choice(options=("f", "f'")), "f", "f'"),
-    (Items(), "blue, red", "red, blue"),
-    (Items(), "red", "red, blue"),
-    (Items(), "g, f", "g, f'"),
+    (ExactVerifier(case=True), "Answer", "answer"),
+    (ExactVerifier(alternatives="|"), "", "a|"),
+    (ExactVerifier(alternatives="|"), "color|colour", "color|colour"),
+    (NumberVerifier(), "12 or 13", "12"),
+    (NumberVerifier(), "nan", "1"),
+    (NumberVerifier(abs=1e12), "inf", "1"),
+    (NumberVerifier(), "1e999999999", "1"),
+    (NumberVerifier(), "9" * 5000, "1"),
+    (NumberVerifier(), "1_0", "10"),
+    (NumberVerifier(), "٣", "3"),
+    (NumberVerifier(), "1,23", "123"),
+    (NumberVerifier(), "0,125", "125"),
+    (NumberVerifier(), "00,125", "125"),
+    (NumberVerifier(decimal=","), "0.125", "125"),
+    (NumberVerifier(), "10²", "102"),
+    (NumberVerifier(units=("m²",)), "10² m²", "102 m²"),
+    (NumberVerifier(units=("km", "m")), "5 m", "5 km"),
+    (NumberVerifier(rel=0.01), "98.9", "100"),
+    (ChoiceVerifier(options=("A", "B")), "A or B", "A"),
+    (ChoiceVerifier(options=("A", "B")), "C", "C"),
+    (ChoiceVerifier(options=("f", "f'")), "f", "f'"),
+    (ListVerifier(), "blue, red", "red, blue"),
+    (ListVerifier(), "red", "red, blue"),
+    (ListVerifier(), "g, f", "g, f'"),
     (ItemSet(), "a,b,c", "a,b"),
-    (Order(), "two,one", "one,two"),
-    (Order(), "one,one,two", "one,two"),
-    (Regex(pattern="ab"), "abc", "x"),
+    (OrderVerifier(), "two,one", "one,two"),
+    (OrderVerifier(), "one,one,two", "one,two"),
+    (RegexVerifier(pattern="ab"), "abc", "x"),
     (JsonSchema(), '{"name": "ann", "age": 3}', "x"),
     (JsonSchema(), '{"name": "Ann", "age": 3, "x": 1}', "x"),
     (JsonEqual(), "[true]", "[1]"),
     (JsonEqual(), '{"a": 1, "a": 2}', '{"a": 2}'),
     (JsonEqual(), "[NaN]", "[1]"),
     (JsonEqual(ordered=False), "[true, 0]", "[1, 0]"),
-    (Sql(), "select name from people union all select name from people", "select name from people"),
-    (Sql(), "select name from people", ADULTS),
-    (Sql(), "select 1 where 0", "select name from people where age > 99"),
-    (Sql(ordered=True), f"{ADULTS} order by name desc", f"{ADULTS} order by name"),
-    (Length(most=2), "abc", "x"),
-    (Format(starts="{"), "1}", "x"),
+    (SqlVerifier(), "select name from people union all select name from people", "select name from people"),
+    (SqlVerifier(), "select name from people", ADULTS),
+    (SqlVerifier(), "select 1 where 0", "select name from people where age > 99"),
+    (SqlVerifier(ordered=True), f"{ADULTS} order by name desc", f"{ADULTS} order by name"),
+    (LengthVerifier(most=2), "abc", "x"),
+    (FormatVerifier(starts="{"), "1}", "x"),
 ]
 
 
@@ -136,19 +136,19 @@ def test_what_is_wrong(part: Verifier, answer: str, truth: str) -> None:
 
 @given(WORD, WORD)
 def test_exact_is_equality_without_case(answer: str, truth: str) -> None:
-    assert score(Exact(), answer, truth) == float(answer.lower() == truth.lower())
+    assert score(ExactVerifier(), answer, truth) == float(answer.lower() == truth.lower())
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 6), st.integers(-3, 3), st.integers(0, 3))
 def test_a_number_is_right_exactly_inside_its_tolerance(value: int, places: int, off: int, allowed: int) -> None:
     truth, answer = f"{value}e-{places}", f"{value + off}e-{places}"
-    assert score(Number(abs=float(f"{allowed}e-{places}")), answer, truth) == float(abs(off) <= allowed)
+    assert score(NumberVerifier(abs=float(f"{allowed}e-{places}")), answer, truth) == float(abs(off) <= allowed)
 
 
 @given(st.sampled_from("ABCDE"), st.sampled_from("ABCDE"), st.sampled_from(["{}", "({})", "{}.", " {} ", "**{}"]))
 def test_a_choice_is_its_letter_in_any_dress_but_stars(chosen: str, truth: str, dress: str) -> None:
     right = chosen == truth and "*" not in dress
-    assert score(Choice(options=tuple("ABCDE")), dress.format(chosen.lower()), truth) == float(right)
+    assert score(ChoiceVerifier(options=tuple("ABCDE")), dress.format(chosen.lower()), truth) == float(right)
 
 
 @given(st.lists(WORD, min_size=1, max_size=6), st.randoms())
@@ -158,9 +158,9 @@ def test_lists_sets_and_orders_agree_on_what_a_permutation_is(items: list[str], 
     truth, answer = json.dumps(items), ", ".join(mixed)
     lower = [item.lower() for item in items]
     assert score(ItemSet(), answer, truth) == 1.0
-    assert score(Items(), answer, truth) == float([item.lower() for item in mixed] == lower)
+    assert score(ListVerifier(), answer, truth) == float([item.lower() for item in mixed] == lower)
     if len(set(lower)) == len(lower):
-        assert score(Order(), answer, truth) == score(Items(), answer, truth)
+        assert score(OrderVerifier(), answer, truth) == score(ListVerifier(), answer, truth)
 
 
 @given(JSON, JSON)
@@ -180,17 +180,17 @@ def test_a_schema_takes_what_the_schema_says(name: str) -> None:
 @given(st.integers(0, 60))
 def test_a_query_is_right_by_its_result(age: int) -> None:
     same = {row for row in (31, 7, 52) if row >= age} == {31, 52}
-    assert score(Sql(), f"select name from people where age >= {age}", ADULTS) == float(same)
+    assert score(SqlVerifier(), f"select name from people where age >= {age}", ADULTS) == float(same)
 
 
 @given(st.text(string.ascii_letters, min_size=1, max_size=20), st.integers(0, 20), st.integers(1, 20))
 def test_length_counts_characters(answer: str, least: int, most: int) -> None:
-    assert score(Length(least=least, most=most), answer) == float(least <= len(answer) <= most)
+    assert score(LengthVerifier(least=least, most=most), answer) == float(least <= len(answer) <= most)
 
 
 @given(WORD)
 def test_format_wants_one_answer_and_nothing_behind_it(answer: str) -> None:
-    task = task_of(Format())
+    task = task_of(FormatVerifier())
     assert judge(task, f"so <answer>{answer}</answer>\n") == 1.0
     assert judge(task, f"<answer>{answer}</answer> or so") == 0.0
     assert judge(task, f"<answer>1</answer><answer>{answer}</answer>") == 0.0
@@ -205,8 +205,8 @@ def test_format_wants_one_answer_and_nothing_behind_it(answer: str) -> None:
     ],
 )
 def test_format_counts_answers_as_the_run_asks_for_them(answer_format: AnswerFormat, one: str, two: str) -> None:
-    task, rule = task_of(Format(starts="#")), RewardRule(answer_format=answer_format)
-    loose = task_of(Format(starts="#", only=False))
+    task, rule = task_of(FormatVerifier(starts="#")), RewardRule(answer_format=answer_format)
+    loose = task_of(FormatVerifier(starts="#", only=False))
     assert score_text(one, "t", task, {"row": {"answer": ""}}, rule)[0] == 1.0
     assert score_text(two, "t", task, {"row": {"answer": ""}}, rule)[0] == 0.0
     assert score_text(two, "t", loose, {"row": {"answer": ""}}, rule)[0] == 1.0
@@ -215,17 +215,17 @@ def test_format_counts_answers_as_the_run_asks_for_them(answer_format: AnswerFor
 
 @given(st.text("ab", min_size=1, max_size=12))
 def test_a_pattern_must_match_from_end_to_end(answer: str) -> None:
-    assert score(Regex(pattern="a+b?"), answer) == float(
+    assert score(RegexVerifier(pattern="a+b?"), answer) == float(
         answer.rstrip("b") != "" and answer.count("b") <= 1 and "ba" not in answer
     )
 
 
 PARTIAL = [
-    (Items(), "a,x,c", "a,b,c", 2 / 3),
+    (ListVerifier(), "a,x,c", "a,b,c", 2 / 3),
     (ItemSet(), "a,b,x", "a,b,c", 0.5),
-    (Order(), "a,c,b", "a,b,c", 2 / 3),
+    (OrderVerifier(), "a,c,b", "a,b,c", 2 / 3),
     (JsonEqual(), '{"a": 1, "b": 3}', '{"a": 1, "b": 2}', 0.5),
-    (Exact(), "a", "b", 0.0),
+    (ExactVerifier(), "a", "b", 0.0),
 ]
 
 
@@ -236,7 +236,7 @@ def test_partial_credit_is_given_only_when_asked_for(part: Verifier, answer: str
 
 
 def test_parts_are_weighed_and_all_must_hold() -> None:
-    task = task_of(Number(weight=3.0), Length(most=2, weight=1.0), row={"question": "q", "answer": "7"})
+    task = task_of(NumberVerifier(weight=3.0), LengthVerifier(most=2, weight=1.0), row={"question": "q", "answer": "7"})
     assert judge(task, "<answer>7</answer>", "7") == 1.0
     assert judge(task, "<answer>7.0000</answer>", "7") == 0.0
     assert judge(task, "<answer>7.0000</answer>", "7", partial=True) == 0.75
@@ -278,7 +278,7 @@ def test_a_fixture_in_wal_mode_answers_its_own_queries(tmp_path: Path) -> None:
     connection.executescript("pragma journal_mode = wal; create table a(n); insert into a values (7);")
     connection.close()
     row = {"question": "q", "answer": "select n from a"}
-    task = task_of(Sql(), row=row, fixture=(tmp_path / "fixture.sqlite").read_bytes())
+    task = task_of(SqlVerifier(), row=row, fixture=(tmp_path / "fixture.sqlite").read_bytes())
     assert judge(task, "<answer>select max(n) from a</answer>", row["answer"]) == 1.0
 
 

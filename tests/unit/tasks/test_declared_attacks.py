@@ -11,16 +11,16 @@ from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
 from sapo_swarm.tasks.own.spec import (
-    Choice,
-    Exact,
-    Items,
+    ChoiceVerifier,
+    ExactVerifier,
     ItemSet,
     JsonEqual,
     JsonSchema,
-    Number,
-    Order,
-    Regex,
-    Sql,
+    ListVerifier,
+    NumberVerifier,
+    OrderVerifier,
+    RegexVerifier,
+    SqlVerifier,
     Verifier,
 )
 
@@ -63,17 +63,17 @@ ATTACKS: dict[str, str] = {
     "blank": " \n ",
 }
 KINDS: dict[str, tuple[Verifier, str]] = {
-    "exact": (Exact(), "the truth"),
-    "alternatives": (Exact(alternatives="|"), "the|truth"),
-    "number": (Number(rel=0.1, units=("km",)), "42"),
-    "choice": (Choice(options=("A", "B", "C", "D")), "B"),
-    "list": (Items(), "a,b,c"),
+    "exact": (ExactVerifier(), "the truth"),
+    "alternatives": (ExactVerifier(alternatives="|"), "the|truth"),
+    "number": (NumberVerifier(rel=0.1, units=("km",)), "42"),
+    "choice": (ChoiceVerifier(options=("A", "B", "C", "D")), "B"),
+    "list": (ListVerifier(), "a,b,c"),
     "set": (ItemSet(), "a,b,c"),
-    "order": (Order(), "a,b,c"),
-    "regex": (Regex(pattern="(a|b)+c"), "x"),
+    "order": (OrderVerifier(), "a,b,c"),
+    "regex": (RegexVerifier(pattern="(a|b)+c"), "x"),
     "json_schema": (JsonSchema(), "x"),
     "json_equal": (JsonEqual(ordered=False, abs=0.1), '{"a": [1, 2]}'),
-    "sql": (Sql(), ADULTS),
+    "sql": (SqlVerifier(), ADULTS),
 }
 
 
@@ -102,18 +102,21 @@ def test_any_text_has_a_verdict_under_every_verifier(text: str) -> None:
     ],
 )
 def test_a_query_cannot_change_what_the_next_one_sees(attack: str) -> None:
-    assert score(Sql(), attack, ADULTS) == 0.0
-    assert score(Sql(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
+    assert score(SqlVerifier(), attack, ADULTS) == 0.0
+    assert score(SqlVerifier(), f"{ADULTS} -- {attack}", f"{ADULTS} /* {attack} */") == 1.0, "asked anew"
 
 
 def test_queries_whose_results_are_large_take_little_memory_and_leave_none_taken() -> None:
     """Results of strangers' answers were kept, 90 MB each: 13 of them filled the scorer worker."""
     rows = "with recursive c(n) as (select 1 union all select n + 1 from c where n < 900)"
-    assert score(Sql(), ADULTS, ADULTS) == 1.0
+    assert score(SqlVerifier(), ADULTS, ADULTS) == 1.0
     tracemalloc.start()
     try:
         for n in range(4):
-            assert score(Sql(), f"{rows} select {n} || n || hex(hex(hex(hex('{'a' * 2000}')))) from c", ADULTS) == 0.0
+            assert (
+                score(SqlVerifier(), f"{rows} select {n} || n || hex(hex(hex(hex('{'a' * 2000}')))) from c", ADULTS)
+                == 0.0
+            )
         left, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

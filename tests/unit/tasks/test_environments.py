@@ -29,7 +29,7 @@ def yes(tmp_path: Path) -> Iterator[Path]:
 
 def found(code: str) -> Blueprint:
     """The environment in a file that the person allowed."""
-    library.allow(code.encode())
+    library.allow_code(code.encode())
     return blueprint(code.encode())
 
 
@@ -249,6 +249,6 @@ def test_a_task_with_an_environment_is_written_and_read_alike(yes: Path) -> None
     assert (yes / "shelf" / "environment.py").read_bytes() == task.code
     assert read_task(yes / "shelf").digest == task.digest
     (yes / "allowed-code.txt").write_text(hashlib.sha256(b"other").hexdigest())
-    library.use(yes)
+    library.set_task_folder(yes)
     with pytest.raises(BadTask, match=r"environment\.py.*never runs before you said yes"):
-        library.find("shelf")
+        library.load_task("shelf")

@@ -88,7 +88,7 @@ async def test_a_hostile_folder_is_refused_in_a_sentence_or_does_no_harm(
         await _ask(name, scorer)
     else:
         assert 20 < len(safe_text(refused)) < 3000
-    library.use(folder)
+    library.set_task_folder(folder)
     assert time.process_time() - began < READ_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) * 1024 < MEMORY
     assert watched == []
@@ -98,7 +98,7 @@ async def test_a_hostile_folder_is_refused_in_a_sentence_or_does_no_harm(
 def _refusal(name: str) -> str | None:
     """Why the folder is no task, None where it is one."""
     try:
-        library.find(name)
+        library.load_task(name)
     except BadTask as error:
         return str(error)
     except KeyError:
@@ -109,7 +109,7 @@ def _refusal(name: str) -> str | None:
 async def _ask(name: str, scorer: Scorer) -> None:
     """A question and three verdicts: each is a reward or a reason."""
     ref = held_out(name, "own", 0)
-    answer = library.find(name).held_out[0].get("answer", "x")
+    answer = library.load_task(name).held_out[0].get("answer", "x")
     texts = [f"<answer>{text}</answer>" for text in (answer, "a" * 40 + "!", "[" * 900 + "]" * 900)]
     found = await scorer.score_many([(ref, (text,)) for text in texts])
     assert all(isinstance(verdict, (Scored, ScoringFailed)) for verdict in found)
@@ -118,6 +118,6 @@ async def _ask(name: str, scorer: Scorer) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "a/b", ".hidden", "", "..", "A", "a" * 41, "a\x00b", "a\nb", "ä"])
 def test_a_name_never_leads_out_of_the_folder(name: str, folder: Path) -> None:
-    assert not library.has(name)
+    assert not library.has_task(name)
     with pytest.raises(KeyError):
-        library.find(name)
+        library.load_task(name)

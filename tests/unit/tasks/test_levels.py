@@ -18,10 +18,10 @@ from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.round_phases import candidate_refs
-from sapo_swarm.sapo.adaptive_sampling import Posterior
+from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import OwnTask, make
-from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.folder import OwnTask, build_task
+from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.tasks.own.row_roles import MAX_LEVELS
 from sapo_swarm.tasks.own.spec import BadTask, TaskSpec
@@ -31,8 +31,8 @@ from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 def with_levels(*values: str) -> OwnTask:
     rows = [{"question": f"q{n}", "answer": "a", "difficulty": value} for n, value in enumerate(values)]
-    table = Table(rows=rows, numbers=[*range(len(rows))])
-    return make(TaskSpec(name="t", difficulty="difficulty"), table, table)
+    table = RowTable(rows=rows, numbers=[*range(len(rows))])
+    return build_task(TaskSpec(name="t", difficulty="difficulty"), table, table)
 
 
 def test_words_are_levels_and_numbers_are_in_their_order() -> None:
@@ -61,7 +61,11 @@ def test_a_node_asks_more_of_the_level_that_it_solves_half_of_the_time(tmp_path:
     with library_in(tmp_path):
         config = fit_custom_tasks(RunConfig(tasks=("t",)))
         assert config.curriculum == "presets"
-        posteriors = {"t/level_1": Posterior(200, 0), "t/level_2": Posterior(100, 100), "t/level_3": Posterior(0, 200)}
+        posteriors = {
+            "t/level_1": SuccessPosterior(200, 0),
+            "t/level_2": SuccessPosterior(100, 100),
+            "t/level_3": SuccessPosterior(0, 200),
+        }
         refs = candidate_refs(config, "node", "", 1, posteriors)
         asked = [next(refs) for _ in range(300)]
         counts = Counter(ref.preset for ref in asked)
@@ -69,7 +73,7 @@ def test_a_node_asks_more_of_the_level_that_it_solves_half_of_the_time(tmp_path:
         for ref in asked[:50]:
             assert generate_entry(ref)[1]["row"]["level"] == str(int(ref.preset[-1]) - 1)
         with pytest.raises(NoSuchQuestion, match="no difficulty 'level_9'"):
-            generate_entry(TaskRef("t", "level_9", 1, 0, library.find("t").generator))
+            generate_entry(TaskRef("t", "level_9", 1, 0, library.load_task("t").generator))
 
 
 def test_a_column_called_difficulty_is_found_in_a_file(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import random
 import tracemalloc
 
 from sapo_desktop.services.tasks.review import NumberedRow, review_rows
-from sapo_swarm.tasks.own.folder import make
-from sapo_swarm.tasks.own.import_rows import MAX_ROWS, Table
-from sapo_swarm.tasks.own.row_roles import clusters, held_out_places
+from sapo_swarm.tasks.own.folder import build_task
+from sapo_swarm.tasks.own.import_rows import MAX_ROWS, RowTable
+from sapo_swarm.tasks.own.row_roles import cluster_prompts, held_out_places
 from sapo_swarm.tasks.own.spec import TaskSpec
 
 WORDS = [f"word{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + n // 676)}" for n in range(3000)]
@@ -34,7 +34,7 @@ def test_a_full_file_of_texts_from_one_template_needs_little_memory_a_row() -> N
         for n in range(rows)
     ]
     tracemalloc.start()
-    assert len(set(clusters(prompts))) == rows, "a number makes another question"
+    assert len(set(cluster_prompts(prompts))) == rows, "a number makes another question"
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4000 * rows
@@ -51,6 +51,6 @@ class Unlike(NumberedRow):
 
 def test_20_000_doubled_questions_with_different_answers_are_reviewed() -> None:
     rows = [{"question": f"q{n % 20_000}", "answer": str(n)} for n in range(40_000)]
-    task = make(TaskSpec(name="t"), Table(rows=rows[:1], numbers=[1]), Table(rows=rows[1:2], numbers=[1]))
+    task = build_task(TaskSpec(name="t"), RowTable(rows=rows[:1], numbers=[1]), RowTable(rows=rows[1:2], numbers=[1]))
     said = review_rows(task, [Unlike("", number, row) for number, row in enumerate(rows, 2)])
     assert said[0].startswith("20,000 questions have different answers in different rows (row 2 and row 20002;")

@@ -13,7 +13,7 @@ import pytest
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_swarm.tasks.own.folder import read_task, write_task
-from sapo_swarm.tasks.own.import_rows import cell, read_jsonl, read_table
+from sapo_swarm.tasks.own.import_rows import cell_text, read_jsonl, read_table
 
 CHINESE = "".join(f"{n} 加 1 等于几?,{n + 1}\n" for n in range(30))
 
@@ -87,4 +87,4 @@ def test_a_first_line_that_tells_excel_the_separator_is_no_heading(tmp_path: Pat
     ],
 )
 def test_a_cell_of_a_parquet_file_is_its_text_without_quotes(value: object, text: str) -> None:
-    assert cell(value) == text
+    assert cell_text(value) == text

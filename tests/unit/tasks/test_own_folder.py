@@ -19,7 +19,15 @@ from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, TRAIN_LIMIT, UnknownTask, 
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import DIGITS, read_task, spec_text, write_task
 from sapo_swarm.tasks.own.row_roles import held_out_places
-from sapo_swarm.tasks.own.spec import BadTask, Choice, Exact, Number, Regex, TaskSpec, parse
+from sapo_swarm.tasks.own.spec import (
+    BadTask,
+    ChoiceVerifier,
+    ExactVerifier,
+    NumberVerifier,
+    RegexVerifier,
+    TaskSpec,
+    parse_spec,
+)
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
 from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 
@@ -27,7 +35,7 @@ from sapo_swarm.types import GENERATOR_VERSION, Question, TaskRef
 def test_training_seeds_reach_every_training_row_and_no_held_out_one(tmp_path: Path) -> None:
     sums(tmp_path / "sums", train=5, held_out=3)
     with library_in(tmp_path):
-        task = library.find("sums")
+        task = library.load_task("sums")
         config = RunConfig(tasks=("sums",))
         refs = [ref for ref, _ in zip(candidate_refs(config, "me", "silo", 0), range(200), strict=False)]
         trained = {generate_entry(ref)[1]["question"] for ref in refs}
@@ -43,7 +51,7 @@ def test_no_coordinates_lead_from_one_side_to_the_other(
     home = tmp_path_factory.mktemp("t")
     sums(home / "sums", train=5, held_out=3)
     with library_in(home):
-        task = library.find("sums")
+        task = library.load_task("sums")
         try:
             row = generate_entry(TaskRef("sums", "own", seed, index, task.generator))[1]["row"]
         except NoSuchQuestion:
@@ -75,7 +83,7 @@ def test_a_task_that_changed_since_is_another_task(tmp_path: Path) -> None:
     with library_in(tmp_path):
         ref = held_out("sums", "own", 0)
         (tmp_path / "sums" / "heldout.jsonl").write_text('{"question": "other", "answer": "1"}\n')
-        library.use(tmp_path)
+        library.set_task_folder(tmp_path)
         with pytest.raises(NoSuchQuestion, match="changed"):
             generate_entry(ref)
 
@@ -93,22 +101,24 @@ def test_a_misspelt_own_task_is_named(tmp_path: Path) -> None:
 
 
 def test_name_description_and_licence_do_not_make_another_version() -> None:
-    task = task_of(Exact(), description="one", licence="CC0")
-    assert task.digest == task_of(Exact(), description="two").digest
-    assert task.digest != task_of(Exact(case=True)).digest
-    assert task.digest != task_of(Exact(), row={"question": "q", "answer": "b"}).digest
+    task = task_of(ExactVerifier(), description="one", licence="CC0")
+    assert task.digest == task_of(ExactVerifier(), description="two").digest
+    assert task.digest != task_of(ExactVerifier(case=True)).digest
+    assert task.digest != task_of(ExactVerifier(), row={"question": "q", "answer": "b"}).digest
 
 
 def test_the_digest_is_a_pinned_format() -> None:
     """Changing how it is made makes every stored reference unreadable: then the marker in it has to change too."""
-    assert task_of(Exact()).digest == PINNED
+    assert task_of(ExactVerifier()).digest == PINNED
 
 
 PINNED = "f80b5fd59ed03eb11f4db7d6d4b6ade5d7794dc3937aa8f2aedb7c1068627e01"
 
 
 def test_a_written_task_reads_as_it_was(tmp_path: Path) -> None:
-    task = task_of(Number(abs=0.5, units=("km", "m")), Regex(pattern=r"\d+ km", weight=2.0), system="Be short.")
+    task = task_of(
+        NumberVerifier(abs=0.5, units=("km", "m")), RegexVerifier(pattern=r"\d+ km", weight=2.0), system="Be short."
+    )
     write_task(task, tmp_path / "t")
     assert read_task(tmp_path / "t") == task
     write_task(task, tmp_path / "t")
@@ -116,8 +126,8 @@ def test_a_written_task_reads_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_spec_is_written_without_what_is_as_it_is_anyway() -> None:
-    spec = TaskSpec(name="t", verifier=(Choice(options=("a", "b")),))
-    assert parse(spec_text(spec), "x") == spec
+    spec = TaskSpec(name="t", verifier=(ChoiceVerifier(options=("a", "b")),))
+    assert parse_spec(spec_text(spec), "x") == spec
     assert "weight" not in spec_text(spec)
 
 
@@ -217,9 +227,9 @@ def test_a_task_that_a_kill_left_under_its_old_name_comes_back(tmp_path: Path) -
     """write_task renames twice; between the two there is no folder of the task's name."""
     (tmp_path / ".sums.old").mkdir()
     (tmp_path / ".sums.old" / "task.toml").write_text('name = "sums"\n')
-    library.use(tmp_path)
-    assert library.names() == ["sums"]
+    library.set_task_folder(tmp_path)
+    assert library.task_names() == ["sums"]
     (tmp_path / ".sums.old").mkdir()
-    library.use(tmp_path)
+    library.set_task_folder(tmp_path)
     assert (tmp_path / ".sums.old").exists(), "a newer one is in its place"
-    library.use(None)
+    library.set_task_folder(None)

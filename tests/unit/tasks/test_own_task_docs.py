@@ -13,7 +13,7 @@ import pytest
 from tests.support.own_tasks import task_of
 
 from sapo_swarm.scoring.verify import score_text
-from sapo_swarm.tasks.own.spec import TaskSpec, Verifier, parse
+from sapo_swarm.tasks.own.spec import TaskSpec, Verifier, parse_spec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "own-task.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -25,7 +25,7 @@ def kinds() -> set[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_the_page_holds(example: str) -> None:
-    spec = parse(f'name = "t"\n{example}', "the page")
+    spec = parse_spec(f'name = "t"\n{example}', "the page")
     said = re.search(r"# truth: (.*?)    right: (.*?)    wrong: (.*)", example)
     assert said is not None
     truth, right, wrong = said.groups()

@@ -10,7 +10,7 @@ import pytest
 
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_ROWS, read_table
-from sapo_swarm.tasks.own.spec import BadTask, Number
+from sapo_swarm.tasks.own.spec import BadTask, NumberVerifier
 
 needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
 
@@ -44,7 +44,7 @@ def test_a_task_is_made_from_it(tmp_path: Path) -> None:
     rows: dict[str, list[object]] = {"question": [f"{n} + 1?" for n in range(90)], "answer": list(range(1, 91))}
     task = draft_task(written(tmp_path / "sums.parquet", rows), ImportOptions()).task
     assert (len(task.train), len(task.held_out)) == (72, 18)
-    assert task.spec.verifier == (Number(),)
+    assert task.spec.verifier == (NumberVerifier(),)
 
 
 @needs_pyarrow

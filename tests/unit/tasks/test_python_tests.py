@@ -43,7 +43,7 @@ async def scorer(tmp_path: Path) -> AsyncIterator[Scorer]:
     folder = tmp_path / "tasks"
     write_folder(folder / "t", TOML, [ROW], [ROW])
     with library_in(folder):
-        library.allow(library.consent(read_task(folder / "t")))
+        library.allow_code(library.consent_bytes(read_task(folder / "t")))
         async with Scorer(margin_s=30.0) as started:
             yield started
 
@@ -136,7 +136,7 @@ ATTACKS = {
 async def test_no_trick_passes_and_the_next_answer_is_judged_as_ever(scorer: Scorer, tmp_path: Path) -> None:
     for name, attack in ATTACKS.items():
         canary = tmp_path / "canary"
-        text = attack.replace("{canary}", str(canary)).replace("{tasks}", str(library.folder()))
+        text = attack.replace("{canary}", str(canary)).replace("{tasks}", str(library.task_folder()))
         assert await rewards(scorer, text, RIGHT) == (0.0, 1.0), name
         assert not canary.exists(), name
 
@@ -168,7 +168,7 @@ async def test_an_answer_reads_neither_keys_nor_rows_where_the_current_folder_is
     monkeypatch.syspath_prepend(str(data.parent))
     secrets = ("identity/node.key", "tasks/t/train.jsonl", "tasks/t/heldout.jsonl", "tasks", "identity", "", "..")
     with library_in(data / "tasks"):
-        library.allow(library.consent(read_task(data / "tasks" / "t")))
+        library.allow_code(library.consent_bytes(read_task(data / "tasks" / "t")))
         async with Scorer(margin_s=30.0) as started:
             for secret in secrets:
                 text = READS.replace("{places}", repr([str(data / secret)]))
@@ -177,17 +177,17 @@ async def test_an_answer_reads_neither_keys_nor_rows_where_the_current_folder_is
 
 async def test_nothing_of_the_worker_is_left_when_it_ends(tmp_path: Path) -> None:
     write_folder(tmp_path / "t", TOML, [ROW], [ROW])
-    previous = library.folder()
+    previous = library.task_folder()
     try:
         with library_in(tmp_path):
-            library.allow(library.consent(read_task(tmp_path / "t")))
+            library.allow_code(library.consent_bytes(read_task(tmp_path / "t")))
             async with Scorer(margin_s=30.0) as started:
                 assert await rewards(started, RIGHT) == (1.0,)
                 before = mine()
                 assert len(before) >= 2, "the worker and the starter"
             await asyncio.to_thread(ended, before)
     finally:
-        library.use(previous)
+        library.set_task_folder(previous)
 
 
 def ended(processes: list[int]) -> None:
@@ -201,7 +201,7 @@ def mine() -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and str(library.folder()).encode() in (entry / "environ").read_bytes():
+            if entry.name.isdigit() and str(library.task_folder()).encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -214,9 +214,9 @@ async def test_it_never_runs_before_a_yes_and_not_where_it_cannot_be_contained(t
             await started.questions([])
             write_folder(tmp_path / "t", TOML, [ROW], [ROW])
             with pytest.raises(BadTask, match="--allow-code"):
-                library.find("t")
-            library.allow(library.consent(read_task(tmp_path / "t")))
-            assert library.find("t")
+                library.load_task("t")
+            library.allow_code(library.consent_bytes(read_task(tmp_path / "t")))
+            assert library.load_task("t")
             ref = held_out("t", "own", 0)
             (found,) = await started.score_many([(ref, (RIGHT,))])
             if isinstance(found, ScoringFailed):
@@ -229,12 +229,12 @@ async def test_it_never_runs_before_a_yes_and_not_where_it_cannot_be_contained(t
 def test_a_task_that_changed_since_the_yes_asks_again(tmp_path: Path, file: str) -> None:
     path = write_folder(tmp_path / "t", TOML, [ROW], [ROW]) / file
     with library_in(tmp_path):
-        library.allow(library.consent(read_task(path.parent)))
-        assert library.find("t")
+        library.allow_code(library.consent_bytes(read_task(path.parent)))
+        assert library.load_task("t")
         path.write_text(path.read_text("utf-8").replace("whole", "last_line").replace("double", "twice"), "utf-8")
-        library.use(tmp_path)
+        library.set_task_folder(tmp_path)
         with pytest.raises(BadTask, match="--allow-code"):
-            library.find("t")
+            library.load_task("t")
 
 
 @pytest.mark.parametrize(

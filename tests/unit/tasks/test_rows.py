@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_COLUMNS, Table, read_jsonl, read_table
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, MAX_COLUMNS, RowTable, read_jsonl, read_table
 from sapo_swarm.tasks.own.spec import BadTask
 
 
-def read(folder: Path, content: str | bytes, name: str = "rows.csv") -> Table:
+def read(folder: Path, content: str | bytes, name: str = "rows.csv") -> RowTable:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return read_table(path)
@@ -124,10 +124,10 @@ def test_rows_written_as_jsonl_are_read_as_they_were(rows: list[dict[str, str]])
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_rows_or_a_sentence(content: bytes) -> None:
-    from sapo_swarm.tasks.own.import_rows import decode
+    from sapo_swarm.tasks.own.import_rows import decode_text
 
     try:
-        table = read_jsonl(decode(content))
+        table = read_jsonl(decode_text(content))
     except BadTask:
         return
     assert len(table.rows) == len(table.numbers)

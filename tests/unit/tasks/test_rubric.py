@@ -14,8 +14,8 @@ from tests.support.own_tasks import library_in, write_folder
 from sapo_swarm.scoring.rubric import AT_ONCE, BadEndpoint, Endpoint, Judge, JudgeAway, agreement, ask, checked, verdict
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.own.folder import packed, read_task
-from sapo_swarm.tasks.own.spec import BadTask, parse
+from sapo_swarm.tasks.own.folder import pack_task, read_task
+from sapo_swarm.tasks.own.spec import BadTask, parse_spec
 
 JUDGED = 'extract = "whole"\n[[verifier]]\nkind = "judged"\nrubric = "It is polite."\n'
 CASES = [("polite?", "2+2", "four, please"), ("polite?", "2+2", "four")]
@@ -172,6 +172,6 @@ async def test_judged_rollouts_earn_what_the_judge_says_and_empty_ones_are_not_s
 
 def test_a_judged_task_has_no_other_verifier_and_never_travels(tmp_path: Path) -> None:
     with pytest.raises(BadTask, match="no other verifier"):
-        parse(f'name = "t"\n{JUDGED}[[verifier]]\nkind = "exact"\n', "task.toml")
+        parse_spec(f'name = "t"\n{JUDGED}[[verifier]]\nkind = "exact"\n', "task.toml")
     with pytest.raises(BadTask, match="never enter a swarm"):
-        packed(read_task(judged_task(tmp_path)), held_out=True)
+        pack_task(read_task(judged_task(tmp_path)), held_out=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.tasks.own.row_roles import balanced_places, clusters, held_out_places, key
+from sapo_swarm.tasks.own.row_roles import balanced_places, cluster_prompts, held_out_places, prompt_key
 
 WORDS = st.lists(st.sampled_from(["red", "blue", "7", "12", "box"]), min_size=1, max_size=6).map(" ".join)
 LONG = "the parcel was sent on monday to the old harbour and came back because nobody there had ordered any of it"
@@ -21,8 +21,8 @@ def test_the_split_depends_on_content_and_not_on_the_order(
 ) -> None:
     mixed = prompts[:]
     order.shuffle(mixed)
-    one = {key(prompts[place]) for place in held_out_places(prompts, share)}
-    other = {key(mixed[place]) for place in held_out_places(mixed, share)}
+    one = {prompt_key(prompts[place]) for place in held_out_places(prompts, share)}
+    other = {prompt_key(mixed[place]) for place in held_out_places(mixed, share)}
     assert one == other
 
 
@@ -30,8 +30,8 @@ def test_the_split_depends_on_content_and_not_on_the_order(
 def test_what_asks_the_same_stays_on_one_side(prompts: list[str], share: float) -> None:
     doubled = prompts + [f"  {prompt.upper()}. " for prompt in prompts]
     chosen = held_out_places(doubled, share)
-    assert {key(doubled[place]) for place in chosen}.isdisjoint(
-        key(doubled[place]) for place in range(len(doubled)) if place not in chosen
+    assert {prompt_key(doubled[place]) for place in chosen}.isdisjoint(
+        prompt_key(doubled[place]) for place in range(len(doubled)) if place not in chosen
     )
 
 
@@ -42,19 +42,19 @@ def test_both_sides_have_rows_and_about_the_wanted_share_is_held_out() -> None:
 
 
 def test_long_texts_that_are_nearly_the_same_stay_together() -> None:
-    assert len(set(clusters([LONG, LONG.replace("ordered", "wanted")]))) == 1
+    assert len(set(cluster_prompts([LONG, LONG.replace("ordered", "wanted")]))) == 1
 
 
 def test_a_number_makes_another_question() -> None:
-    assert len(set(clusters([f"{LONG} 12", f"{LONG} 13"]))) == 2
-    assert len(set(clusters(["Calculate 1 + 2.", "Calculate 1 - 2.", "Calculate 1.2"]))) == 3
+    assert len(set(cluster_prompts([f"{LONG} 12", f"{LONG} 13"]))) == 2
+    assert len(set(cluster_prompts(["Calculate 1 + 2.", "Calculate 1 - 2.", "Calculate 1.2"]))) == 3
 
 
 def test_different_long_texts_are_not_lumped_together() -> None:
     draw = random.Random(1)
     words = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(400)]
     prompts = [" ".join(draw.choices(words, k=40)) for _ in range(300)]
-    assert len(set(clusters(prompts))) == 300
+    assert len(set(cluster_prompts(prompts))) == 300
 
 
 def test_the_rule_of_older_tasks_holds_out_what_it_always_did() -> None:

@@ -17,7 +17,7 @@ from sapo_desktop.services.tasks.proposal.draft import RESERVED
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.library import Shared
+from sapo_swarm.tasks.own.library import SharedTask
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_a_task_that_is_replaced_is_kept_with_what_the_person_changed(home: Home
     kept = store.store_task(task(tmp_path, 70), home, replace=True)
     assert kept == home.data / "replaced" / "tasks" / "my_sums"
     assert read_task(kept).spec.prompt == "My wording: {question}"
-    assert len(library.find("my_sums").train) == 70
-    assert library.names() == ["my_sums"]
+    assert len(library.load_task("my_sums").train) == 70
+    assert library.task_names() == ["my_sums"]
     assert not list(home.tasks.glob(".*"))
 
 
@@ -72,17 +72,19 @@ def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_s
 ) -> None:
     store.store_task(task(tmp_path), home, replace=False)
     store.store_task(task(tmp_path, 60), home, replace=True)
-    library.allow(library.consent(library.find("my_sums")))
+    library.allow_code(library.consent_bytes(library.load_task("my_sums")))
     for swarm, mine in (("a" * 16, True), ("b" * 16, False)):
-        entry = Shared(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
-        library.add(home.tasks, entry)
-    library.add(home.tasks, Shared(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True))
-    code = library.consent(library.find("my_sums"))
+        entry = SharedTask(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
+        library.add_shared_task(home.tasks, entry)
+    library.add_shared_task(
+        home.tasks, SharedTask(swarm="a" * 16, name="other", digest="0" * 64, held_out=False, mine=True)
+    )
+    code = library.consent_bytes(library.load_task("my_sums"))
     store.remove_task(home, "my_sums")
-    assert library.names() == []
+    assert library.task_names() == []
     assert not store.replaced_task_path(home, "my_sums").exists()
-    assert not library.allowed(code)
-    assert [entry.name for entry in library.read(home.tasks)] == ["other"]
+    assert not library.is_code_allowed(code)
+    assert [entry.name for entry in library.load_shared_tasks(home.tasks)] == ["other"]
     assert not [path for path in home.tasks.iterdir() if path.is_dir()]
 
 
@@ -92,7 +94,7 @@ def test_a_task_that_cannot_be_read_and_one_that_is_a_link_can_be_deleted(home: 
     (home.tasks / "linked").symlink_to(sums(tmp_path / "linked"))
     store.remove_task(home, "broken")
     store.remove_task(home, "linked")
-    assert library.names() == []
+    assert library.task_names() == []
     assert (tmp_path / "linked" / "task.toml").exists()
 
 
@@ -129,8 +131,8 @@ def test_a_yes_to_code_that_another_task_has_too_outlives_the_deleted_one(home: 
     for name in ("one", "two"):
         write_folder(home.tasks / name, '[[verifier]]\nkind = "function"\n', [{"question": "a"}], [{"question": "b"}])
         (home.tasks / name / "reward.py").write_bytes(code)
-    library.allow(code)
+    library.allow_code(code)
     store.remove_task(home, "one")
-    assert library.allowed(code)
+    assert library.is_code_allowed(code)
     store.remove_task(home, "two")
-    assert not library.allowed(code)
+    assert not library.is_code_allowed(code)

@@ -20,18 +20,18 @@ from tests.support.own_tasks import library_in, sums, task_of, write_folder
 from sapo_swarm.protocol.wire import TaskOffer, TaskUpload, inflate, pack, unpack_task
 from sapo_swarm.tasks.own import folder as travel
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.folder import HEADER, make, read_task, write_task
-from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.folder import HEADER, build_task, read_task, write_task
+from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.spec import (
     BadTask,
-    Environment,
-    Exact,
-    Function,
+    EnvironmentVerifier,
+    ExactVerifier,
+    FunctionVerifier,
     JsonSchema,
-    Number,
+    NumberVerifier,
     PythonTests,
-    Regex,
-    Sql,
+    RegexVerifier,
+    SqlVerifier,
     TaskSpec,
 )
 
@@ -68,7 +68,7 @@ def test_equal_content_has_one_version_whatever_line_ends_key_order_and_byte_ord
         (folder / "task.toml").write_bytes(text.encode())
     plain, dressed = map(read_task, folders)
     assert plain.digest == dressed.digest
-    assert travel.packed(plain, True) == travel.packed(dressed, True)
+    assert travel.pack_task(plain, True) == travel.pack_task(dressed, True)
 
 
 @given(
@@ -83,7 +83,7 @@ def test_what_arrives_is_what_left_and_its_hash_is_the_tasks_version(
     upload = pack(task, held_out)
     arrived = unpack_task(upload.offer, upload.packed)
     assert arrived.digest == upload.offer.hash == (task.digest if held_out else task.train_digest)
-    assert hashlib.sha256(travel.packed(task, held_out)).hexdigest() == upload.offer.hash
+    assert hashlib.sha256(travel.pack_task(task, held_out)).hexdigest() == upload.offer.hash
     assert (arrived.spec, arrived.train) == (task.spec, task.train)
     assert arrived.held_out == (task.held_out if held_out else ())
     again = tmp_path_factory.mktemp("again") / "mine"
@@ -94,11 +94,11 @@ def test_what_arrives_is_what_left_and_its_hash_is_the_tasks_version(
 def test_a_schema_and_a_fixture_travel_too_and_held_out_rows_only_when_the_host_says_so() -> None:
     task = task_of(JsonSchema(), schema={"type": "object"})
     assert unpack_task(*_both(pack(task, False))).schema == {"type": "object"}
-    query = task_of(Sql(), row={"question": "q", "answer": "select 1"}, fixture=b"SQLite")
+    query = task_of(SqlVerifier(), row={"question": "q", "answer": "select 1"}, fixture=b"SQLite")
     assert unpack_task(*_both(pack(query, True))).fixture == b"SQLite"
-    secret = task_of(Number(), row={"question": "secret question", "answer": "1"})
-    assert travel.packed(secret, True).count(b"secret question") == 2
-    assert travel.packed(secret, False).count(b"secret question") == 1
+    secret = task_of(NumberVerifier(), row={"question": "secret question", "answer": "1"})
+    assert travel.pack_task(secret, True).count(b"secret question") == 2
+    assert travel.pack_task(secret, False).count(b"secret question") == 1
 
 
 def _both(upload: TaskUpload) -> tuple[TaskOffer, bytes]:
@@ -114,10 +114,10 @@ def test_nothing_that_runs_travels(tmp_path: Path) -> None:
         pack(read_task(folder), False)
     for kind in ("function", "environment", "python_tests"):
         with pytest.raises(BadTask, match="never comes from a swarm"):
-            travel.unpacked(_bytes(spec=json.dumps({"verifier": [{"kind": kind}]}).encode()), "mine")
+            travel.unpack_task(_bytes(spec=json.dumps({"verifier": [{"kind": kind}]}).encode()), "mine")
     with pytest.raises(BadTask, match="parts that this version does not know"):
-        travel.unpacked(_bytes() + b"code 1\nx", "mine")
-    for part in (Function(), Environment(), PythonTests()):
+        travel.unpack_task(_bytes() + b"code 1\nx", "mine")
+    for part in (FunctionVerifier(), EnvironmentVerifier(), PythonTests()):
         with pytest.raises(BadTask, match="nothing that runs"):
             pack(task_of(part, row={"question": "Double a number.", "answer": "double(4) == 8"}), False)
 
@@ -130,7 +130,7 @@ def _bytes(
 
 
 def test_these_bytes_are_a_task() -> None:
-    assert travel.unpacked(_bytes(), "mine").train == ({"answer": "1", "question": "q"},)
+    assert travel.unpack_task(_bytes(), "mine").train == ({"answer": "1", "question": "q"},)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_these_bytes_are_a_task() -> None:
 )
 def test_bytes_that_are_not_canonical_are_refused_in_a_sentence(data: bytes) -> None:
     with pytest.raises(BadTask) as refused:
-        travel.unpacked(data, "mine")
+        travel.unpack_task(data, "mine")
     assert 15 < len(str(refused.value)) < 600
 
 
@@ -188,20 +188,20 @@ def test_a_task_whose_patterns_take_hours_to_compile_is_refused_at_once_in_a_sen
         data = _bytes(spec=HEAVY[name]).replace(b"schema 0\n", f"schema {len(schema)}\n".encode() + schema)
     began = time.process_time()
     with pytest.raises(BadTask, match="hold too many characters" if len(pattern) > 100 else "all that are checked"):
-        travel.unpacked(data, "mine")
+        travel.unpack_task(data, "mine")
     assert time.process_time() - began < READ_S
 
 
 def test_equal_patterns_are_checked_once_and_honest_ones_are_many() -> None:
     rows = [{"question": f"q{n}", "answer": f"(?i)[A-Z]{{3}}-{n}|no\\."} for n in range(4000)]
-    table = Table(rows=rows * 3, numbers=[*range(1, 12_001)])
-    assert not make(TaskSpec(name="t", verifier=(Regex(),)), table, table).problems
+    table = RowTable(rows=rows * 3, numbers=[*range(1, 12_001)])
+    assert not build_task(TaskSpec(name="t", verifier=(RegexVerifier(),)), table, table).problems
 
 
 @given(data=st.data())
 def test_a_task_with_a_changed_byte_is_refused(data: st.DataObject) -> None:
     """In its canonical bytes; in the frame around them a byte may mean nothing, then the task is what it was."""
-    upload = pack(task_of(Exact(case=True), row={"question": "Which?", "answer": "This."}), True)
+    upload = pack(task_of(ExactVerifier(case=True), row={"question": "Which?", "answer": "This."}), True)
     raw, body = bytearray(inflate(upload.packed)), bytearray(upload.packed)
     for changed in (raw, body):
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
@@ -213,11 +213,11 @@ def test_a_task_with_a_changed_byte_is_refused(data: st.DataObject) -> None:
 
 @given(junk=st.binary(max_size=400))
 def test_any_other_bytes_are_refused(junk: bytes) -> None:
-    offer = pack(task_of(Exact()), True).offer
+    offer = pack(task_of(ExactVerifier()), True).offer
     with pytest.raises(BadTask):
         unpack_task(offer, junk)
     with pytest.raises(BadTask):
-        travel.unpacked(HEADER + junk, "mine")
+        travel.unpack_task(HEADER + junk, "mine")
 
 
 def test_a_task_with_the_name_of_one_of_the_apps_is_refused(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_hostile_folder_does_no_harm_on_its_way_through_a_swarm(number: int, t
     began, used = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with library_in(tmp_path):
         with contextlib.suppress(BadTask, KeyError):
-            task = library.find(name)
+            task = library.load_task(name)
             upload = pack(task, True)
             assert unpack_task(upload.offer, upload.packed).digest == task.digest
         raw = {
@@ -245,7 +245,7 @@ def test_a_hostile_folder_does_no_harm_on_its_way_through_a_swarm(number: int, t
             if _plain(tmp_path / name / file)
         }
         with pytest.raises(BadTask):  # a host that sends the files as they lie, without reading them first
-            travel.unpacked(_bytes(**raw), name)
+            travel.unpack_task(_bytes(**raw), name)
     assert time.process_time() - began < READ_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) * 1024 < MEMORY
 

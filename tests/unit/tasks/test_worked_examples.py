@@ -69,7 +69,7 @@ def test_what_a_node_asks_is_the_question_with_its_examples(tmp_path: Path) -> N
     task = sorted_messages(tmp_path)
     with library_in(tmp_path):
         asked = generate_entry(held_out("sorting", "own", 0))[1]
-        trained = generate_entry(TaskRef("sorting", "own", 3, 0, library.find("sorting").generator))[1]
+        trained = generate_entry(TaskRef("sorting", "own", 3, 0, library.load_task("sorting").generator))[1]
     assert asked["question"] == task.question(task.held_out[0])
     assert (trained["question"], trained["answer"]) == (task.question(task.train[3]), "delivery")
 

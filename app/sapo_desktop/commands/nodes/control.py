@@ -22,7 +22,7 @@ from sapo_desktop.services.nodes.report import in_a_shell
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.clock import age, duration
+from sapo_swarm.node.clock import format_age, format_duration
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -131,7 +131,7 @@ def _sentence(status: NodeStatus) -> str:
     said = in_a_shell(safe_text(status.sentence, 300, lines=False))
     said = said.removeprefix(state).lstrip(": ") if said.startswith(state) else said
     link = " " if said.startswith("·") else ": " if said else ""
-    return f"{state} for {duration(time.time() - status.since)}{link}{said}"
+    return f"{state} for {format_duration(time.time() - status.since)}{link}{said}"
 
 
 def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
@@ -139,7 +139,7 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
         return ""
     ago = time.time() - swarm.time
     old = status.state not in ("running", "pausing", "finishing") or ago > swarm.window
-    was = f"As it was {age(ago)} ago: " if old else ""
+    was = f"As it was {format_age(ago)} ago: " if old else ""
     figures = " · ".join(f"{name} {value}" for name, value in contribution_rows(swarm))
     return f"\n{was}{'' if swarm.connected else 'Alone: '}{safe_text(swarm.sentence, 400, lines=False)}\n{figures}"
 

@@ -113,8 +113,8 @@ def main(args: argparse.Namespace) -> int:
         on_trial = trial.find_trial(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
-        setup.deaths = until_the_end.enter_context(ticker.session(setup.folder, rounds))
-        if chosen.limits.max_memory and not ticker.wall(chosen.limits.max_memory):
+        setup.deaths = until_the_end.enter_context(ticker.track_oom_deaths(setup.folder, rounds))
+        if chosen.limits.max_memory and not ticker.limit_process_memory(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
         setup.as_left = args.as_left
         setup.judge, setup.trial = judge, on_trial.name if on_trial else ""

@@ -73,7 +73,9 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
         else membership.load_invite(home.invite)
     )
     membership.require_shared(config, invite.swarm)
-    tasks = [task for task in config.tasks if not catalogue.is_own(task) or library.travels(task, invite.swarm)]
+    tasks = [
+        task for task in config.tasks if not catalogue.is_own(task) or library.has_shared_version(task, invite.swarm)
+    ]
     who = await asyncio.to_thread(membership.load_identity, home)
     async with NodeClient(invite, who.identity) as client, Scorer(answer_format=config.answer_format) as scorer:
         try:

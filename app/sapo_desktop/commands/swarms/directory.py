@@ -14,7 +14,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories, membership
 from sapo_desktop.services.swarms.interface import SwarmDirectory
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.directory import (
     LONGEST_S,
     MAX_BYTES,
@@ -163,7 +163,7 @@ def _lines(directory: SwarmDirectory) -> list[str]:
     if not directory.read:
         return [f"{said}: {directory.note}"]
     seconds = time.time() - directory.read
-    lines = [said + (f", read {age(seconds)} ago" if seconds >= 60 else "")]
+    lines = [said + (f", read {format_age(seconds)} ago" if seconds >= 60 else "")]
     lines += [f"  {directory.note}"] if directory.note else []
     for one in directory.swarms:
         nodes = f"{one.nodes:,} node{'' if one.nodes == 1 else 's'}"

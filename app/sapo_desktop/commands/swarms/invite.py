@@ -14,7 +14,7 @@ from sapo_desktop.services.swarms import hosting, invite_text
 from sapo_swarm.coordinator.admin_client import InviteView
 from sapo_swarm.coordinator.records import INVITE_EXPIRED, INVITE_REVOKED
 from sapo_swarm.loopback import is_loopback
-from sapo_swarm.node.clock import duration
+from sapo_swarm.node.clock import format_duration
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -80,7 +80,7 @@ def _name(view: InviteView) -> str:
 
 
 def _row(view: InviteView) -> str:
-    life = f"for another {duration(max(0.0, view.expires - time.time()))}" if view.expires else "for ever"
+    life = f"for another {format_duration(max(0.0, view.expires - time.time()))}" if view.expires else "for ever"
     if view.verdict in (INVITE_EXPIRED, INVITE_REVOKED):
         life = view.verdict
     uses = f"{view.uses} of {view.max_uses}" if view.max_uses else f"{view.uses}"

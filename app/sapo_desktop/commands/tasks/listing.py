@@ -13,9 +13,9 @@ from sapo_swarm.types import Question
 
 def list_tasks() -> int:
     """Own tasks first, a broken one with what is wrong."""
-    for name in library.names():
+    for name in library.task_names():
         try:
-            task = library.find(name)
+            task = library.load_task(name)
             said = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
         except BadTask as error:
             said = str(error)
@@ -47,7 +47,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
     from sapo_swarm.scoring.declared import enclose_answer
     from sapo_swarm.scoring.scorer import Scorer
 
-    own = library.find(task).spec if catalogue.is_own(task) else None
+    own = library.load_task(task).spec if catalogue.is_own(task) else None
     if own is not None and own.rubric:
         raise UsageError(
             f"{task} is judged by a model, not verified: nothing is known of what one answer to all would earn."

@@ -31,7 +31,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
-from sapo_swarm.tasks.own.import_rows import Table
+from sapo_swarm.tasks.own.import_rows import RowTable
 
 
 def list_examples() -> int:
@@ -50,7 +50,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
         args.model or settings.load_settings(home.settings).run.model
     )  # what is wrong there is said before anything is stored
     looking.require_base(args.model, home)
-    table: Table | None = None
+    table: RowTable | None = None
     unsure: list[str] = []
     if args.target in shipped.example_names() and not Path(args.target).exists():
         task, reason = shipped.load_example(args.target), "as it ships"
@@ -67,7 +67,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
     name = task.spec.name
     if args.allow_code and task.code:
         _allow(name)
-    if task.code and not library.allowed(task.code):
+    if task.code and not library.is_code_allowed(task.code):
         print(f"\nStored in {home.tasks / name}. It brings Python code, which never runs before you said yes to it:")
         print(f"read {home.tasks / name / task.code_name}, then: sapo-desktop tasks check {name} --allow-code")
         return 0
@@ -159,13 +159,13 @@ def _path(text: str) -> Path:
 
 def _allow(target: str) -> None:
     """The person's yes to the code of a stored task. Raises UsageError, BadTask."""
-    folder = library.folder()
-    if folder is None or not library.has(target):
+    folder = library.task_folder()
+    if folder is None or not library.has_task(target):
         raise UsageError(f"--allow-code is for a task of yours that is stored. {describe_custom_tasks()}")
     task = read_task(folder / target)
     if not library.runs_code(task):
         raise UsageError(f"Task {target!r} holds no code.")
-    library.allow(library.consent(task))
+    library.allow_code(library.consent_bytes(task))
     if not task.code:
         print(
             f"From now on the Python that a model writes for {target}, as the task is now, is run in a process that can"
@@ -178,17 +178,17 @@ def _allow(target: str) -> None:
 
 def _named(target: str) -> OwnTask:
     """An own task by its name or folder; the library is where it lies. Raises UsageError, BadTask."""
-    if library.has(target):
-        return library.find(target)
+    if library.has_task(target):
+        return library.load_task(target)
     if (Path(target) / "task.toml").exists():
         folder = Path(target).resolve()
         task = read_task(folder)
         if library.runs_code(task):  # a yes that lies beside a folder from elsewhere is not the person's
             raise UsageError(
                 f"Task {folder.name!r} {'brings' if task.code else 'runs'} Python code. "
-                f"Copy it into {library.folder()}, then read and allow it there."
+                f"Copy it into {library.task_folder()}, then read and allow it there."
             )
-        library.use(folder.parent)
+        library.set_task_folder(folder.parent)
         return task
     raise UsageError(f"There is no task of your own named {target!r}. {describe_custom_tasks()}")
 
@@ -216,7 +216,7 @@ def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
 
 
 async def _look(
-    task: OwnTask, table: Table | None, args: argparse.Namespace, home: Home, keep_better: bool = False
+    task: OwnTask, table: RowTable | None, args: argparse.Namespace, home: Home, keep_better: bool = False
 ) -> bool:
     """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
     as many worked examples as the trial finds best."""

@@ -202,7 +202,7 @@ def _catalogue(args: argparse.Namespace) -> int:
         raise UsageError("--count is a number from 1 to 100.")
     preset = args.preset or next(iter(catalogue.CATALOGUE.get(args.task, {library.PRESET: None})))
     if not catalogue.is_own(args.task):
-        catalogue.settings(args.task, preset)
+        catalogue.preset_settings(args.task, preset)
     if args.answer:
         if not 1 <= args.items <= 10_000:
             raise UsageError("--items is a number from 1 to 10000.")

@@ -23,7 +23,7 @@ import msgspec
 from sapo_desktop.errors import AppError
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import GroupRecorded
-from sapo_swarm.node.journal import JournalError, readable
+from sapo_swarm.node.journal import JournalError, decode_event_row
 
 # Which groups are wanted, and what the index knows of a group to answer that.
 
@@ -301,7 +301,7 @@ class RecordedGroups:
 def _read(rows: Sequence[tuple[int, bytes]]) -> list[Numbered]:
     found: list[Numbered] = []
     for number, body in rows:
-        event = readable(body)
+        event = decode_event_row(body)
         found.append((number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None))
     return found
 

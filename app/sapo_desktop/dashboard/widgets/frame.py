@@ -13,7 +13,7 @@ from textual.widgets import OptionList
 from sapo_desktop.dashboard.look import Glyphs, after, fit, plain, shorten
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import State
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 
 # A titled box of text that repaints only when its text changed.
 
@@ -187,7 +187,7 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     if glyphs.ascii:
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain(sentence, 200)}"
-    since = f" · {age(seconds)}" if seconds >= 1 else ""
+    since = f" · {format_age(seconds)}" if seconds >= 1 else ""
     most = max(width - max(len(badge), 12) - 3 - len(since), 10)
     if state.gone and cell_len(right) > most:  # the log has all of it; the way out must not be what is cut
         right = f"{mark} Not working: 5 says why · space starts the node again"

@@ -19,7 +19,7 @@ from sapo_desktop.dashboard.look import (
 )
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.scoring.prompts import likely_answer
 
@@ -68,7 +68,7 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> 
     phase = state.phase
     if phase is None or state.paused or state.absent:
         return Content.styled(_idle(state, now), MUTED)
-    eta = f"eta {age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
+    eta = f"eta {format_age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
     text = f"{100 * phase.fraction:4.0f} %  {eta}"
     room = max(width - len(text) - 2, 4)
     return Content.assemble(bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
@@ -99,7 +99,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
     left = run.rounds_planned - state.practised
     seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
-    eta = f" · done in {age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
+    eta = f" · done in {format_age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
         Content.assemble("round ", (f"{state.practised}", "bold"), (f" done{goal}{seconds}{eta}", MUTED)),

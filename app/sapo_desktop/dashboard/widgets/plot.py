@@ -12,7 +12,7 @@ from typing import Literal
 from sapo_desktop.dashboard.history.run import MEANINGS, Clock
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import Glyphs, mean_of
-from sapo_swarm.node.clock import local
+from sapo_swarm.node.clock import local_time
 
 # The x axis of a plot: rounds, or the time at which they ran; which part of it is seen, its ticks and their labels.
 
@@ -124,7 +124,7 @@ def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
 
 def when(moment: float) -> str:
     """Weekday and local time of Unix seconds: "Tue 14:03"."""
-    there = local(moment)
+    there = local_time(moment)
     return f"{_DAYS[there.tm_wday]} {there.tm_hour:02}:{there.tm_min:02}"
 
 
@@ -154,7 +154,7 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
 
 def _shift(moment: float) -> int:
     """Seconds that local time is ahead of UTC then."""
-    return local(moment).tm_gmtoff
+    return local_time(moment).tm_gmtoff
 
 
 def _time_label(wall: float, step: int) -> str:

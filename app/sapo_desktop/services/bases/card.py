@@ -32,7 +32,7 @@ from sapo_desktop.services.machine.memory_plan import MemoryPlan
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
-from sapo_swarm.node.clock import duration
+from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.downsampling import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -302,7 +302,7 @@ def _time(card: BaseCard) -> list[str]:
     )
     return [
         f"time        {card.time.parts}",
-        f"in all      {duration(3600 * card.hours)} to {ROUNDS} rounds ({how})",
+        f"in all      {format_duration(3600 * card.hours)} to {ROUNDS} rounds ({how})",
         f"counted     {card.time.basis}",
     ]
 

@@ -13,7 +13,7 @@ from sapo_backends.measure.choice import PROMPT, RoundWorkload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.base_trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
-from sapo_swarm.node.clock import duration
+from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.examples_phase import (
     BATCH,
     GROUPS_READ,
@@ -88,7 +88,7 @@ def in_words(seconds: float) -> str:
     """As precise as an estimate is."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 100 else duration(seconds)
+    return f"{seconds:.0f} s" if seconds < 100 else format_duration(seconds)
 
 
 def forecast_training(

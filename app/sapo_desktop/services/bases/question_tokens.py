@@ -109,7 +109,7 @@ def _kept(home: Home) -> dict[str, object]:
 
 def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
     """Training rows of an own task, evenly over all."""
-    own, asked = library.find(task), list[Asked]()
+    own, asked = library.load_task(task), list[Asked]()
     answers = may_have_examples(msgspec.structs.replace(own.spec, extract="whole"))
     total = min(most, len(own.train))
     for place in (number * len(own.train) // total for number in range(total)):
@@ -153,7 +153,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     scale = 1 if tokenizer else CHARACTERS
     shared = shared // scale if len(prompts) > 1 and shared >= SHARED * scale else 0
-    tables = {task: rows_apart(library.find(task)) for task in config.tasks if is_own(task)}
+    tables = {task: rows_apart(library.load_task(task)) for task in config.tasks if is_own(task)}
     fresh = [task for task in config.tasks if not is_own(task)]
     most = max(8, MOST_APART // len(config.tasks))
     return TokenCounts(

@@ -20,18 +20,18 @@ from sapo_desktop.services.machine.finding import Finding
 from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.governor import rules
-from sapo_swarm.node.governor.machine import Machine
-from sapo_swarm.node.governor.rules import Limits
-from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, said
+from sapo_swarm.node.governor.machine import MachineMonitor
+from sapo_swarm.node.governor.rules import ResourceLimits
+from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, command_output
 
 # The doctor's lines on what the limits can be held by: each sensor with what it says now, or that it is not available.
 
 
 def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
     """One line a sensor. folder: on the disk that is watched. sysfs, proc: Linux' trees."""
-    now = Machine(folder, sysfs, proc).readings(idle=True, metered=True)
+    now = MachineMonitor(folder, sysfs, proc).readings(idle=True, metered=True)
     power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
     if power and now.charge is not None:
         power = f"{power}, {now.charge:.0f} %"
@@ -45,14 +45,14 @@ def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Ite
     yield _line("lid", None if now.lid_closed is None else ("closed" if now.lid_closed else "open"), "pause_lid_closed")
     metered = None if now.metered is None else ("paid by volume" if now.metered else "not metered")
     yield _line("network", metered, "pause_on_metered")
-    touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {age(now.idle_s)} ago"
+    touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {format_age(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
 
 
-def data_cap_finding(path: Path, limits: Limits) -> Finding:
+def data_cap_finding(path: Path, limits: ResourceLimits) -> Finding:
     """What of today's data is used. path: of the count."""
     day = rules.DataCap(path, lambda: limits).today
-    if (hold := rules.hold(day, limits)) is not None:
+    if (hold := rules.data_cap_hold(day, limits)) is not None:
         return Finding(
             "note", "data", f"{hold.reason}: no exchange with a swarm until {hold.lifts}; training goes on alone"
         )
@@ -105,7 +105,7 @@ def _machine() -> Finding:
 
 
 def runs_under_rosetta(
-    system: str = sys.platform, machine: str = platform.machine(), ask: Callable[[Sequence[str]], str] = said
+    system: str = sys.platform, machine: str = platform.machine(), ask: Callable[[Sequence[str]], str] = command_output
 ) -> bool:
     """Whether this Python was built for Intel and runs on Apple Silicon, where platform.processor() says "i386" then.
 

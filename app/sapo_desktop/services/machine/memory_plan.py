@@ -20,7 +20,7 @@ from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
 from sapo_swarm.algorithms.base import local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.governor.rules import Limits
+from sapo_swarm.node.governor.rules import ResourceLimits
 
 PROMPT = 256
 """Tokens of a long question; the bundled tasks' are shorter."""
@@ -123,7 +123,7 @@ def _card(device: str, _when: int) -> CardMemory | None:
     return probe.card_memory_in_child(device)
 
 
-def node_memory_bytes(limits: Limits) -> int:
+def node_memory_bytes(limits: ResourceLimits) -> int:
     """Bytes that a node gets: what is free, below the person's wall."""
     free = hardware.available_memory()
     return min(free, int(limits.max_memory * 1e9)) if limits.max_memory else free

@@ -70,20 +70,20 @@ def _terminal() -> Finding:
 
 
 def _clock() -> Finding:
-    from sapo_swarm.node.clock import local, steady, week_minute
+    from sapo_swarm.node.clock import local_time, steady_seconds, week_minute
 
-    before = steady()
+    before = steady_seconds()
     time.sleep(0.01)
-    moved = steady() - before
-    zone = time.strftime("%z", local())
+    moved = steady_seconds() - before
+    zone = time.strftime("%z", local_time())
     said = f"a steady clock that counts sleep moved {moved:.3f} s in 0.010, zone {zone}, minute {week_minute()} of the week"
     return Finding("ok" if 0.005 < moved < 5 else "fail", "clock", said)
 
 
 def _awake() -> Finding:
-    from sapo_swarm.node.governor.ticker import holder
+    from sapo_swarm.node.governor.ticker import inhibitor_command
 
-    command = holder()
+    command = inhibitor_command()
     if sys.platform == "win32":
         return Finding("ok", "keep awake", "by SetThreadExecutionState")
     if not command or shutil.which(command[0]) is None:

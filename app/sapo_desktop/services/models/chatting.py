@@ -194,7 +194,7 @@ def without_marks(config: RunConfig) -> str:
 
 
 def _has_verifier(task: str) -> bool:
-    spec = library.find(task).spec
+    spec = library.load_task(task).spec
     return not (spec.turns or spec.rubric)
 
 
@@ -203,7 +203,7 @@ def as_asked(config: RunConfig, text: str) -> str:
     text stands in that column's place, behind the instruction that all rows share."""
     with suppress(UnknownTask, BadTask):
         if len(config.tasks) == 1 and is_own(config.tasks[0]):
-            spec = library.find(config.tasks[0]).spec
+            spec = library.load_task(config.tasks[0]).spec
             if len(columns := set(HOLE.findall(spec.prompt))) == 1 and not spec.turns:
                 return spec.fill(dict.fromkeys(columns, text))
     return text
@@ -213,7 +213,7 @@ def shown_question(question: Question) -> str:
     """What is asked, short enough for a screen: of a table the row itself, without the instruction that all rows share."""
     text = question.prompt
     if is_own(question.ref.dataset):
-        task = library.find(question.ref.dataset)
+        task = library.load_task(question.ref.dataset)
         if question.ref.index < len(task.held_out):
             text = task.spec.cells(task.held_out[question.ref.index])
     text = safe_text(text).strip()

@@ -105,7 +105,7 @@ async def _answers(
     judge: Judge | None,
 ) -> list[list[ItemResult]]:
     from sapo_swarm.node.engine_thread import EngineThread
-    from sapo_swarm.node.evaluation import answer
+    from sapo_swarm.node.evaluation import evaluate_questions
     from sapo_swarm.scoring.scorer import Scorer
 
     host = EngineThread()
@@ -123,7 +123,7 @@ async def _answers(
                 def show(fraction: float, start: float = start, share: float = share) -> None:
                     on_progress(start + share * fraction, chosen.label)
 
-                results.append(await answer(host, scorer, refs, sampling, count, show, limit))
+                results.append(await evaluate_questions(host, scorer, refs, sampling, count, show, limit))
             return results
     finally:
         await host.close()

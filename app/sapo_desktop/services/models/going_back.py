@@ -12,7 +12,7 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.events import CheckpointSaved
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.control_api import ControlClient
 from sapo_swarm.node.going_back import BEFORE, REASON, CannotGoBack, KeptState, go_back_on_disk, items_of, kept_states
 from sapo_swarm.node.journal import read_only
@@ -110,7 +110,7 @@ def kept_state_line(state: KeptState, now: float) -> str:
     at_0 = event.greedy if event else None
     sampled = _share(event.pass_at_1 if event else None, state.best)
     greedy = _share(at_0.pass_at_1 if at_0 else None, state.best_greedy)
-    ago = age(now - state.time) if state.time else "?"
+    ago = format_age(now - state.time) if state.time else "?"
     return f"{state.round:>7,}  {ago:>7}  {sampled:>8}  {greedy:>8}  {saved_reason(state)}"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
-from sapo_swarm.node.governor.sensors import PROC, word
+from sapo_swarm.node.governor.sensors import PROC, read_kernel_file
 
 # Processes that outlive whoever started them: the node and the coordinator.
 
@@ -72,8 +72,8 @@ def process_start_stamp(pid: int) -> str:
     Linux counts from its boot (psutil makes a time of it that moves with the clock); elsewhere the system keeps the time.
     """
     if sys.platform == "linux":
-        fields = word(PROC / str(pid) / "stat").rpartition(")")[2].split()
-        return f"{word(PROC / 'sys' / 'kernel' / 'random' / 'boot_id')} {fields[19]}" if fields else ""
+        fields = read_kernel_file(PROC / str(pid) / "stat").rpartition(")")[2].split()
+        return f"{read_kernel_file(PROC / 'sys' / 'kernel' / 'random' / 'boot_id')} {fields[19]}" if fields else ""
     import psutil
 
     try:

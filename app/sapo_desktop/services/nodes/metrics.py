@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sapo_desktop.errors import UsageError
 
 if TYPE_CHECKING:
-    from sapo_swarm.node.control_server import Controlled
+    from sapo_swarm.node.control_server import ControllableNode
 
 
 @contextmanager
@@ -24,11 +24,11 @@ def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> 
     if typed is None and not port:
         yield None
         return
-    from sapo_swarm.node.control_server import listen
+    from sapo_swarm.node.control_server import bind_loopback_socket
 
     wanted = port if typed is None else typed
     try:
-        bound = listen(wanted)
+        bound = bind_loopback_socket(wanted)
     except OSError as error:
         why = error.strerror or error
         print(
@@ -44,7 +44,7 @@ def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> 
 
 
 @asynccontextmanager
-async def serve_metrics(node: Controlled, bound: socket | None) -> AsyncIterator[None]:
+async def serve_metrics(node: ControllableNode, bound: socket | None) -> AsyncIterator[None]:
     """While the node lives."""
     if bound is None:
         yield

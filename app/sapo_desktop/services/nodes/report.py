@@ -24,7 +24,7 @@ from sapo_swarm.events import (
     SwarmUpdated,
     TrialMeasured,
 )
-from sapo_swarm.node.clock import duration
+from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -126,9 +126,9 @@ class ConsoleReporter:
             return
         lines, read = [""], self._reading
         if read is not None:
-            lines.append(f"Examples: {read.step} steps in {duration(read.seconds)}. {_right(read)}".rstrip())
+            lines.append(f"Examples: {read.step} steps in {format_duration(read.seconds)}. {_right(read)}".rstrip())
         if rounds:
-            spent = duration(self._seconds)
+            spent = format_duration(self._seconds)
             lines.append(f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated.")
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"

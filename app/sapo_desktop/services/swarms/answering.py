@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_desktop.errors import AppError
-from sapo_swarm.node.known_successes import Written, keep_written
+from sapo_swarm.node.known_successes import WrittenAnswer, keep_written
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
@@ -80,7 +80,7 @@ class AnswerSession:
         if self.kept is None:
             return ""
         try:
-            keep_written(self.kept, Written(question.ref, text))
+            keep_written(self.kept, WrittenAnswer(question.ref, text))
         except OSError as error:
             return f"Not kept for your own models ({error.strerror or error}). It is shared all the same."
         return ""

@@ -19,9 +19,9 @@ from sapo_desktop.services.swarms import trial
 from sapo_desktop.settings import Settings
 from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.clock import steady
+from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.swarm_exchange import SwarmExchange
-from sapo_swarm.node.swarm_stats import Held
+from sapo_swarm.node.swarm_stats import ExchangeHold
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
@@ -42,7 +42,7 @@ def offer_status(offer: TaskOffer, swarm: str) -> str:
         return "new"
     if known.digest != offer.hash:
         return "changed"
-    if not library.travels(offer.name, swarm):
+    if not library.has_shared_version(offer.name, swarm):
         return "edited"
     return "shared" if known.mine else "accepted"
 
@@ -56,7 +56,9 @@ def active_shared_tasks(
     """
     mine = [name for name in config.tasks if catalogue.is_own(name)]
     if offered is None:
-        return frozenset((n, library.generator(n, swarm)) for n in mine if library.travels(n, swarm)), []
+        return frozenset(
+            (n, library.resolve_generator(n, swarm)) for n in mine if library.has_shared_version(n, swarm)
+        ), []
     said: list[str] = []
     active: set[tuple[str, str]] = set()
     for offer in offered:
@@ -181,7 +183,7 @@ def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = No
 def require_shared(config: RunConfig, swarm: str = "") -> None:
     """Raises UsageError where nothing that this node trains on may leave the machine: own tasks are private, unless they are
     shared in the swarm of this id. Raises BadTask."""
-    if all(catalogue.is_own(task) and not library.travels(task, swarm) for task in config.tasks):
+    if all(catalogue.is_own(task) and not library.has_shared_version(task, swarm) for task in config.tasks):
         raise UsageError(
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
             "alone (--silo), or add a task that the swarm knows. To train on one with friends: sapo-desktop tasks share NAME"
@@ -245,7 +247,7 @@ async def join_swarm(
     memory: Path | None = None,
     on_trial: bool = False,
     saved: Path | None = None,
-    data_cap: Callable[[int], Held | None] | None = None,
+    data_cap: Callable[[int], ExchangeHold | None] | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
     """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
     memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial. saved: where
@@ -259,7 +261,7 @@ async def join_swarm(
     strict = trial.trial_rules(rules)
     name, model = settings.person.name, public_model_name(config.model)
     exchange = SwarmExchange(
-        client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady
+        client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady_seconds
     )
     exchange.data_cap = data_cap
     if saved is not None and not on_trial:

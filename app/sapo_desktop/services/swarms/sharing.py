@@ -21,7 +21,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import TaskOffer, pack
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import FIXTURE, OwnTask
-from sapo_swarm.tasks.own.library import Shared
+from sapo_swarm.tasks.own.library import SharedTask
 from sapo_swarm.tasks.own.spec import needs_truth, truth_column
 
 SHOWN = 5
@@ -36,21 +36,22 @@ async def share_task(home: Home, name: str, held_out: bool) -> str:
 
     Raises NotRunning, UsageError, BadTask, CoordinatorError, AppError.
     """
-    if not library.has(name):
+    if not library.has_task(name):
         raise UsageError(f"There is no task of your own named {name!r}. {store.describe_custom_tasks()}")
     host = hosting.require_coordinator(home)
     if host.open:
         raise UsageError(
             "Anyone may join the swarm that you host, so nothing private is shared in it. Host one by invite."
         )
-    task = library.find(name)
+    task = library.load_task(name)
     upload = await asyncio.to_thread(pack, task, held_out)
     async with host.client() as admin:
         await admin.share(upload)
     offer = upload.offer
     swarm = host.access().swarm
     _note(
-        home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=held_out and bool(offer.held_out), mine=True)
+        home,
+        SharedTask(swarm=swarm, name=name, digest=offer.hash, held_out=held_out and bool(offer.held_out), mine=True),
     )
     rows = f"{offer.train:,} rows to train on" + (f", {offer.held_out:,} held out" if offer.held_out else "")
     kept = "" if offer.held_out else " Its held-out rows stay here: members measure no held-out score of it."
@@ -66,10 +67,10 @@ async def unshare_task(home: Home, name: str) -> str:
     async with host.client() as admin:
         await admin.unshare(name)
     try:
-        library.remove(home.tasks, host.access().swarm, name)
+        library.remove_shared_task(home.tasks, host.access().swarm, name)
     except OSError as error:
         raise AppError(f"Cannot write {home.tasks / library.FILE} ({error.strerror}).") from error
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
     return f"{name} is yours alone again. Members who fetched it still have it; what they do with it stays with them."
 
 
@@ -110,25 +111,25 @@ def accept_task(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
     known = library.shared_in(swarm).get(name)
     if known is not None and known.mine:
         raise UsageError(f"You share {name} yourself: there is nothing to accept.")
-    here = library.find(name) if library.loads(name) else None
+    here = library.load_task(name) if library.is_loadable_task(name) else None
     same = here is not None and offer.hash == (here.digest if offer.held_out else here.train_digest)
-    mine = here is None or known is None or not library.travels(name, swarm)
-    if library.has(name) and not same and mine:
+    mine = here is None or known is None or not library.has_shared_version(name, swarm)
+    if library.has_task(name) and not same and mine:
         raise UsageError(
             f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
             f"name in its task.toml, then accept again."
         )
     kept = None if same else store.store_task(task, home, replace=True)
-    _note(home, Shared(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
+    _note(home, SharedTask(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
     return f"Accepted {name}, version {offer.hash[:12]}." + (f" The one of before is kept in {kept}." if kept else "")
 
 
-def _note(home: Home, entry: Shared) -> None:
+def _note(home: Home, entry: SharedTask) -> None:
     try:
-        library.add(home.tasks, entry)
+        library.add_shared_task(home.tasks, entry)
     except OSError as error:
         raise AppError(f"Cannot write {home.tasks / library.FILE} ({error.strerror}).") from error
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
 
 
 def preview_offer(offer: TaskOffer, task: OwnTask) -> list[str]:

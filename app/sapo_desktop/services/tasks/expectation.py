@@ -22,8 +22,8 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.evaluation import sampled
-from sapo_swarm.node.rollouts import model_turns, prompt_ids, verdicts
+from sapo_swarm.node.evaluation import sample_completions
+from sapo_swarm.node.rollouts import model_turns, prompt_ids, score_completions
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
@@ -177,10 +177,10 @@ class _Trial:
         for first in range(0, len(asked), at_once):
             part = questions[first : first + at_once]
             began = time.perf_counter()
-            group = await sampled(self.host, self.scorer, part, sampling, samples, first)
+            group = await sample_completions(self.host, self.scorer, part, sampling, samples, first)
             seconds += time.perf_counter() - began
             completions += group
-            judged += await verdicts(engine.tokenizer, self.scorer, part, group)
+            judged += await score_completions(engine.tokenizer, self.scorer, part, group)
             show(0.8 * len(completions) / len(asked))
             if not any(any(scored.rewards) for scored, *_ in judged):
                 break  # the next questions would say the same, and each costs a large model seconds
@@ -219,8 +219,8 @@ class _Trial:
     async def greedy(self, questions: Sequence[Question]) -> list[bool]:
         """Which of them the model answers right at temperature 0."""
         new, engine = new_tokens(self.config, self.task.spec.name), self.host.engine
-        completions = await sampled(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
-        judged = await verdicts(engine.tokenizer, self.scorer, questions, completions)
+        completions = await sample_completions(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
+        judged = await score_completions(engine.tokenizer, self.scorer, questions, completions)
         return [scored.rewards[0] == 1.0 for scored, *_ in judged]
 
     def _has_references(self) -> bool:

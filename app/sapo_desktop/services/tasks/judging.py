@@ -59,7 +59,9 @@ def keep_key(home: Home, typed: str) -> str:
 
 def task_rubrics(tasks: Sequence[str]) -> dict[str, str]:
     """The judged ones of these tasks, with their rubrics. Raises BadTask."""
-    return {name: rubric for name in tasks if library.has(name) and (rubric := library.find(name).spec.rubric)}
+    return {
+        name: rubric for name in tasks if library.has_task(name) and (rubric := library.load_task(name).spec.rubric)
+    }
 
 
 def never_mixed(tasks: Sequence[str]) -> None:
@@ -152,7 +154,7 @@ async def calibrate_judge(
     """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat;
     encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
     """
-    if not library.has(name) or not (rubric := library.find(name).spec.rubric):
+    if not library.has_task(name) or not (rubric := library.load_task(name).spec.rubric):
         raise UsageError(
             f"{name!r} is no task of yours that is judged. Make one: sapo-desktop tasks new FILE --rubric TEXT"
         )

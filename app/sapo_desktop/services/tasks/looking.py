@@ -21,8 +21,8 @@ from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.import_rows import Table
-from sapo_swarm.tasks.own.spec import Choice, Exact, Number, Verifier
+from sapo_swarm.tasks.own.import_rows import RowTable
+from sapo_swarm.tasks.own.spec import ChoiceVerifier, ExactVerifier, NumberVerifier, Verifier
 from sapo_swarm.types import Question
 
 # What a task of the catalogue accepts beside its true answer, as it was measured over 25 questions of each.
@@ -135,7 +135,7 @@ def shorten_text(text: str, most: int = CELL) -> str:
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"
 
 
-def describe_problems(task: OwnTask, table: Table | None, most: int = PROBLEMS) -> list[str]:
+def describe_problems(task: OwnTask, table: RowTable | None, most: int = PROBLEMS) -> list[str]:
     """Rows that were left out; of a file that was just read they are numbered as there."""
     bad = list(task.problems)
     if table is not None:
@@ -166,7 +166,7 @@ def _row_number(sentence: str) -> tuple[str, int]:
     return side, int(digits) if digits.isdigit() else 0
 
 
-def told_by_rows(task: OwnTask, table: Table | None, config: RunConfig | None, most: int = PROBLEMS) -> list[str]:
+def told_by_rows(task: OwnTask, table: RowTable | None, config: RunConfig | None, most: int = PROBLEMS) -> list[str]:
     """What the rows alone tell, with their numbers. config: the run whose model must have room for them, None for none."""
     numbered = review.number_rows(task, table)
     fits = review.length_warnings(task, numbered, config) if config is not None else []
@@ -222,13 +222,13 @@ def describe_task(task: OwnTask, reason: str) -> list[str]:
 def _terms(part: Verifier) -> str:
     """The verifier's kind, and what an answer may differ by and look like."""
     found = [str(part.__struct_config__.tag)]
-    if isinstance(part, Number):
+    if isinstance(part, NumberVerifier):
         found += [f"{name} {value:g}" for name, value in (("abs", part.abs), ("rel", part.rel)) if value]
         found += [f"units {' '.join(part.units)}{' (needed)' * part.need_unit}"] if part.units else []
         found += ['decimal mark ","'] if part.decimal == "," else []
-    if isinstance(part, Exact) and part.case:
+    if isinstance(part, ExactVerifier) and part.case:
         found += ["case counts"]
-    if isinstance(part, Choice) and part.options:
+    if isinstance(part, ChoiceVerifier) and part.options:
         found += [f"of {len(part.options)}"]
     return ", ".join(found)
 

@@ -14,8 +14,8 @@ from sapo_swarm.tasks.own.import_rows import (
     MAX_FILE,
     MAX_ROWS,
     Row,
-    Table,
-    decode,
+    RowTable,
+    decode_text,
     read_bytes,
     read_jsonl,
     read_table,
@@ -67,11 +67,11 @@ def read_ratings(path: Path) -> list[Row]:
     """What was rated so far; rows that somebody broke by hand are dropped. Raises BadTask, OSError."""
     if not path.exists():
         return []
-    found = read_jsonl(decode(read_bytes(path, MAX_FILE))).rows
+    found = read_jsonl(decode_text(read_bytes(path, MAX_FILE))).rows
     return [row for row in found if {*COLUMNS} <= row.keys()]
 
 
-def of_file(path: Path, encoding: str = "") -> Table:
+def of_file(path: Path, encoding: str = "") -> RowTable:
     """Ratings that the person wrote, in any file that tasks are made from; "" in rows that lack one of the columns. encoding:
     as for read_table. Raises UsageError, BadTask, OSError."""
     table = read_table(path, encoding=encoding)
@@ -81,7 +81,7 @@ def of_file(path: Path, encoding: str = "") -> Table:
     return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, said, strict=True)])
 
 
-def without_bad(table: Table) -> Table:
+def without_bad(table: RowTable) -> RowTable:
     """A table of ratings, as the chat keeps them, without the answers that were rated bad, which are told of; any other table as
     it is."""
     if {*table.columns} != {*COLUMNS} or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:

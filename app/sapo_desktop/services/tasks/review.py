@@ -16,9 +16,9 @@ from sapo_swarm.scoring.declared import enclose_answer, score_declared
 from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
 from sapo_swarm.tasks.catalogue import held_out, tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.import_rows import Row, Table
-from sapo_swarm.tasks.own.row_roles import clusters, key
-from sapo_swarm.tasks.own.spec import TRUTHFUL, Choice, Exact, Sql, right_answer, truth_column
+from sapo_swarm.tasks.own.import_rows import Row, RowTable
+from sapo_swarm.tasks.own.row_roles import cluster_prompts, prompt_key
+from sapo_swarm.tasks.own.spec import TRUTHFUL, ChoiceVerifier, ExactVerifier, SqlVerifier, right_answer, truth_column
 from sapo_swarm.types import RewardRule, TaskRef
 
 # What a careful friend would say about a task's rows before a model is trained on them. Sentences with row numbers.
@@ -46,7 +46,7 @@ class NumberedRow:
         return f"{self.side} row {self.number}".strip()
 
 
-def number_rows(task: OwnTask, table: Table | None = None) -> list[NumberedRow]:
+def number_rows(task: OwnTask, table: RowTable | None = None) -> list[NumberedRow]:
     """The rows as they were read: by the numbers of the file that they come from, or of the task's own files."""
     if table is not None:
         return [NumberedRow("", number, row) for number, row in zip(table.numbers, table.rows, strict=True)]
@@ -54,7 +54,7 @@ def number_rows(task: OwnTask, table: Table | None = None) -> list[NumberedRow]:
     return [NumberedRow(side, number, row) for side, rows in sides for number, row in enumerate(rows, 1)]
 
 
-def train_places(task: OwnTask, table: Table | None = None) -> list[str]:
+def train_places(task: OwnTask, table: RowTable | None = None) -> list[str]:
     """Where each training row stands for the person."""
     if table is None:
         return [f"train.jsonl row {number}" for number in range(1, len(task.train) + 1)]
@@ -125,7 +125,7 @@ def _has_answers(task: OwnTask) -> bool:
 
 def _leaks(task: OwnTask) -> list[str]:
     prompts = [task.spec.cells(row) for row in (*task.train, *task.held_out)]
-    groups = clusters(prompts)
+    groups = cluster_prompts(prompts)
     trained = set(groups[: len(task.train)])
     met = [number for number, group in enumerate(groups[len(task.train) :], 1) if group in trained]
     if not met:
@@ -141,7 +141,7 @@ def _contradictions(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     for row in rows:
         asked = task.spec.fill(row.row)
         factorial = "!" in asked[len(asked.rstrip(" .?!")) :]
-        same[key(asked), factorial].append(row)
+        same[prompt_key(asked), factorial].append(row)
     against: list[list[NumberedRow]] = []
     rest: list[list[NumberedRow]] = []
     for group in same.values():
@@ -166,7 +166,9 @@ def _agree(task: OwnTask, row: Row, other: Row) -> bool:
     """The answers of both rows are the same, or right by each other, as far as that is told without running anything."""
     if not _has_answers(task) or row[task.spec.answer].strip() == other[task.spec.answer].strip():
         return True
-    compared = tuple(part for part in task.spec.verifier if isinstance(part, TRUTHFUL) and not isinstance(part, Sql))
+    compared = tuple(
+        part for part in task.spec.verifier if isinstance(part, TRUTHFUL) and not isinstance(part, SqlVerifier)
+    )
     judge = replace(task, spec=msgspec.structs.replace(task.spec, verifier=compared)) if compared else None
     answers = [(truth, right_answer(task.spec, answer)) for truth, answer in ((row, other), (other, row))]
     return judge is not None and any(score_declared(judge, truth, answer, answer) == 1.0 for truth, answer in answers)
@@ -218,7 +220,7 @@ def _contains(text: str, answer: str) -> bool:
 
 def guess_rate(task: OwnTask) -> float:
     """Of a guess among the options of the task's verifiers, 0 where they have none."""
-    numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, Choice) and part.options]
+    numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, ChoiceVerifier) and part.options]
     return 1 / min(numbers) if numbers else 0.0
 
 
@@ -239,7 +241,7 @@ def _answers(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     if not _has_answers(task):
         return []
     lengths = sorted(len(right_answer(task.spec, row.row)) for row in rows)
-    if lengths and lengths[len(lengths) // 2] > LONG_ANSWER and isinstance(task.spec.verifier[0], Exact):
+    if lengths and lengths[len(lengths) // 2] > LONG_ANSWER and isinstance(task.spec.verifier[0], ExactVerifier):
         return [
             f"Half of the answers have over {lengths[len(lengths) // 2]} characters, and only the very same text counts as "
             "right. A model will hardly ever earn anything; ask for something shorter."

@@ -50,7 +50,7 @@ def store_task(task: OwnTask, home: Home, replace: bool) -> Path | None:
     """Store a task under its name and make it the one in force; where the one lies now that it replaced, the last one of that
     name: None where nothing was lost. Raises UsageError where one is there and shall not be replaced, AppError."""
     name, kept = task.spec.name, replaced_task_path(home, task.spec.name)
-    if library.has(name) and not replace:
+    if library.has_task(name) and not replace:
         raise UsageError(f"There is a task {name!r} already. Give this one another --name, or say --replace.")
     aside = kept.with_name(f".{name}.partial")
     try:
@@ -68,7 +68,7 @@ def store_task(task: OwnTask, home: Home, replace: bool) -> Path | None:
         raise AppError(f"Cannot write {home.tasks / name} ({why}). Free some space.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
     return kept if lost else None
 
 
@@ -79,8 +79,8 @@ def keep_shots(task: OwnTask, shots: int, home: Home) -> OwnTask:
         write_atomically(home.tasks / spec.name / SPEC, spec_text(spec))
     except OSError as error:
         raise AppError(f"Cannot write {home.tasks / spec.name / SPEC} ({error.strerror or error}).") from error
-    library.use(home.tasks)
-    return library.find(spec.name)
+    library.set_task_folder(home.tasks)
+    return library.load_task(spec.name)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ def require_own(name: str) -> None:
     """Raises UsageError for what is no task of the person's own."""
     if name in CATALOGUE:
         raise UsageError(f"{name} ships with the app: only tasks of your own can be deleted. {describe_custom_tasks()}")
-    if not library.has(name):
+    if not library.has_task(name):
         raise UsageError(f"There is no task of your own named {name[:60]!r}. {describe_custom_tasks()}")
 
 
@@ -123,10 +123,10 @@ def remove_task(home: Home, name: str) -> None:
     folder = home.tasks / name
     doomed = folder.with_name(f".{name}.partial")  # a kill in the middle leaves no half task behind
     with contextlib.suppress(BadTask, OSError):
-        consent = library.consent(read_task(folder, need_held_out=False))
+        consent = library.consent_bytes(read_task(folder, need_held_out=False))
         others = (path for path in home.tasks.glob("*/*.py") if path.parent != folder)
         if not any(path.read_bytes() == consent for path in others):
-            library.disallow(consent)
+            library.disallow_code(consent)
     try:
         if folder.is_symlink():
             folder.unlink()
@@ -135,14 +135,14 @@ def remove_task(home: Home, name: str) -> None:
             folder.rename(doomed)
             shutil.rmtree(doomed)
         shutil.rmtree(replaced_task_path(home, name), ignore_errors=True)
-        for swarm in {entry.swarm for entry in library.read(home.tasks) if entry.name == name}:
-            library.remove(home.tasks, swarm, name)
+        for swarm in {entry.swarm for entry in library.load_shared_tasks(home.tasks) if entry.name == name}:
+            library.remove_shared_task(home.tasks, swarm, name)
     except OSError as error:
         raise AppError(f"{folder} could not be removed ({error.strerror or error}).") from error
-    library.use(home.tasks)
+    library.set_task_folder(home.tasks)
 
 
 def describe_custom_tasks() -> str:
     """A sentence with the names of the person's tasks."""
-    names = library.names()
+    names = library.task_names()
     return f"You have: {', '.join(names)}." if names else "You have none yet. Make one: sapo-desktop tasks new FILE"

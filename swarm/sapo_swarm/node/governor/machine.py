@@ -11,12 +11,12 @@ import psutil
 
 from sapo_swarm.node.clock import week_minute
 from sapo_swarm.node.governor import sensors as device_files
-from sapo_swarm.node.governor.sensors import PROC, SYSFS, IdleClock, Metered, Readings, ThermalPressure
+from sapo_swarm.node.governor.sensors import PROC, SYSFS, IdleClock, MachineReadings, MeteredConnection, ThermalPressure
 
 LINUX = sys.platform.startswith("linux")
 
 
-class Power:
+class PowerMonitor:
     """Mains and batteries. sysfs: Linux' device tree."""
 
     def __init__(self, sysfs: Path = SYSFS) -> None:
@@ -25,7 +25,7 @@ class Power:
     def read(self) -> tuple[bool | None, float | None]:
         """(on battery, charge in percent); None for what this machine does not have or tell."""
         if LINUX:
-            return device_files.supplies(self._sysfs)
+            return device_files.read_power_supplies(self._sysfs)
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         if battery is None:
             return None, None
@@ -55,27 +55,27 @@ class OtherLoad:
         return min(100.0, max(0.0, 100.0 * (busy - busy_then - own + own_then) / room)) if room > 0 else 0.0
 
 
-class Machine:
+class MachineMonitor:
     """Reads the machine and this process tree. folder: whose disk is watched. sysfs, proc: Linux' trees."""
 
     def __init__(self, folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> None:
         self._folder, self._sysfs, self._proc = folder, sysfs, proc
-        self._power = Power(sysfs)
+        self._power = PowerMonitor(sysfs)
         self._process = psutil.Process()
         self._process.cpu_percent()
-        self._idle, self._metered, self._pressure = IdleClock(), Metered(), ThermalPressure()
+        self._idle, self._metered, self._pressure = IdleClock(), MeteredConnection(), ThermalPressure()
         self._load = OtherLoad(self._process)
 
-    def readings(self, idle: bool = False, metered: bool = False) -> Readings:
+    def readings(self, idle: bool = False, metered: bool = False) -> MachineReadings:
         """idle: ask when keyboard or mouse were last touched, too. metered: ask of the network, too."""
         on_battery, charge = self._power.read()
-        return Readings(
+        return MachineReadings(
             on_battery=on_battery,
             charge=charge,
             other_load=self._load.percent(),
             celsius=self.celsius(),
             thermal_pressure=self._pressure.read(),
-            fan_rpm=device_files.fan(self._sysfs),
+            fan_rpm=device_files.read_fan_rpm(self._sysfs),
             memory_wait=device_files.memory_wait(self._proc),
             lid_closed=device_files.lid_closed(self._proc),
             metered=self._metered.read() if metered else None,
@@ -94,7 +94,7 @@ class Machine:
     def celsius(self) -> float | None:
         """The hottest processor sensor; None where there is none to read."""
         if LINUX:
-            return device_files.celsius(self._sysfs)
+            return device_files.read_cpu_celsius(self._sysfs)
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
         found = [reading.current for readings in sensors.values() for reading in readings]
         return float(max(found)) if found else None

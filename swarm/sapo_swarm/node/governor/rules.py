@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from sapo_backends.errors import size_text
-from sapo_swarm.node.clock import local
-from sapo_swarm.node.governor.sensors import NAMES, Readings
+from sapo_swarm.node.clock import local_time
+from sapo_swarm.node.governor.sensors import NAMES, MachineReadings
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
@@ -73,14 +73,14 @@ def _minute(clock: str, rule: str) -> int:
     return hours * 60 + minutes
 
 
-def opens(windows: tuple[Window, ...], minute: int) -> int:
+def minutes_until_open(windows: tuple[Window, ...], minute: int) -> int:
     """Minutes of the week until work is allowed: 0 when it is now. minute: since Monday 00:00, local time."""
     if not windows or any((minute - start) % WEEK_MINUTES < length for start, length in windows):
         return 0
     return min((start - minute) % WEEK_MINUTES for start, _ in windows)
 
 
-def spoken(minute: int) -> str:
+def format_week_minute(minute: int) -> str:
     """A minute of the week as people say it: Mon 18:00."""
     day, rest = divmod(minute % WEEK_MINUTES, DAY_MINUTES)
     return f"{DAYS[day].capitalize()} {rest // 60:02d}:{rest % 60:02d}"
@@ -89,7 +89,7 @@ def spoken(minute: int) -> str:
 # What the person allows a node: visible switches, and presets that do nothing but set them. No coordinator can change one.
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the person allows. Temperatures in degrees Celsius, sizes in GB, shares in percent."""
 
     pause_on_battery: Annotated[bool, Meta(description="Pause while the laptop runs on battery")] = True
@@ -192,7 +192,7 @@ _ECO: Mapping[str, bool | float | int] = {
     "away_minutes": 10.0,
     "nice": 19,
 }
-_BALANCED: Mapping[str, bool | float | int] = {name: getattr(Limits(), name) for name in _ECO}
+_BALANCED: Mapping[str, bool | float | int] = {name: getattr(ResourceLimits(), name) for name in _ECO}
 PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
     "eco": _ECO,
     "balanced": _BALANCED,
@@ -218,7 +218,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
 # or waited for), disk or heat waits for nothing. A change of the limits counts at once.
 
 
-class Level(IntEnum):
+class ThrottleLevel(IntEnum):
     """How far a rule holds the node back."""
 
     RUN = 0
@@ -227,19 +227,24 @@ class Level(IntEnum):
     PAUSE = 3
 
 
-class Effort(msgspec.Struct, frozen=True):
+class ComputeBudget(msgspec.Struct, frozen=True):
     """share: of threads and micro-batch. duty: of the time that is worked."""
 
     share: float = 1.0
     duty: float = 1.0
 
 
-FULL = Effort()
-EFFORTS = {Level.RUN: FULL, Level.EASE: Effort(0.5), Level.SLOW: Effort(0.5, 0.5), Level.PAUSE: Effort(0.5, 0.5)}
+FULL = ComputeBudget()
+EFFORTS = {
+    ThrottleLevel.RUN: FULL,
+    ThrottleLevel.EASE: ComputeBudget(0.5),
+    ThrottleLevel.SLOW: ComputeBudget(0.5, 0.5),
+    ThrottleLevel.PAUSE: ComputeBudget(0.5, 0.5),
+}
 OVERRIDE = "r runs anyway for 1 h"
 
 
-class Hold(msgspec.Struct, frozen=True):
+class GovernorHold(msgspec.Struct, frozen=True):
     """One rule that holds. reason: what is so. lifts: when it lets go ("once plugged in"). since: seconds of the steady clock.
 
     floor: nothing overrides it.
@@ -249,7 +254,7 @@ class Hold(msgspec.Struct, frozen=True):
     reason: str
     lifts: str
     since: float
-    level: Level = Level.PAUSE
+    level: ThrottleLevel = ThrottleLevel.PAUSE
     floor: bool = False
 
     @property
@@ -263,20 +268,20 @@ class Hold(msgspec.Struct, frozen=True):
         return f" · slower: {self.reason}, full speed {self.lifts}"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class RuleDecision(msgspec.Struct, frozen=True):
     """What a rule wants now."""
 
-    level: Level
+    level: ThrottleLevel
     reason: str = ""
     lifts: str = ""
 
 
-FREE = Wish(Level.RUN)
-Ask = Callable[[Limits, Readings, Level], Wish]
+FREE = RuleDecision(ThrottleLevel.RUN)
+Ask = Callable[[ResourceLimits, MachineReadings, ThrottleLevel], RuleDecision]
 """(limits, readings, the rule's level now) -> what it wants. The level decides which of the two thresholds counts."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class GovernorRule(msgspec.Struct, frozen=True):
     """dwell: seconds. floor: see Hold. urgent: a pause waits for no dwell. escalates: EASE becomes SLOW after a dwell."""
 
     code: str
@@ -290,44 +295,48 @@ class Rule(msgspec.Struct, frozen=True):
 class RuleState(msgspec.Struct, frozen=True):
     """A rule at one moment. since: of its last change. fell: that change was downwards."""
 
-    wish: Wish = FREE
+    wish: RuleDecision = FREE
     since: float = float("-inf")
     fell: bool = False
 
 
-class State(msgspec.Struct, frozen=True):
+class GovernorState(msgspec.Struct, frozen=True):
     """All rules at one moment, in the order of RULES; with the limits under which they were asked."""
 
-    limits: Limits | None = None
+    limits: ResourceLimits | None = None
     rules: tuple[RuleState, ...] = ()
 
     @property
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[GovernorHold, ...]:
         """The rules that hold, the strongest first."""
         found = [
-            Hold(rule.code, state.wish.reason, state.wish.lifts, state.since, state.wish.level, rule.floor)
+            GovernorHold(rule.code, state.wish.reason, state.wish.lifts, state.since, state.wish.level, rule.floor)
             for rule, state in zip(RULES, self.rules, strict=False)
             if state.wish.level
         ]
         return tuple(sorted(found, key=lambda hold: -hold.level))
 
 
-def advance(state: State, limits: Limits, now: Readings, clock: float) -> State:
+def advance_rules(state: GovernorState, limits: ResourceLimits, now: MachineReadings, clock: float) -> GovernorState:
     """The rules a moment later. clock: seconds of the steady clock, never less than before."""
     known = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
     moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, known, strict=True))
-    return State(limits, tuple(moved))
+    return GovernorState(limits, tuple(moved))
 
 
-def _move(rule: Rule, old: RuleState, limits: Limits, now: Readings, clock: float) -> RuleState:
+def _move(rule: GovernorRule, old: RuleState, limits: ResourceLimits, now: MachineReadings, clock: float) -> RuleState:
     level, waited = old.wish.level, clock - old.since >= rule.dwell
     wish = rule.ask(limits, now, level)
-    if rule.escalates and wish.level == Level.EASE and (level == Level.SLOW or (level == Level.EASE and waited)):
-        wish = msgspec.structs.replace(wish, level=Level.SLOW)
+    if (
+        rule.escalates
+        and wish.level == ThrottleLevel.EASE
+        and (level == ThrottleLevel.SLOW or (level == ThrottleLevel.EASE and waited))
+    ):
+        wish = msgspec.structs.replace(wish, level=ThrottleLevel.SLOW)
     if wish.level == level:
         return msgspec.structs.replace(old, wish=wish)
     if wish.level > level:
-        urgent = rule.urgent and wish.level == Level.PAUSE
+        urgent = rule.urgent and wish.level == ThrottleLevel.PAUSE
         return RuleState(wish, clock) if waited or not old.fell or urgent else old
     return RuleState(wish, clock, fell=True) if waited else old
 
@@ -345,63 +354,67 @@ TOUCH_S = 30.0
 """Keyboard or mouse touched within so many seconds: somebody is there."""
 
 
-def _memory(limits: Limits, now: Readings, level: Level) -> Wish:
+def _memory(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     if now.free_memory is None or not limits.min_free_memory:
         return FREE
     free, least = now.free_memory, limits.min_free_memory * _GB
     reason = f"only {size_text(free)} of memory free"
-    if free < least * (SLACK if level == Level.PAUSE else 1.0):
-        return Wish(Level.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
+    if free < least * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
     if free < 2 * least * (SLACK if level else 1.0):
-        return Wish(Level.EASE, reason, f"at {size_text(2 * least * SLACK)}")
+        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * least * SLACK)}")
     return FREE
 
 
-def _disk(limits: Limits, now: Readings, level: Level) -> Wish:
+def _disk(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     least = limits.min_free_disk * _GB
     if now.free_disk is None or now.free_disk >= least * (SLACK if level else 1.0):
         return FREE
-    return Wish(
-        Level.PAUSE, f"only {size_text(now.free_disk)} of disk free", f"at {size_text(least * SLACK)}: make room"
+    return RuleDecision(
+        ThrottleLevel.PAUSE,
+        f"only {size_text(now.free_disk)} of disk free",
+        f"at {size_text(least * SLACK)}: make room",
     )
 
 
-def _battery(limits: Limits, now: Readings, _level: Level) -> Wish:
+def _battery(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
     if not now.on_battery or not (limits.pause_on_battery or limits.slow_on_battery):
         return FREE
-    return Wish(Level.PAUSE if limits.pause_on_battery else Level.SLOW, "on battery", "once plugged in")
+    return RuleDecision(
+        ThrottleLevel.PAUSE if limits.pause_on_battery else ThrottleLevel.SLOW, "on battery", "once plugged in"
+    )
 
 
-def _charge(limits: Limits, now: Readings, level: Level) -> Wish:
+def _charge(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     if not now.on_battery or now.charge is None or not limits.min_charge:
         return FREE
     line = limits.min_charge + (CHARGED if level else 0.0)
     if now.charge >= line:
         return FREE
-    return Wish(Level.PAUSE, f"the battery is at {now.charge:.0f} %", "once plugged in")
+    return RuleDecision(ThrottleLevel.PAUSE, f"the battery is at {now.charge:.0f} %", "once plugged in")
 
 
-def _heat(limits: Limits, now: Readings, level: Level) -> Wish:
+def _heat(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     if now.celsius is None:
         return FREE
     reason, hard, soft = f"{now.celsius:.0f} °C", limits.max_celsius, limits.slow_celsius
-    if hard and now.celsius > (_below(hard, COOLER) if level == Level.PAUSE else hard):
-        return Wish(Level.PAUSE, reason, f"below {_below(hard, COOLER):.0f} °C")
+    if hard and now.celsius > (_below(hard, COOLER) if level == ThrottleLevel.PAUSE else hard):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"below {_below(hard, COOLER):.0f} °C")
     if soft and now.celsius > (_below(soft, COOLER) if level else soft):
-        return Wish(Level.EASE, reason, f"below {_below(soft, COOLER):.0f} °C")
+        return RuleDecision(ThrottleLevel.EASE, reason, f"below {_below(soft, COOLER):.0f} °C")
     return FREE
 
 
-def _pressure(limits: Limits, now: Readings, level: Level) -> Wish:
+def _pressure(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     """Slower from the line on, a pause from the level above it; each lets go two levels below where it begins, or at nominal."""
     line, found = limits.slow_thermal_pressure, now.thermal_pressure
     if found is None or not line:
         return FREE
     reason = f"macOS tells of {NAMES[found]} thermal pressure"
-    if found >= (max(line, 1) if level == Level.PAUSE else line + 1):
-        return Wish(Level.PAUSE, reason, f"once it is {NAMES[line - 1]}")
+    if found >= (max(line, 1) if level == ThrottleLevel.PAUSE else line + 1):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"once it is {NAMES[line - 1]}")
     if found >= (max(line - 1, 1) if level else line):
-        return Wish(Level.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
+        return RuleDecision(ThrottleLevel.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
     return FREE
 
 
@@ -410,75 +423,77 @@ def _below(line: float, margin: float) -> float:
     return max(line - margin, line / 2)
 
 
-def _schedule(limits: Limits, now: Readings, _level: Level) -> Wish:
-    if now.week_minute is None or not (wait := opens(parse_schedule(limits.schedule), now.week_minute)):
+def _schedule(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
+    if now.week_minute is None or not (wait := minutes_until_open(parse_schedule(limits.schedule), now.week_minute)):
         return FREE
-    opening = spoken(now.week_minute + wait)
-    return Wish(Level.PAUSE, f"out of hours until {opening}", f"at {opening}")
+    opening = format_week_minute(now.week_minute + wait)
+    return RuleDecision(ThrottleLevel.PAUSE, f"out of hours until {opening}", f"at {opening}")
 
 
-def _person(limits: Limits, now: Readings, level: Level) -> Wish:
+def _person(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     """Holds at a touch, lets go when nothing was touched for away_minutes."""
     if now.idle_s is None or not (limits.pause_when_active or limits.slow_when_active):
         return FREE
     if now.idle_s >= (60 * limits.away_minutes if level else TOUCH_S):
         return FREE
-    step = Level.PAUSE if limits.pause_when_active else Level.EASE
-    return Wish(step, "you are using the computer", f"{limits.away_minutes:g} min after your last touch")
+    step = ThrottleLevel.PAUSE if limits.pause_when_active else ThrottleLevel.EASE
+    return RuleDecision(step, "you are using the computer", f"{limits.away_minutes:g} min after your last touch")
 
 
-def _wait(limits: Limits, now: Readings, level: Level) -> Wish:
+def _wait(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     """Where programs wait for memory, the machine is about to stand still, however much of it looks free."""
     line = limits.slow_memory_wait
     if now.memory_wait is None or not line or now.memory_wait <= line * (CALMER if level else 1.0):
         return FREE
     hard = min(4 * line, 50.0)
     reason = f"programs wait for memory {now.memory_wait:.0f} % of the time"
-    if now.memory_wait > hard * (CALMER if level == Level.PAUSE else 1.0):
-        return Wish(Level.PAUSE, reason, f"below {max(hard, line) * CALMER:.2g} %: close something")
-    return Wish(Level.SLOW, reason, f"below {line * CALMER:.2g} %")
+    if now.memory_wait > hard * (CALMER if level == ThrottleLevel.PAUSE else 1.0):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"below {max(hard, line) * CALMER:.2g} %: close something")
+    return RuleDecision(ThrottleLevel.SLOW, reason, f"below {line * CALMER:.2g} %")
 
 
-def _fan(limits: Limits, now: Readings, level: Level) -> Wish:
+def _fan(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     line = limits.slow_fan_rpm
     quiet = line * QUIET_FAN
     if now.fan_rpm is None or not line or now.fan_rpm <= (quiet if level else line):
         return FREE
-    return Wish(Level.SLOW, f"the fan turns at {now.fan_rpm:.0f} rpm", f"below {quiet:.0f} rpm")
+    return RuleDecision(ThrottleLevel.SLOW, f"the fan turns at {now.fan_rpm:.0f} rpm", f"below {quiet:.0f} rpm")
 
 
-def _lid(limits: Limits, now: Readings, _level: Level) -> Wish:
+def _lid(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
     held = limits.pause_lid_closed and now.lid_closed
-    return Wish(Level.PAUSE, "the lid is closed", "once it is open") if held else FREE
+    return RuleDecision(ThrottleLevel.PAUSE, "the lid is closed", "once it is open") if held else FREE
 
 
-def _metered(limits: Limits, now: Readings, _level: Level) -> Wish:
+def _metered(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
     held = limits.pause_on_metered and now.metered
-    return Wish(Level.PAUSE, "the network is metered", "once it is another network") if held else FREE
+    return RuleDecision(ThrottleLevel.PAUSE, "the network is metered", "once it is another network") if held else FREE
 
 
-def _load(limits: Limits, now: Readings, level: Level) -> Wish:
+def _load(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     line = limits.slow_other_load
     quiet = _below(line, QUIETER)
     if now.other_load is None or not line or now.other_load <= (quiet if level else line):
         return FREE
-    return Wish(Level.SLOW, f"other programs use {now.other_load:.0f} % of the CPU", f"below {quiet:.0f} %")
+    return RuleDecision(
+        ThrottleLevel.SLOW, f"other programs use {now.other_load:.0f} % of the CPU", f"below {quiet:.0f} %"
+    )
 
 
 RULES = (
-    Rule("memory", _memory, 30.0, floor=True, urgent=True),
-    Rule("disk", _disk, 30.0, floor=True, urgent=True),
-    Rule("memory_wait", _wait, 30.0, urgent=True),
-    Rule("charge", _charge),
-    Rule("battery", _battery),
-    Rule("heat", _heat, 30.0, urgent=True, escalates=True),
-    Rule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
-    Rule("fan", _fan, 60.0),
-    Rule("lid", _lid),
-    Rule("metered", _metered),
-    Rule("schedule", _schedule),
-    Rule("person_active", _person),
-    Rule("other_load", _load),
+    GovernorRule("memory", _memory, 30.0, floor=True, urgent=True),
+    GovernorRule("disk", _disk, 30.0, floor=True, urgent=True),
+    GovernorRule("memory_wait", _wait, 30.0, urgent=True),
+    GovernorRule("charge", _charge),
+    GovernorRule("battery", _battery),
+    GovernorRule("heat", _heat, 30.0, urgent=True, escalates=True),
+    GovernorRule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
+    GovernorRule("fan", _fan, 60.0),
+    GovernorRule("lid", _lid),
+    GovernorRule("metered", _metered),
+    GovernorRule("schedule", _schedule),
+    GovernorRule("person_active", _person),
+    GovernorRule("other_load", _load),
 )
 """Of rules that hold alike the first is told of: those that nothing overrides come first."""
 
@@ -501,7 +516,7 @@ class DataDay(msgspec.Struct, frozen=True):
     most: int = 0
 
 
-def on(day: DataDay, date: str) -> DataDay:
+def advance_data_day(day: DataDay, date: str) -> DataDay:
     """The count as it is on that date: the same where it is that day's or that of the day after it, else a new one."""
     if day.date == date:
         return day
@@ -511,22 +526,22 @@ def on(day: DataDay, date: str) -> DataDay:
     return DataDay(date)
 
 
-def counted(day: DataDay, size: int) -> DataDay:
+def add_data_usage(day: DataDay, size: int) -> DataDay:
     """After an exchange of so many bytes."""
     return DataDay(day.date, day.used + size, max(day.most, size))
 
 
-def hold(day: DataDay, limits: Limits) -> Hold | None:
+def data_cap_hold(day: DataDay, limits: ResourceLimits) -> GovernorHold | None:
     """Of the exchange, from where another one as large as the day's largest would go beyond the cap. Only another day or
     another limit lifts it: what is used stays used."""
     cap = limits.max_network_mb_a_day
     if not cap or day.used + day.most <= cap * MB:
         return None
     reason = f"{day.used / MB:.1f} of {cap:g} MB of today's data are used"
-    return Hold(CODE, reason, "after midnight, or with a larger limits.max_network_mb_a_day", 0.0, floor=True)
+    return GovernorHold(CODE, reason, "after midnight, or with a larger limits.max_network_mb_a_day", 0.0, floor=True)
 
 
-def read(path: Path) -> DataDay:
+def load_data_day(path: Path) -> DataDay:
     """As it was kept; a new one where nothing can be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=DataDay)
@@ -539,24 +554,24 @@ class DataCap:
     """path: where the count is kept. limits: of now. wall: Unix time."""
 
     path: Path
-    limits: Callable[[], Limits]
+    limits: Callable[[], ResourceLimits]
     wall: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        self._day = read(self.path)
+        self._day = load_data_day(self.path)
         self._seen = 0
 
     @property
     def today(self) -> DataDay:
         """The count of now."""
-        return on(self._day, time.strftime("%Y-%m-%d", local(self.wall())))
+        return advance_data_day(self._day, time.strftime("%Y-%m-%d", local_time(self.wall())))
 
-    def count(self, ever: int) -> Hold | None:
+    def count(self, ever: int) -> GovernorHold | None:
         """ever: bytes that the connection sent and received since it was made. What is new is counted and kept; what holds
         the next exchange. A disk that refuses it loses only what the next session would have known."""
         new, self._seen = ever - self._seen, ever
-        self._day = counted(self.today, new) if new else self.today
+        self._day = add_data_usage(self.today, new) if new else self.today
         if new:
             with contextlib.suppress(OSError):
                 write_atomically(self.path, msgspec.json.encode(self._day), synced=False)
-        return hold(self._day, self.limits())
+        return data_cap_hold(self._day, self.limits())

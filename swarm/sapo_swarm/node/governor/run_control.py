@@ -14,10 +14,10 @@ import msgspec
 from sapo_backends.errors import CancelToken, OutOfMemory
 from sapo_swarm.events import Event, LogLine, StateChanged
 from sapo_swarm.events import State as NodeState
-from sapo_swarm.node.clock import duration, local, steady
-from sapo_swarm.node.governor.rules import EFFORTS, FULL, Effort, Hold, Level
-from sapo_swarm.node.journal import Bus, JournalError
-from sapo_swarm.node.round_context import Activity
+from sapo_swarm.node.clock import format_duration, local_time, steady_seconds
+from sapo_swarm.node.governor.rules import EFFORTS, FULL, ComputeBudget, GovernorHold, ThrottleLevel
+from sapo_swarm.node.journal import EventBus, JournalError
+from sapo_swarm.node.round_context import NodeActivity
 
 # What the person asked of the node, beside what the limits say: pure functions of requests and the clock.
 
@@ -29,7 +29,7 @@ STATES = 1000
 """Of the newest that are looked at for how the last session ended."""
 
 
-class Requests(msgspec.Struct, frozen=True):
+class RunRequests(msgspec.Struct, frozen=True):
     """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: who needs
     the machine for a chat or a measurement, and until when, whatever else was asked for. holds: of the governor, the
     strongest first. done: why there is nothing left to do, as a sentence."""
@@ -39,7 +39,7 @@ class Requests(msgspec.Struct, frozen=True):
     finish: bool = False
     held: tuple[tuple[int, float], ...] = ()
     stop: bool = False
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[GovernorHold, ...] = ()
     failure: str = ""
     done: str = ""
 
@@ -48,7 +48,7 @@ class BadCommand(ValueError):
     """No such verb or a duration that makes no sense."""
 
 
-def command(requests: Requests, verb: str, for_s: float, now: float, holder: int = 0) -> Requests:
+def apply_command(requests: RunRequests, verb: str, for_s: float, now: float, holder: int = 0) -> RunRequests:
     """The requests after a command. for_s: 0 = without end. holder: who holds, renews or releases; what is renewed is a hold
     that nobody ended meanwhile. Raises BadCommand."""
     if for_s < 0 or for_s > 30 * 86400:
@@ -81,7 +81,7 @@ def left_paused(events: Iterable[Event]) -> bool:
     return bool(states) and (states[-1].state, states[-1].reason) == ("paused", "person")
 
 
-def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | None:
+def find_obstacle(requests: RunRequests, now: float, wall: float) -> tuple[str, str] | None:
     """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
     if requests.failure or requests.done:
         return ("failure", requests.failure) if requests.failure else ("done", requests.done)
@@ -89,51 +89,51 @@ def obstacle(requests: Requests, now: float, wall: float) -> tuple[str, str] | N
         if requests.paused_until == FOREVER:
             return "person", "Paused · space goes on"
         left = requests.paused_until - now
-        until = moment(wall + left, wall)
+        until = format_moment(wall + left, wall)
         return "snooze", f"Paused until {until} · space goes on now"
     if is_held(requests, now):
         return "held", "Paused while a chat or a measurement needs the machine · space goes on"
-    if (hold := strongest(requests, now)) is not None and hold.level == Level.PAUSE:
+    if (hold := strongest_hold(requests, now)) is not None and hold.level == ThrottleLevel.PAUSE:
         return hold.code, hold.sentence
     return None
 
 
-def is_held(requests: Requests, now: float) -> bool:
+def is_held(requests: RunRequests, now: float) -> bool:
     """Somebody needs the machine, and said so lately."""
     return any(until > now for _, until in requests.held)
 
 
-def strongest(requests: Requests, now: float) -> Hold | None:
+def strongest_hold(requests: RunRequests, now: float) -> GovernorHold | None:
     """The hold that counts: while the person runs anyway, only those that nothing overrides do."""
     anyway = requests.anyway_until > now
     return next((hold for hold in requests.holds if hold.floor or not anyway), None)
 
 
-def effort(requests: Requests, now: float) -> Effort:
+def compute_budget(requests: RunRequests, now: float) -> ComputeBudget:
     """How much of the machine the node takes."""
-    hold = strongest(requests, now)
-    return EFFORTS[hold.level if hold else Level.RUN]
+    hold = strongest_hold(requests, now)
+    return EFFORTS[hold.level if hold else ThrottleLevel.RUN]
 
 
-def aside(requests: Requests, now: float, wall: float) -> str:
+def running_note(requests: RunRequests, now: float, wall: float) -> str:
     """What a working node has to say besides, as the end of a sentence: which rule slows it, until when it runs anyway."""
-    hold = strongest(requests, now)
-    slower = hold.aside if hold is not None and hold.level < Level.PAUSE else ""
+    hold = strongest_hold(requests, now)
+    slower = hold.aside if hold is not None and hold.level < ThrottleLevel.PAUSE else ""
     if requests.anyway_until <= now:
         return slower
-    until = moment(wall + requests.anyway_until - now, wall)
+    until = format_moment(wall + requests.anyway_until - now, wall)
     return f"{slower} · runs anyway until {until}, r ends that"
 
 
-def moment(then: float, now: float) -> str:
+def format_moment(then: float, now: float) -> str:
     """A moment to come as people say it: 18:00 today, Tue 07:30 on another day of this week, Tue 24 Nov, 07:30 later."""
-    at, today = local(then), local(now)
+    at, today = local_time(then), local_time(now)
     if at[:3] == today[:3]:
         return time.strftime("%H:%M", at)
     return time.strftime("%a %H:%M" if then - now < 6 * 86400 else "%a %d %b, %H:%M", at)
 
 
-def pending(requests: Requests, state: str, now: float = 0.0) -> str:
+def pending_note(requests: RunRequests, state: str, now: float = 0.0) -> str:
     """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
     if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
@@ -142,7 +142,7 @@ def pending(requests: Requests, state: str, now: float = 0.0) -> str:
     return " · pauses after this round" if requests.finish and state != "paused" else ""
 
 
-def round_done(requests: Requests) -> Requests:
+def round_done(requests: RunRequests) -> RunRequests:
     """After a round: a wish to finish becomes a pause."""
     return msgspec.structs.replace(requests, finish=False, paused_until=FOREVER) if requests.finish else requests
 
@@ -165,9 +165,15 @@ class RunControl:
     beside every sentence of a working node."""
 
     def __init__(
-        self, bus: Bus, activity: Activity, cancel: CancelToken, take: Take, deaths: int = 0, paused: bool = False
+        self,
+        bus: EventBus,
+        activity: NodeActivity,
+        cancel: CancelToken,
+        take: Take,
+        deaths: int = 0,
+        paused: bool = False,
     ) -> None:
-        self.requests = Requests(FOREVER if paused else 0.0, failure=ENDED.format(deaths) if deaths > 1 else "")
+        self.requests = RunRequests(FOREVER if paused else 0.0, failure=ENDED.format(deaths) if deaths > 1 else "")
         self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self.doing, self.before, self.notice = "", 0, ""
@@ -178,24 +184,24 @@ class RunControl:
 
     def command(self, verb: str, for_s: float, holder: int = 0) -> None:
         """What the person asks for. for_s, holder: see requests.command. Raises BadCommand."""
-        self.request(command(self.requests, verb, for_s, steady(), holder))
+        self.request(apply_command(self.requests, verb, for_s, steady_seconds(), holder))
 
-    def request(self, requests: Requests) -> None:
+    def request(self, requests: RunRequests) -> None:
         """What is wanted from now on. Pauses and stops interrupt the engine at once."""
         self._become(requests, interrupt=True)
 
-    def hold(self, holds: Sequence[Hold]) -> None:
+    def hold(self, holds: Sequence[GovernorHold]) -> None:
         """What the automatic limits say now. They wait for an update to end: half of one is worth nothing, and where holds
         come faster than an update takes, the model would never learn."""
         if tuple(holds) != self.requests.holds:
             requests = msgspec.structs.replace(self.requests, holds=tuple(holds))
             self._become(requests, interrupt=self._activity.phase != "update")
 
-    def effort(self) -> Effort:
+    def effort(self) -> ComputeBudget:
         """How much of the machine the node takes now. When it changes while the node works, that is told."""
-        asked, now = effort(self.requests, steady()), self._activity
+        asked, now = compute_budget(self.requests, steady_seconds()), self._activity
         effort_now = msgspec.structs.replace(asked, share=asked.share * self._share)
-        if self._told != (told := (effort_now, self.requests.anyway_until > steady())):
+        if self._told != (told := (effort_now, self.requests.anyway_until > steady_seconds())):
             self._told = told
             if now.state in ("running", "finishing"):
                 self._soon(now.state, self._working_on(now.round))
@@ -203,12 +209,12 @@ class RunControl:
 
     def besides(self) -> str:
         """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
-        slower = aside(self.requests, steady(), time.time()) if self.working else ""
+        slower = running_note(self.requests, steady_seconds(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
         return self._pending() + slower + less + (self.notice if self.working else "")
 
     def _pending(self) -> str:
-        return pending(self.requests, self._activity.state, steady())
+        return pending_note(self.requests, self._activity.state, steady_seconds())
 
     @property
     def working(self) -> bool:
@@ -222,12 +228,12 @@ class RunControl:
         if self._take(now.share, now.duty) and self._activity.phase == "generate":
             self._cancel.cancel()
 
-    def _become(self, requests: Requests, interrupt: bool) -> None:
+    def _become(self, requests: RunRequests, interrupt: bool) -> None:
         now, before = self._activity, self._pending()
         self.requests = requests
         if now.state == "starting" and self._pending() != before:
             self._soon("starting", now.sentence)
-        if requests.stop or obstacle(requests, steady(), time.time()) is not None:
+        if requests.stop or find_obstacle(requests, steady_seconds(), time.time()) is not None:
             if interrupt:
                 self._cancel.cancel()
             if now.state in ("running", "finishing") and not requests.stop:
@@ -258,7 +264,7 @@ class RunControl:
     async def may_work(self, round_number: int) -> bool:
         """True at once when nothing is in the way; else wait for the next change (once "paused" was said) and return False."""
         self._changed.clear()  # before looking: what changes while "paused" is being said counts
-        found = obstacle(self.requests, steady(), time.time())
+        found = find_obstacle(self.requests, steady_seconds(), time.time())
         if found is None:
             self._cancel.reset()
             if self._activity.state != ("finishing" if self.requests.finish else "running"):
@@ -326,7 +332,7 @@ class RunControl:
             self.request(msgspec.structs.replace(self.requests, failure=f"Paused: {error} · space tries again"))
             return
         wait = random.uniform(0, 2**self._failures)
-        self._activity.sentence = f"{text} · tries again in {duration(wait)}"
+        self._activity.sentence = f"{text} · tries again in {format_duration(wait)}"
         self._changed.clear()
         await self._wait(wait)
 
@@ -335,12 +341,12 @@ class RunControl:
         now = self._activity
         now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
         now.phase = now.phase if state in ("starting", "running", "finishing") else None
-        clock, wall, until = steady(), time.time(), 0.0
+        clock, wall, until = steady_seconds(), time.time(), 0.0
         if state == "starting" and (then := self._pending()):
-            found = None if self.requests.stop else obstacle(self.requests, clock, wall)
+            found = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
             sentence, reason = sentence + then, found[0] if found else ""
         if state in ("running", "finishing"):
-            sentence += aside(self.requests, clock, wall) + self.notice
+            sentence += running_note(self.requests, clock, wall) + self.notice
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         changed = StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until)
         try:

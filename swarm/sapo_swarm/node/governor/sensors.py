@@ -15,7 +15,7 @@ import msgspec
 # What the governor is told of the machine.
 
 
-class Readings(msgspec.Struct, frozen=True):
+class MachineReadings(msgspec.Struct, frozen=True):
     """The machine at one moment; None where it cannot be read. memory and disk in bytes.
 
     idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time.
@@ -55,7 +55,7 @@ HOTTEST, FASTEST = 150.0, 30_000.0
 """Degrees and revolutions a minute above which a sensor is broken."""
 
 
-def word(path: Path) -> str:
+def read_kernel_file(path: Path) -> str:
     """The text of a small file; "" where there is none."""
     try:
         return path.read_text("ascii", "replace").strip()
@@ -66,20 +66,20 @@ def word(path: Path) -> str:
 def _numbers(paths: Iterable[Path], least: float, most: float) -> Iterator[float]:
     """Whole numbers within bounds, one a file; what is none is left out."""
     for path in paths:
-        text = word(path)
+        text = read_kernel_file(path)
         if re.fullmatch(r"-?\d{1,9}", text) and least <= float(text) <= most:
             yield float(text)
 
 
-def supplies(sysfs: Path) -> tuple[bool | None, float | None]:
+def read_power_supplies(sysfs: Path) -> tuple[bool | None, float | None]:
     """(on battery, charge in percent). A mouse or a headset has a battery too: its scope is Device, and it does not count."""
     online, states, charges = list[str](), list[str](), list[float]()
     for supply in sorted((sysfs / "class" / "power_supply").glob("*")):
-        kind = word(supply / "type")
+        kind = read_kernel_file(supply / "type")
         if kind in ("Mains", "USB"):
-            online.append(word(supply / "online"))
-        elif kind == "Battery" and word(supply / "scope") != "Device":
-            states.append(word(supply / "status"))
+            online.append(read_kernel_file(supply / "online"))
+        elif kind == "Battery" and read_kernel_file(supply / "scope") != "Device":
+            states.append(read_kernel_file(supply / "status"))
             charges += [min(charge, 100.0) for charge in _numbers([supply / "capacity"], 0, 1000)]
     if not states:
         return None, None
@@ -87,33 +87,33 @@ def supplies(sysfs: Path) -> tuple[bool | None, float | None]:
     return not _ONLINE & set(online) and "Discharging" in states, charge
 
 
-def celsius(sysfs: Path) -> float | None:
+def read_cpu_celsius(sysfs: Path) -> float | None:
     """The hottest sensor of the processor; else that of the board."""
     found: dict[bool, list[float]] = {True: [], False: []}
     for chip in (sysfs / "class" / "hwmon").glob("hwmon*"):
-        if (name := word(chip / "name")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
+        if (name := read_kernel_file(chip / "name")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
             found[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
     for zone in (sysfs / "class" / "thermal").glob("thermal_zone*"):
-        if (name := word(zone / "type")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
+        if (name := read_kernel_file(zone / "type")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
             found[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
     degrees = found[True] or found[False]
     return max(degrees) / 1000 if degrees else None
 
 
-def fan(sysfs: Path) -> float | None:
+def read_fan_rpm(sysfs: Path) -> float | None:
     """The fastest fan, in revolutions a minute."""
     return max(_numbers((sysfs / "class" / "hwmon").glob("hwmon*/fan*_input"), 0, FASTEST), default=None)
 
 
 def lid_closed(proc: Path) -> bool | None:
     """Of a laptop."""
-    states = [word(lid) for lid in (proc / "acpi" / "button" / "lid").glob("*/state")]
+    states = [read_kernel_file(lid) for lid in (proc / "acpi" / "button" / "lid").glob("*/state")]
     return any(state.endswith("closed") for state in states) if any(states) else None
 
 
 def memory_wait(proc: Path) -> float | None:
     """Percent of the last ten seconds in which some program waited for memory (pressure stall information)."""
-    found = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", word(proc / "pressure" / "memory"))
+    found = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
     return min(float(found[1]), 100.0) if found else None
 
 
@@ -125,7 +125,7 @@ _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1/session/auto")
 _NETWORK = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager")
 
 
-def said(command: Sequence[str]) -> str:
+def command_output(command: Sequence[str]) -> str:
     """What a program printed; "" when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
@@ -142,13 +142,13 @@ def said(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def call(bus: str, name: str, path: str, method: str, *arguments: str) -> str:
+def call_dbus(bus: str, name: str, path: str, method: str, *arguments: str) -> str:
     """The reply of a method as gdbus prints it, such as "(<uint32 1>,)"; "" where nobody answers. bus: session or system."""
-    return said(["gdbus", "call", f"--{bus}", "-d", name, "-o", path, "-m", method, *arguments])
+    return command_output(["gdbus", "call", f"--{bus}", "-d", name, "-o", path, "-m", method, *arguments])
 
 
 def _property(name: str, path: str, interface: str, prop: str) -> str:
-    return call("system", name, path, "org.freedesktop.DBus.Properties.Get", interface, prop)
+    return call_dbus("system", name, path, "org.freedesktop.DBus.Properties.Get", interface, prop)
 
 
 class SessionIdle:
@@ -171,7 +171,7 @@ class SessionIdle:
         return max(0.0, self._clock() - int(found[1]) / 1e6) if found else math.inf
 
 
-class Metered:
+class MeteredConnection:
     """Whether the network is paid by volume, by NetworkManager's word; asked at most every LOOK_EVERY_S seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -251,20 +251,20 @@ def _since(devices: Iterable[Path], now: float) -> float | None:
 
 
 def _on_bus(name: str, path: str, method: str) -> IdleAsk:
-    return lambda: milliseconds(call("session", name, path, method))
+    return lambda: parse_dbus_idle(call_dbus("session", name, path, method))
 
 
-def milliseconds(reply: str) -> float | None:
+def parse_dbus_idle(reply: str) -> float | None:
     """Seconds from a D-Bus reply such as "(uint64 61234,)"."""
     found = re.search(r"\(uint\d+ (\d+),?\)", reply)
     return int(found[1]) / 1e3 if found else None
 
 
 def _registry() -> float | None:
-    return nanoseconds(said(["/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"]))
+    return parse_ioreg_idle(command_output(["/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"]))
 
 
-def nanoseconds(reply: str) -> float | None:
+def parse_ioreg_idle(reply: str) -> float | None:
     """Seconds from ioreg's line `"HIDIdleTime" = 61234000000`."""
     found = re.search(r'"HIDIdleTime" = (\d+)', reply)
     return int(found[1]) / 1e9 if found else None
@@ -300,7 +300,7 @@ class ThermalPressure:
     """Asks at most every LOOK_EVERY_S seconds. platform: as sys.platform has it. ask: what a program prints."""
 
     def __init__(
-        self, platform: str = sys.platform, ask: MacosAsk = said, clock: Callable[[], float] = time.monotonic
+        self, platform: str = sys.platform, ask: MacosAsk = command_output, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ask, self._clock = ask, clock
         self._here, self._looked = platform == "darwin", float("-inf")
@@ -310,19 +310,19 @@ class ThermalPressure:
         """The level, 0 to 4; None where it cannot be read."""
         if self._here and self._clock() - self._looked >= MACOS_LOOK_EVERY_S:
             self._looked = self._clock()
-            self._known = notified(self._ask(NOTIFIED))
+            self._known = parse_notifyutil_level(self._ask(NOTIFIED))
             if self._known is None:
-                self._known = limited(self._ask(LIMITS))
+                self._known = parse_pmset_level(self._ask(LIMITS))
         return self._known
 
 
-def notified(reply: str) -> int | None:
+def parse_notifyutil_level(reply: str) -> int | None:
     """The level from notifyutil's line `com.apple.system.thermalpressurelevel 0`."""
     found = re.fullmatch(r"\S+ (\d)", reply.strip())
     return int(found[1]) if found and int(found[1]) < len(NAMES) else None
 
 
-def limited(reply: str) -> int | None:
+def parse_pmset_level(reply: str) -> int | None:
     """The level by what pmset says: the limits `CPU_Speed_Limit = 72` and `CPU_Scheduler_Limit = 100` of Intel's, or notes that
     nothing was recorded."""
     limits = [int(percent) for percent in re.findall(r"CPU_S(?:peed|cheduler)_Limit\s*=\s*(\d{1,3})\b", reply)]

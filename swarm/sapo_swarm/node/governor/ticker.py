@@ -21,12 +21,12 @@ import msgspec
 import psutil
 
 from sapo_swarm.events import Event, RoundFinished, Vitals
-from sapo_swarm.node.clock import steady
-from sapo_swarm.node.governor.machine import Machine
-from sapo_swarm.node.governor.rules import Limits, State, advance
+from sapo_swarm.node.clock import steady_seconds
+from sapo_swarm.node.governor.machine import MachineMonitor
+from sapo_swarm.node.governor.rules import GovernorState, ResourceLimits, advance_rules
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.sensors import PROC, Readings, word
-from sapo_swarm.node.journal import Bus
+from sapo_swarm.node.governor.sensors import PROC, MachineReadings, read_kernel_file
+from sapo_swarm.node.journal import EventBus
 from sapo_swarm.types import UNREADABLE
 
 # Keeps the machine from going to sleep by itself while the node works: a program of the platform that holds the wish for
@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
-def holder(platform: str = sys.platform) -> Sequence[str]:
+def inhibitor_command(platform: str = sys.platform) -> Sequence[str]:
     """The program that holds the wish; () where the platform has none."""
     if platform == "darwin":
         return "/usr/bin/caffeinate", "-i", "-w", str(os.getpid())
@@ -46,16 +46,16 @@ def holder(platform: str = sys.platform) -> Sequence[str]:
     return ()
 
 
-def wanted(limits: Limits, now: Readings, working: bool) -> bool:
+def should_keep_awake(limits: ResourceLimits, now: MachineReadings, working: bool) -> bool:
     """Only where the person asked for it, while the node works, and never on battery."""
     return limits.keep_awake and working and not now.on_battery
 
 
-class Awake:
+class SleepInhibitor:
     """Call from one thread."""
 
     def __init__(self, command: Sequence[str] | None = None) -> None:
-        self._command = holder() if command is None else command
+        self._command = inhibitor_command() if command is None else command
         self._child: subprocess.Popen[bytes] | None = None
         self._wanted = False
 
@@ -136,7 +136,7 @@ FILE = "session.json"
 LEAST_GB = 0.5
 
 
-def wall(gb: float) -> bool:
+def limit_process_memory(gb: float) -> bool:
     """From now on this process gets no more memory of its own than that, in GB, or LEAST_GB, which it needs to say anything at
     all; what it asks for beyond is refused. 0 = no wall.
 
@@ -167,13 +167,13 @@ class LastSession(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def session(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[int]:
+def track_oom_deaths(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[int]:
     """Around a session of the model in that folder: how many before it, in a row, the system ended for want of memory.
 
     rounds: done by now. Where the system counts no such ends, or the disk refuses the note, it is 0.
     """
     path = folder / FILE
-    boot, kills = word(proc / "sys" / "kernel" / "random" / "boot_id"), _kills(proc)
+    boot, kills = read_kernel_file(proc / "sys" / "kernel" / "random" / "boot_id"), _kills(proc)
     deaths = 0
     if (last := _read(path)) is not None and kills is not None and last.boot == boot and kills > last.kills:
         deaths = 1 if rounds > last.rounds else last.deaths + 1
@@ -188,7 +188,7 @@ def session(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[int]:
 
 
 def _kills(proc: Path) -> int | None:
-    found = re.search(r"^oom_kill (\d{1,18})$", word(proc / "vmstat"), re.MULTILINE)
+    found = re.search(r"^oom_kill (\d{1,18})$", read_kernel_file(proc / "vmstat"), re.MULTILINE)
     return int(found[1]) if found else None
 
 
@@ -230,16 +230,16 @@ class GovernorTicker:
         self._last = now
 
 
-async def tick(
-    machine: Machine,
-    allowed: Callable[[], Limits],
+async def run_governor(
+    machine: MachineMonitor,
+    allowed: Callable[[], ResourceLimits],
     run_control: RunControl,
     pace: GovernorTicker,
-    bus: Bus,
+    bus: EventBus,
 ) -> None:
     """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. What cannot be read now is logged,
     once, and the limits hold as they did."""
-    state, awake, failed = State(), Awake(), ""
+    state, awake, failed = GovernorState(), SleepInhibitor(), ""
     thread = ThreadPoolExecutor(1, "awake")  # Windows ties the wish to the thread that has it
 
     def want(wish: bool) -> asyncio.Future[None]:
@@ -260,22 +260,22 @@ async def tick(
 
 
 async def _beat(
-    state: State,
+    state: GovernorState,
     want: Callable[[bool], Awaitable[None]],
-    machine: Machine,
-    allowed: Callable[[], Limits],
+    machine: MachineMonitor,
+    allowed: Callable[[], ResourceLimits],
     run_control: RunControl,
     pace: GovernorTicker,
-    bus: Bus,
-) -> State:
+    bus: EventBus,
+) -> GovernorState:
     limits = await asyncio.to_thread(allowed)
     idle = limits.pause_when_active or limits.slow_when_active
     now = await asyncio.to_thread(machine.readings, idle, limits.pause_on_metered)
     used, cpu = await asyncio.to_thread(machine.usage)
-    state = advance(state, limits, now, steady())
+    state = advance_rules(state, limits, now, steady_seconds())
     run_control.hold(state.holds)
     run_control.ease()
-    await want(wanted(limits, now, run_control.working))
+    await want(should_keep_awake(limits, now, run_control.working))
     working = run_control.working
     bus.stream(
         Vitals(

@@ -14,25 +14,25 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.tasks.own.import_rows import EMPTY, Names, Row, Table, decode, read_bytes, read_jsonl
-from sapo_swarm.tasks.own.row_roles import ask_with_examples, choose_examples, levels
+from sapo_swarm.tasks.own.import_rows import EMPTY, Names, Row, RowTable, decode_text, read_bytes, read_jsonl
+from sapo_swarm.tasks.own.row_roles import ask_with_examples, choose_examples, rows_by_level
 from sapo_swarm.tasks.own.spec import (
     RUNS_CODE,
     BadTask,
-    Environment,
-    Function,
+    EnvironmentVerifier,
+    FunctionVerifier,
     JsonSchema,
-    Patterns,
+    PatternChecker,
     PythonTests,
-    Regex,
-    Sql,
+    RegexVerifier,
+    SqlVerifier,
     TaskSpec,
-    checked,
     needs_truth,
-    parse,
+    parse_spec,
     right_answer,
     truth_column,
     unit_tests,
+    validate_spec,
 )
 
 # A task as a folder: reading, writing, and the SHA-256 over its canonical content that names its version.
@@ -86,10 +86,10 @@ class OwnTask:
     @property
     def generator(self) -> str:
         """The generator of this version's references."""
-        return generator(self.digest)
+        return generator_id(self.digest)
 
 
-def generator(digest: str) -> str:
+def generator_id(digest: str) -> str:
     """The generator of the references of the version with this digest."""
     return f"{PREFIX}{digest[:DIGITS]}"
 
@@ -97,16 +97,24 @@ def generator(digest: str) -> str:
 def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
     """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
     try:
-        text = decode(read_bytes(folder / SPEC, MAX_SPEC))
+        text = decode_text(read_bytes(folder / SPEC, MAX_SPEC))
         if "\ufffd" in text:
             raise BadTask(f"{SPEC} holds bytes that are no UTF-8 text. Save it as UTF-8.")
-        spec = parse(text, SPEC)
+        spec = parse_spec(text, SPEC)
         if spec.name != folder.name:
             raise BadTask(f"{SPEC} says name = {spec.name!r}, but the folder is {folder.name!r}. Rename one of them.")
         train, held_out = _sides(folder, spec)
-        schema = read_schema(decode(read_bytes(folder / SCHEMA, MAX_SCHEMA))) if declares(spec, JsonSchema) else None
-        fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if declares(spec, Sql) else b""
-        code = read_bytes(folder / code_name(spec), MAX_CODE) if declares(spec, Environment, Function) else b""
+        schema = (
+            read_schema(decode_text(read_bytes(folder / SCHEMA, MAX_SCHEMA)))
+            if declares_verifier(spec, JsonSchema)
+            else None
+        )
+        fixture = read_bytes(folder / FIXTURE, MAX_FIXTURE) if declares_verifier(spec, SqlVerifier) else b""
+        code = (
+            read_bytes(folder / code_name(spec), MAX_CODE)
+            if declares_verifier(spec, EnvironmentVerifier, FunctionVerifier)
+            else b""
+        )
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
         raise BadTask(f"Task {folder.name!r} has no {missing} in {folder}.") from error
@@ -114,13 +122,13 @@ def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
         raise BadTask(f"Task {folder.name!r} cannot be read ({error.strerror or error}).") from error
     except BadTask as error:
         raise BadTask(f"Task {folder.name!r}: {error}") from error
-    return make(spec, train, held_out, schema, fixture, code, need_held_out)
+    return build_task(spec, train, held_out, schema, fixture, code, need_held_out)
 
 
-def make(
+def build_task(
     spec: TaskSpec,
-    train: Table,
-    held_out: Table,
+    train: RowTable,
+    held_out: RowTable,
     schema: object = None,
     fixture: bytes = b"",
     code: bytes = b"",
@@ -129,7 +137,7 @@ def make(
     """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty that is needed."""
     kept: list[tuple[Row, ...]] = []
     problems: list[str] = []
-    patterns = Patterns()
+    patterns = PatternChecker()
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
         good, bad = _usable(spec, table, patterns)
         here = [f"{name}: {sentence}" for sentence in [*table.problems, *bad]]
@@ -138,14 +146,14 @@ def make(
             first = f" {here[0]}" if here else ""
             raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
         kept.append(tuple(good))
-    whole = content_digest(content(spec, kept[0], kept[1], schema, fixture, code))
-    lean = content_digest(content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
-    found = levels(spec.difficulty, kept[0])
+    whole = content_digest(canonical_content(spec, kept[0], kept[1], schema, fixture, code))
+    lean = content_digest(canonical_content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
+    found = rows_by_level(spec.difficulty, kept[0])
     shown = choose_examples(spec, kept[0])
     return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found, shown)
 
 
-def content(
+def canonical_content(
     spec: TaskSpec, train: tuple[Row, ...], held_out: tuple[Row, ...], schema: object, fixture: bytes, code: bytes = b""
 ) -> list[bytes]:
     """What decides questions and verdicts as canonical bytes, in pieces: each part after its name and length."""
@@ -218,7 +226,7 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
     return chosen
 
 
-def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
+def split_held_out(table: RowTable, spec: TaskSpec) -> tuple[RowTable, RowTable]:
     """(train, held-out) of one table by what a row asks, without the wording around it; by the rule `balanced` also by its right
     answer. Rows without what the prompt needs go to the first, to be told of there."""
     from sapo_swarm.tasks.own.row_roles import balanced_places, held_out_places  # NumPy: a coordinator does without
@@ -231,28 +239,30 @@ def split(table: Table, spec: TaskSpec) -> tuple[Table, Table]:
         chosen = {asked[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
     elif prompts:
         chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)}
-    sides = Table(table.columns, problems=table.problems, more=table.more), Table(table.columns)
+    sides = RowTable(table.columns, problems=table.problems, more=table.more), RowTable(table.columns)
     for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):
         sides[place in chosen].add(number, row)
     return sides
 
 
-def _sides(folder: Path, spec: TaskSpec) -> tuple[Table, Table]:
+def _sides(folder: Path, spec: TaskSpec) -> tuple[RowTable, RowTable]:
     if (folder / TRAIN).exists() or not (folder / ROWS).exists():
         train = _rows(folder / TRAIN)
         return train, _rows(folder / HELD_OUT, train.names)
-    return split(_rows(folder / ROWS), spec)
+    return split_held_out(_rows(folder / ROWS), spec)
 
 
-def _rows(path: Path, names: Names = EMPTY) -> Table:
-    return read_jsonl(decode(read_bytes(path)), names)
+def _rows(path: Path, names: Names = EMPTY) -> RowTable:
+    return read_jsonl(decode_text(read_bytes(path)), names)
 
 
-def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row], list[str]]:
+def _usable(spec: TaskSpec, table: RowTable, patterns: PatternChecker) -> tuple[list[Row], list[str]]:
     """Rows with everything that the prompt and the verifiers read, only those columns; and sentences on the others."""
     good: list[Row] = []
     bad: list[str] = []
-    matched = [truth_column(spec, part) for part in spec.verifier if isinstance(part, Regex) and needs_truth(part)]
+    matched = [
+        truth_column(spec, part) for part in spec.verifier if isinstance(part, RegexVerifier) and needs_truth(part)
+    ]
     tests = [truth_column(spec, part) for part in spec.verifier if isinstance(part, PythonTests)]
     truths = {truth_column(spec, part) for part in spec.verifier if needs_truth(part)}
     for number, row in zip(table.numbers, table.rows, strict=True):
@@ -271,7 +281,9 @@ def _usable(spec: TaskSpec, table: Table, patterns: Patterns) -> tuple[list[Row]
         except BadTask as error:
             bad.append(str(error) if str(error).startswith("Row ") else f"Row {number}: {error}")
             continue
-        names = row if declares(spec, Environment, Function) else spec.columns  # code is given every column
+        names = (
+            row if declares_verifier(spec, EnvironmentVerifier, FunctionVerifier) else spec.columns
+        )  # code is given every column
         good.append({name: row[name] for name in sorted(names)})
     return good, bad
 
@@ -284,7 +296,7 @@ def read_schema(text: str) -> object:
         raise BadTask(f"{SCHEMA} is not valid JSON ({error}).") from error
     if not isinstance(found, dict):
         raise BadTask(f"{SCHEMA} must be a JSON object.")
-    patterns = Patterns()
+    patterns = PatternChecker()
     for pattern in _patterns(found):
         patterns.check(pattern, SCHEMA)
     return found
@@ -309,7 +321,7 @@ def code_name(spec: TaskSpec) -> str:
     return ENVIRONMENT if spec.turns else CODE
 
 
-def declares(spec: TaskSpec, *kinds: type) -> bool:
+def declares_verifier(spec: TaskSpec, *kinds: type) -> bool:
     """One of the task's verifiers is of these kinds."""
     return any(isinstance(part, kinds) for part in spec.verifier)
 
@@ -330,10 +342,10 @@ _PARTS = {"spec": MAX_SPEC, "train": MAX_BYTES, "heldout": MAX_BYTES, "schema": 
 _FRAME = re.compile(rb"([a-z]{4,7}) (0|[1-9][0-9]{0,8})\n")
 
 
-def packed(task: OwnTask, held_out: bool) -> bytes:
+def pack_task(task: OwnTask, held_out: bool) -> bytes:
     """The task's canonical bytes, with its held-out rows or without. Raises BadTask for one that cannot travel."""
     spec = task.spec
-    if task.code or declares(spec, *RUNS_CODE):
+    if task.code or declares_verifier(spec, *RUNS_CODE):
         raise BadTask(
             f"Task {spec.name!r} is judged by running Python, and nothing that runs is sent to a swarm. "
             "Declare verifiers in its task.toml instead."
@@ -341,27 +353,29 @@ def packed(task: OwnTask, held_out: bool) -> bytes:
     if spec.rubric:
         raise BadTask(f"Task {spec.name!r} is judged, not verified: groups of it never enter a swarm.")
     rows = task.held_out if held_out else ()
-    data = b"".join(content(spec, task.train, rows, task.schema, task.fixture))
+    data = b"".join(canonical_content(spec, task.train, rows, task.schema, task.fixture))
     if len(data) > MAX_BYTES:
         raise BadTask(f"Task {spec.name!r} has {len(data):,} bytes; up to {MAX_BYTES:,} travel. Share fewer rows.")
-    unpacked(data, spec.name, spec.description, spec.licence)  # what others would refuse is refused here
+    unpack_task(data, spec.name, spec.description, spec.licence)  # what others would refuse is refused here
     return data
 
 
-def unpacked(data: bytes, name: str, description: str = "", licence: str = "") -> OwnTask:
+def unpack_task(data: bytes, name: str, description: str = "", licence: str = "") -> OwnTask:
     """The task in canonical bytes of unknown origin, read as a folder is. Raises BadTask for anything else."""
     if len(data) > MAX_BYTES:
         raise BadTask(f"Task {name!r} has {len(data):,} bytes; up to {MAX_BYTES:,} are read.")
     try:
         parts = _parts(data)
-        spec = checked({**_rules(parts["spec"]), "name": name, "description": description, "licence": licence}, "Task")
-        if declares(spec, *RUNS_CODE):
+        spec = validate_spec(
+            {**_rules(parts["spec"]), "name": name, "description": description, "licence": licence}, "Task"
+        )
+        if declares_verifier(spec, *RUNS_CODE):
             raise BadTask("It is judged by running Python, which never comes from a swarm.")
         if spec.rubric:
             raise BadTask("It is judged, not verified; such a task never comes from a swarm.")
-        schema = read_schema(_text(parts["schema"])) if declares(spec, JsonSchema) else None
-        fixture = parts["fixture"] if declares(spec, Sql) else b""
-        task = make(
+        schema = read_schema(_text(parts["schema"])) if declares_verifier(spec, JsonSchema) else None
+        fixture = parts["fixture"] if declares_verifier(spec, SqlVerifier) else b""
+        task = build_task(
             spec, _rows_travel(parts["train"]), _rows_travel(parts["heldout"]), schema, fixture, need_held_out=False
         )
     except BadTask as error:
@@ -405,7 +419,7 @@ def _rules(part: bytes) -> dict[str, object]:
     return rules
 
 
-def _rows_travel(part: bytes) -> Table:
+def _rows_travel(part: bytes) -> RowTable:
     return read_jsonl(_text(part))
 
 

@@ -22,14 +22,14 @@ from sapo_swarm.tasks.own.spec import BadTask
 # Names of columns: what stands above them in the file, as a prompt can hold it.
 
 
-def slug(name: str) -> str:
+def column_slug(name: str) -> str:
     """A heading in letters without accents, digits and underscores; "" where it has none of them, as in Chinese."""
     bare = unicodedata.normalize("NFKD", name.strip().replace("ß", "ss"))
     plain = re.sub(r"\W+", "_", re.sub(r"[\u0300-\u036f]", "", bare), flags=re.ASCII).strip("_").lower()
     return (f"column_{plain}" if plain[:1].isdigit() else plain)[:40].rstrip("_")
 
 
-def columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
+def name_columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
     """A name for each heading of a row, each once; one without a slug is called by its place.
 
     names: heading -> column, of the file so far; what is new is added. Headings that differ in case or accents alone are one
@@ -37,8 +37,10 @@ def columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
     """
     cleaned = [head.strip() for head in heads]
     found: dict[int, str] = {}
-    for place, head in sorted(enumerate(cleaned), key=lambda item: (item[1] not in names, item[1] != slug(item[1]))):
-        plain = slug(head)
+    for place, head in sorted(
+        enumerate(cleaned), key=lambda item: (item[1] not in names, item[1] != column_slug(item[1]))
+    ):
+        plain = column_slug(head)
         name = names.get(head, plain)
         if not name or name in found.values():
             name = _free(plain, place + 1, {*found.values(), *names.values()})
@@ -49,7 +51,7 @@ def columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
 
 def by_place(names: Mapping[str, str]) -> dict[str, str]:
     """Those whose column has its name from its place: where another file of the same task has them, they are the same."""
-    return {head: name for head, name in names.items() if head and not slug(head)}
+    return {head: name for head, name in names.items() if head and not column_slug(head)}
 
 
 def _free(plain: str, place: int, taken: set[str]) -> str:
@@ -68,7 +70,7 @@ _SAID = re.compile(r"sep=([^\w\s\"]|\t)\Z", re.IGNORECASE)
 """A first line that some programs write for Excel."""
 
 
-def delimited(text: str, delimiter: str) -> Iterator[list[str] | str]:
+def iter_delimited_rows(text: str, delimiter: str) -> Iterator[list[str] | str]:
     """The cells of each row, or why there are none. delimiter: "" to find it."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if said := _SAID.match(lines[0]):
@@ -125,7 +127,7 @@ EMPTY: Names = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class Table:
+class RowTable:
     """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
 
     problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV file as
@@ -171,7 +173,7 @@ def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
         return file.read(limit + 1)[:limit]
 
 
-def decode(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Text of a file as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one. Bytes that are
     no text become U+FFFD."""
     if data[:2] in _UTF_16:
@@ -190,15 +192,15 @@ def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
                 f"There is no encoding {encoding[:40]!r}. Such as: cp1252, cp1250, mac_roman, utf-16-le."
             ) from error
     if data[:2] in _UTF_16:
-        return decode(data), ""
+        return decode_text(data), ""
     with contextlib.suppress(UnicodeDecodeError):
         return data.decode("utf-8-sig"), ""
-    text = decode(data)
+    text = decode_text(data)
     broken = ["\ufffd" in line for line in text.split("\n") if not line.isascii()]
     return (text, "") if 2 * sum(broken) <= len(broken) else (data.decode(WINDOWS, "replace"), WINDOWS)
 
 
-def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> Table:
+def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> RowTable:
     """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. names: of another file of the same task;
     encoding: what the person says. Raises BadTask, OSError."""
     kind = path.suffix.lower()
@@ -214,9 +216,9 @@ def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> Table:
     return table
 
 
-def read_jsonl(text: str, names: Names = EMPTY) -> Table:
+def read_jsonl(text: str, names: Names = EMPTY) -> RowTable:
     """One JSON object a line; also a file that is one list of objects. names: as for read_table. Raises BadTask."""
-    table, used = Table(names=by_place(names)), dict[str, None]()
+    table, used = RowTable(names=by_place(names)), dict[str, None]()
     known: dict[tuple[str, ...], list[str]] = {}
     for number, value in _objects(text, table):
         if not isinstance(value, dict):
@@ -227,10 +229,10 @@ def read_jsonl(text: str, names: Names = EMPTY) -> Table:
             continue
         keys = tuple(value)
         if keys not in known:
-            known[keys] = columns(keys, table.names)
+            known[keys] = name_columns(keys, table.names)
             if len(table.names) > MAX_COLUMNS:
                 raise BadTask(f"The rows name more than {MAX_COLUMNS} different columns. Use fewer.")
-        row = dict(zip(known[keys], map(cell, value.values()), strict=True))
+        row = dict(zip(known[keys], map(cell_text, value.values()), strict=True))
         if reason := _unfit(row):
             table.problem(f"Row {number}: {reason}")
             continue
@@ -240,7 +242,7 @@ def read_jsonl(text: str, names: Names = EMPTY) -> Table:
     return table
 
 
-def _objects(text: str, table: Table) -> Iterator[tuple[int, object]]:
+def _objects(text: str, table: RowTable) -> Iterator[tuple[int, object]]:
     if text.lstrip()[:1] == "[":
         try:
             found = json.loads(text, parse_constant=_no_constant)
@@ -265,7 +267,7 @@ def _short(error: BaseException) -> str:
     return "nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
 
 
-def cell(value: object) -> str:
+def cell_text(value: object) -> str:
     """A value as a cell: text as it is, nothing for null, compact JSON for what JSON has, everything else as text."""
     if value is None or isinstance(value, str):
         return value or ""
@@ -290,16 +292,16 @@ def _unfit(row: Row) -> str:
     return ""
 
 
-def _delimited(text: str, delimiter: str, names: Names) -> Table:
-    table, number = Table(names=by_place(names)), 0
-    for record in delimited(text, delimiter):
+def _delimited(text: str, delimiter: str, names: Names) -> RowTable:
+    table, number = RowTable(names=by_place(names)), 0
+    for record in iter_delimited_rows(text, delimiter):
         number += 1
         if number == 1:
             if isinstance(record, str) or not any(head.strip() for head in record):
                 raise BadTask("The file's first row must hold the names of the columns.")
             if len(record) > MAX_COLUMNS:
                 raise BadTask(f"{len(record):,} columns; up to {MAX_COLUMNS} are read.")
-            table.heads, table.columns = record, columns(record, table.names)
+            table.heads, table.columns = record, name_columns(record, table.names)
             continue
         if isinstance(record, str):
             table.problem(f"Row {number}: {record}")
@@ -317,7 +319,7 @@ def _delimited(text: str, delimiter: str, names: Names) -> Table:
     return table
 
 
-def _parquet(path: Path, names: Names) -> Table:
+def _parquet(path: Path, names: Names) -> RowTable:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -342,13 +344,13 @@ def _parquet(path: Path, names: Names) -> Table:
         raise BadTask(f"{path.name} is no Parquet file that can be read ({str(error)[:120]}).") from error
 
 
-def _batches(file: Any, names: Names) -> Table:
-    table, number = Table(names=by_place(names)), 0
-    table.columns = columns(file.schema_arrow.names, table.names)
+def _batches(file: Any, names: Names) -> RowTable:
+    table, number = RowTable(names=by_place(names)), 0
+    table.columns = name_columns(file.schema_arrow.names, table.names)
     for batch in file.iter_batches(batch_size=AT_ONCE):  # few: what a dictionary holds once may stand in every row
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             number += 1
-            row = {name: cell(value) for name, value in zip(table.columns, values, strict=True)}
+            row = {name: cell_text(value) for name, value in zip(table.columns, values, strict=True)}
             if reason := _unfit(row):
                 table.problem(f"Row {number}: {reason}")
             else:

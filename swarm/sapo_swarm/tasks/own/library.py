@@ -28,7 +28,7 @@ MAX_BYTES = 2**20
 MAX_ENTRIES = 1000
 
 
-class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SharedTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A version of a task that the members of a swarm train on together.
 
     swarm: its id. digest: of the task as it travels, which is without held-out rows where held_out is false. mine: this home
@@ -42,29 +42,29 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     mine: bool
 
 
-def read(folder: Path) -> tuple[Shared, ...]:
+def load_shared_tasks(folder: Path) -> tuple[SharedTask, ...]:
     """What the file in the folder of tasks says; nothing where it cannot be read, for then nothing leaves the machine."""
     path = folder / FILE
     try:
         if path.stat().st_size > MAX_BYTES:
             return ()
-        return msgspec.json.decode(path.read_bytes(), type=tuple[Shared, ...])
+        return msgspec.json.decode(path.read_bytes(), type=tuple[SharedTask, ...])
     except (OSError, *UNREADABLE):
         return ()
 
 
-def add(folder: Path, entry: Shared) -> None:
+def add_shared_task(folder: Path, entry: SharedTask) -> None:
     """Note a task of a swarm, in the place of its earlier version. Raises OSError."""
-    others = (known for known in read(folder) if (known.swarm, known.name) != (entry.swarm, entry.name))
+    others = (known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (entry.swarm, entry.name))
     _write(folder, [*others, entry][-MAX_ENTRIES:])
 
 
-def remove(folder: Path, swarm: str, name: str) -> None:
+def remove_shared_task(folder: Path, swarm: str, name: str) -> None:
     """Forget a task of a swarm. Raises OSError."""
-    _write(folder, [known for known in read(folder) if (known.swarm, known.name) != (swarm, name)])
+    _write(folder, [known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (swarm, name)])
 
 
-def _write(folder: Path, entries: Iterable[Shared]) -> None:
+def _write(folder: Path, entries: Iterable[SharedTask]) -> None:
     write_atomically(folder / FILE, msgspec.json.encode(list(entries)), private=True)
 
 
@@ -86,13 +86,13 @@ class _Library:
 
     def __init__(self) -> None:
         self.tasks: dict[str, OwnTask] = {}
-        self.shared: tuple[Shared, ...] | None = None
+        self.shared: tuple[SharedTask, ...] | None = None
 
 
 _library = _Library()
 
 
-def use(folder: Path | None) -> None:
+def set_task_folder(folder: Path | None) -> None:
     """Look for tasks in this folder from now on (None: nowhere). It need not exist."""
     _library.folder = folder
     _library.tasks.clear()
@@ -104,12 +104,12 @@ def use(folder: Path | None) -> None:
                 old.rename(task)
 
 
-def folder() -> Path | None:
+def task_folder() -> Path | None:
     """Where tasks are looked for."""
     return _library.folder
 
 
-def names() -> list[str]:
+def task_names() -> list[str]:
     """Folders that hold a task, good or not, in order."""
     if _library.folder is None or not _library.folder.is_dir():
         return []
@@ -117,26 +117,26 @@ def names() -> list[str]:
     return sorted(name for name in found if _NAME.fullmatch(name))
 
 
-def has(name: str) -> bool:
+def has_task(name: str) -> bool:
     """There is a folder of this name with a task.toml."""
     within = _library.folder
     return within is not None and _NAME.fullmatch(name) is not None and (within / name / "task.toml").is_file()
 
 
-def find(name: str) -> OwnTask:
+def load_task(name: str) -> OwnTask:
     """The task of that name. Raises BadTask, KeyError where there is none."""
     from sapo_swarm.tasks.own.folder import read_task
 
     if name not in _library.tasks:
-        if _library.folder is None or not has(name):
+        if _library.folder is None or not has_task(name):
             raise KeyError(name)
         task = read_task(_library.folder / name, need_held_out=not _comes_without_held_out(name))
-        if task.code and not allowed(task.code):
+        if task.code and not is_code_allowed(task.code):
             raise BadTask(
                 f"Task {name!r} brings Python code ({task.code_name}), which never runs before you said yes to it. "
                 f"Read {_library.folder / name / task.code_name}, then: sapo-desktop tasks check {name} --allow-code"
             )
-        if not task.code and runs_code(task) and not allowed(consent(task)):
+        if not task.code and runs_code(task) and not is_code_allowed(consent_bytes(task)):
             raise BadTask(
                 f"Task {name!r} runs the Python that a model writes, contained, which never happens before you said yes to it "
                 "as it is now: "
@@ -146,17 +146,17 @@ def find(name: str) -> OwnTask:
     return _library.tasks[name]
 
 
-def loads(name: str) -> bool:
+def is_loadable_task(name: str) -> bool:
     """There is a task of that name that can be asked."""
     try:
-        return bool(find(name))
+        return bool(load_task(name))
     except (BadTask, KeyError):
         return False
 
 
-def presets(name: str) -> tuple[str, ...]:
+def task_levels(name: str) -> tuple[str, ...]:
     """What questions of a task are sampled from: its levels of difficulty, else PRESET alone. Raises BadTask, KeyError."""
-    return tuple(find(name).levels) or (PRESET,)
+    return tuple(load_task(name).levels) or (PRESET,)
 
 
 def runs_code(task: OwnTask) -> bool:
@@ -164,7 +164,7 @@ def runs_code(task: OwnTask) -> bool:
     return any(isinstance(part, RUNS_CODE) for part in task.spec.verifier)
 
 
-def consent(task: OwnTask) -> bytes:
+def consent_bytes(task: OwnTask) -> bytes:
     """What the person says yes to: the task's code, or that code of a model is run for this version of the task."""
     return task.code or f"python_tests of {task.spec.name} {task.digest}".encode()
 
@@ -172,29 +172,29 @@ def consent(task: OwnTask) -> bytes:
 def runs_generated() -> bool:
     """A task in force runs what a model writes, by the look of its task.toml."""
     from sapo_swarm.tasks.own.folder import MAX_SPEC, SPEC
-    from sapo_swarm.tasks.own.import_rows import decode, read_bytes
+    from sapo_swarm.tasks.own.import_rows import decode_text, read_bytes
 
-    for name in names():
+    for name in task_names():
         with contextlib.suppress(OSError, BadTask):  # no task is made of that
-            if "python_tests" in decode(read_bytes((_library.folder or Path()) / name / SPEC, MAX_SPEC)):
+            if "python_tests" in decode_text(read_bytes((_library.folder or Path()) / name / SPEC, MAX_SPEC)):
                 return True
     return False
 
 
-def allowed(code: bytes) -> bool:
+def is_code_allowed(code: bytes) -> bool:
     """The person said yes to a file of exactly this content."""
     return _library.folder is not None and hashlib.sha256(code).hexdigest() in _yes(_library.folder / ALLOWED)
 
 
-def allow(code: bytes) -> None:
+def allow_code(code: bytes) -> None:
     """The person says yes to a file of exactly this content. Raises OSError."""
     assert _library.folder is not None
     _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) | {hashlib.sha256(code).hexdigest()})
 
 
-def disallow(code: bytes) -> None:
+def disallow_code(code: bytes) -> None:
     """The person's yes to it counts no more. Raises OSError."""
-    if allowed(code) and _library.folder is not None:
+    if is_code_allowed(code) and _library.folder is not None:
         _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) - {hashlib.sha256(code).hexdigest()})
 
 
@@ -214,33 +214,33 @@ def is_own(ref: TaskRef) -> bool:
     return ref.generator.startswith("task-")
 
 
-def shared_in(swarm: str) -> dict[str, Shared]:
+def shared_in(swarm: str) -> dict[str, SharedTask]:
     """The tasks that this person shares, or accepted, in the swarm of this id, by name: whether or not they are still so."""
     return {entry.name: entry for entry in _entries() if entry.swarm == swarm}
 
 
-def _entries() -> tuple[Shared, ...]:
+def _entries() -> tuple[SharedTask, ...]:
     if _library.shared is None:
-        _library.shared = () if _library.folder is None else read(_library.folder)
+        _library.shared = () if _library.folder is None else load_shared_tasks(_library.folder)
     return _library.shared
 
 
-def travels(name: str, swarm: str) -> bool:
+def has_shared_version(name: str, swarm: str) -> bool:
     """The task is here in the very version that the members of this swarm share. Raises BadTask."""
     entry = shared_in(swarm).get(name)
-    if entry is None or not has(name):
+    if entry is None or not has_task(name):
         return False
-    task = find(name)
+    task = load_task(name)
     return entry.digest == (task.digest if entry.held_out else task.train_digest)
 
 
-def generator(name: str, swarm: str = "") -> str:
+def resolve_generator(name: str, swarm: str = "") -> str:
     """What makes the questions of a task: in a swarm that shares it, the version as it travels. Raises BadTask, KeyError."""
     from sapo_swarm.tasks.own import folder
 
-    if swarm and travels(name, swarm):
-        return folder.generator(shared_in(swarm)[name].digest)
-    return find(name).generator
+    if swarm and has_shared_version(name, swarm):
+        return folder.generator_id(shared_in(swarm)[name].digest)
+    return load_task(name).generator
 
 
 def _comes_without_held_out(name: str) -> bool:
@@ -255,21 +255,21 @@ def _comes_without_held_out(name: str) -> bool:
     return any(not entry.mine and not entry.held_out for entry in told)
 
 
-def turns(ref: TaskRef) -> int:
+def episode_turns(ref: TaskRef) -> int:
     """Turns of the model in the environment of an own task, at most; 0 for a question with one answer. Raises BadTask,
     KeyError."""
-    return find(ref.dataset).spec.turns if is_own(ref) else 0
+    return load_task(ref.dataset).spec.turns if is_own(ref) else 0
 
 
-def rubric(ref: TaskRef) -> str:
+def judge_rubric(ref: TaskRef) -> str:
     """What the answers to an own task are judged by; "" where they are verified. Raises BadTask, KeyError."""
-    return find(ref.dataset).spec.rubric if is_own(ref) else ""
+    return load_task(ref.dataset).spec.rubric if is_own(ref) else ""
 
 
 def is_judged(ref: TaskRef) -> bool:
     """The answers of its task are judged by a rubric. A task that is not here any more is not."""
     try:
-        return bool(rubric(ref))
+        return bool(judge_rubric(ref))
     except (ValueError, KeyError):
         return False
 
@@ -277,11 +277,11 @@ def is_judged(ref: TaskRef) -> bool:
 def answers_elsewhere(ref: TaskRef) -> bool:
     """Answers of its task do not stand where the run's answer format says, or the task is not here any more."""
     try:
-        return is_own(ref) and find(ref.dataset).spec.extract != "tags"
+        return is_own(ref) and load_task(ref.dataset).spec.extract != "tags"
     except (ValueError, KeyError):
         return True
 
 
-def system(ref: TaskRef) -> str:
+def task_system_prompt(ref: TaskRef) -> str:
     """The system prompt of an own task's questions; "" where it is the app's. Raises BadTask, KeyError."""
-    return find(ref.dataset).spec.system if is_own(ref) else ""
+    return load_task(ref.dataset).spec.system if is_own(ref) else ""

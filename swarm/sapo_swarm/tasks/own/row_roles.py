@@ -42,20 +42,20 @@ HASHES = 8
 _PRIME = (1 << 31) - 1
 
 
-def key(prompt: str) -> str:
+def prompt_key(prompt: str) -> str:
     """What two prompts share when they ask the same."""
     plain = unicodedata.normalize("NFKC", prompt).casefold()
     return " ".join(re.sub(r"[\"'`´‘’“”«»]", "", plain).split()).strip(" .?!")
 
 
-def clusters(prompts: Sequence[str]) -> list[int]:
+def cluster_prompts(prompts: Sequence[str]) -> list[int]:
     """A number for each prompt; prompts with the same number are duplicates or nearly so. Linear in their length."""
     found = list(range(len(prompts)))
     by_key: dict[str, int] = {}
     buckets: dict[int, int] = {}
     pieces: dict[int, tuple[bytes, Shingles]] = {}
     for place, prompt in enumerate(prompts):
-        plain = key(prompt)
+        plain = prompt_key(prompt)
         first = by_key.setdefault(plain, place)
         if first != place:
             found[place] = found[first]
@@ -78,8 +78,10 @@ def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
 
     At least one question and never all of them where there are two. share: in (0, 1).
     """
-    groups = clusters(prompts)
-    order = {group: hashlib.sha256(key(prompts[group]).encode("utf-8", "replace")).digest() for group in set(groups)}
+    groups = cluster_prompts(prompts)
+    order = {
+        group: hashlib.sha256(prompt_key(prompts[group]).encode("utf-8", "replace")).digest() for group in set(groups)
+    }
     ranked = sorted(order, key=lambda group: order[group])
     count = min(max(1, round(share * len(ranked))), max(0, len(ranked) - 1))
     chosen = set(ranked[:count])
@@ -93,10 +95,10 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
     answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side, if
     so many are held out.
     """
-    classes = [key(answer) for answer in answers]
+    classes = [prompt_key(answer) for answer in answers]
     if len(set(classes)) > FEW_ANSWERS:
         return held_out_places(prompts, share)
-    groups = clusters(prompts)
+    groups = cluster_prompts(prompts)
     members: dict[int, Counter[str]] = defaultdict(Counter)
     for group, answer in zip(groups, classes, strict=True):
         members[group][answer] += 1
@@ -107,7 +109,7 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
     quotas = _quotas({answer: len(found) for answer, found in strata.items()}, total)
     chosen: set[int] = set()
     for answer, found in strata.items():
-        found.sort(key=lambda group: hashlib.sha256(key(prompts[group]).encode("utf-8", "replace")).digest())
+        found.sort(key=lambda group: hashlib.sha256(prompt_key(prompts[group]).encode("utf-8", "replace")).digest())
         chosen.update(found[: quotas[answer]])
     return frozenset(place for place, group in enumerate(groups) if group in chosen)
 
@@ -177,7 +179,7 @@ MAX_LEVELS = 8
 QUARTERS = 4
 
 
-def levels(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
+def rows_by_level(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
     """Name of a level -> places of its rows, the easiest first where the column holds numbers; {} without a column.
 
     Raises BadTask where the column holds more words than there can be levels.
@@ -284,4 +286,4 @@ def _place(spec: TaskSpec, row: Row) -> bytes:
 def _alike_worked_examples(spec: TaskSpec, one: Row, other: Row) -> bool:
     """They ask the same, or nearly so: the answer of one would give that of the other away."""
 
-    return len(set(clusters([spec.cells(one), spec.cells(other)]))) == 1
+    return len(set(cluster_prompts([spec.cells(one), spec.cells(other)]))) == 1

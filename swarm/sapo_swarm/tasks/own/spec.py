@@ -38,14 +38,14 @@ Tolerance = Annotated[float, Meta(ge=0.0, le=1e12)]
 MAX_PATTERN = 500
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+class VerifierPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """What all verifiers have."""
 
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
     column: Column = ""
 
 
-class Exact(Part, frozen=True, tag="exact"):
+class ExactVerifier(VerifierPart, frozen=True, tag="exact"):
     """The truth's text. Both sides lose outer and repeated white space; Unicode is compared in form NFKC.
 
     case: letters must agree in case. alternatives: a separator between several truths, any of which is right.
@@ -55,7 +55,7 @@ class Exact(Part, frozen=True, tag="exact"):
     alternatives: Short = ""
 
 
-class Number(Part, frozen=True, tag="number"):
+class NumberVerifier(VerifierPart, frozen=True, tag="number"):
     """A number within `abs` or within `rel` of the truth, whichever is wider.
 
     units: written after a number and not compared, except that an answer's unit must be the truth's where both have one.
@@ -70,42 +70,42 @@ class Number(Part, frozen=True, tag="number"):
     decimal: Annotated[str, Meta(pattern=r"^[.,]\Z")] = "."
 
 
-class Choice(Part, frozen=True, tag="choice"):
+class ChoiceVerifier(VerifierPart, frozen=True, tag="choice"):
     """One of the options, in any case, with or without brackets or a full stop: "B", "(b)", "B."."""
 
     options: Annotated[tuple[Short, ...], Meta(max_length=256)] = ()
 
 
-class Items(Part, frozen=True, tag="list"):
+class ListVerifier(VerifierPart, frozen=True, tag="list"):
     """The truth's items in its order. Partial credit: the share of places that agree."""
 
     separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
 
 
-class ItemSet(Part, frozen=True, tag="set"):
+class ItemSet(VerifierPart, frozen=True, tag="set"):
     """The truth's items in any order, repeats ignored. Partial credit: shared items over all items."""
 
     separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
 
 
-class Order(Part, frozen=True, tag="order"):
+class OrderVerifier(VerifierPart, frozen=True, tag="order"):
     """The truth's items, each once, in its order. Partial credit: the share of pairs that stand in the right order."""
 
     separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
 
 
-class Regex(Part, frozen=True, tag="regex"):
+class RegexVerifier(VerifierPart, frozen=True, tag="regex"):
     """The whole answer matches `pattern`, or the row's own pattern where it is empty."""
 
     pattern: Annotated[str, Meta(max_length=MAX_PATTERN)] = ""
     case: bool = True
 
 
-class JsonSchema(Part, frozen=True, tag="json_schema"):
+class JsonSchema(VerifierPart, frozen=True, tag="json_schema"):
     """JSON that fits the JSON Schema in the folder's schema.json. Nothing is fetched from anywhere."""
 
 
-class JsonEqual(Part, frozen=True, tag="json_equal"):
+class JsonEqual(VerifierPart, frozen=True, tag="json_equal"):
     """JSON equal to the truth's; the order of keys does not count. Partial credit: the share of leaves that agree.
 
     ordered: lists must be in the truth's order. abs: so much may numbers differ.
@@ -115,13 +115,13 @@ class JsonEqual(Part, frozen=True, tag="json_equal"):
     abs: Tolerance = 0.0
 
 
-class Sql(Part, frozen=True, tag="sql"):
+class SqlVerifier(VerifierPart, frozen=True, tag="sql"):
     """A query whose result on the folder's fixture.sqlite is that of the truth's query. ordered: the order of rows counts."""
 
     ordered: bool = False
 
 
-class Length(Part, frozen=True, tag="length"):
+class LengthVerifier(VerifierPart, frozen=True, tag="length"):
     """The answer has so many characters; of the whole completion with `whole`."""
 
     least: Annotated[int, Meta(ge=0, le=100_000)] = 0
@@ -129,7 +129,7 @@ class Length(Part, frozen=True, tag="length"):
     whole: bool = False
 
 
-class Format(Part, frozen=True, tag="format"):
+class FormatVerifier(VerifierPart, frozen=True, tag="format"):
     """The answer begins with `starts` and ends with `ends`. only: no other answer before it, and nothing behind it."""
 
     starts: Short = ""
@@ -137,18 +137,18 @@ class Format(Part, frozen=True, tag="format"):
     only: bool = True
 
 
-class PythonTests(Part, frozen=True, tag="python_tests"):
+class PythonTests(VerifierPart, frozen=True, tag="python_tests"):
     """Python that passes the row's unit tests: lines such as `double(4) == 8`. Partial credit: the share of tests that pass.
 
     What the model wrote is run, contained; the person says yes to that once for each task.
     """
 
 
-class Function(Part, frozen=True, tag="function"):
+class FunctionVerifier(VerifierPart, frozen=True, tag="function"):
     """The function in the folder's reward.py, which runs only after the person said yes to it."""
 
 
-class Environment(Part, frozen=True, tag="environment"):
+class EnvironmentVerifier(VerifierPart, frozen=True, tag="environment"):
     """The class in the folder's environment.py, whose tools the model may call and which says the reward in the end. It runs
     only after the person said yes to it. turns: of the model, at most; the last one calls nothing.
     """
@@ -156,7 +156,7 @@ class Environment(Part, frozen=True, tag="environment"):
     turns: Annotated[int, Meta(ge=1, le=32)] = 8
 
 
-class Judged(Part, frozen=True, tag="judged"):
+class JudgedVerifier(VerifierPart, frozen=True, tag="judged"):
     """What a language model says of the answer by the rubric: it fulfils the whole of it, or not. Judged, not verified: it is
     the only verifier of its task, and its rewards never stand in one figure with verified ones.
     """
@@ -165,26 +165,26 @@ class Judged(Part, frozen=True, tag="judged"):
 
 
 Verifier = (
-    Exact
-    | Number
-    | Choice
-    | Items
+    ExactVerifier
+    | NumberVerifier
+    | ChoiceVerifier
+    | ListVerifier
     | ItemSet
-    | Order
-    | Regex
+    | OrderVerifier
+    | RegexVerifier
     | JsonSchema
     | JsonEqual
-    | Sql
-    | Length
-    | Format
+    | SqlVerifier
+    | LengthVerifier
+    | FormatVerifier
     | PythonTests
-    | Function
-    | Environment
-    | Judged
+    | FunctionVerifier
+    | EnvironmentVerifier
+    | JudgedVerifier
 )
-TRUTHFUL = (Exact, Number, Choice, Items, ItemSet, Order, JsonEqual, Sql)
+TRUTHFUL = (ExactVerifier, NumberVerifier, ChoiceVerifier, ListVerifier, ItemSet, OrderVerifier, JsonEqual, SqlVerifier)
 """Verifiers for which the truth itself is a right answer."""
-RUNS_CODE = (PythonTests, Function, Environment)
+RUNS_CODE = (PythonTests, FunctionVerifier, EnvironmentVerifier)
 """Verifiers that run code: only in tasks made on this machine, after a yes, never from a swarm."""
 
 
@@ -245,7 +245,7 @@ _EACH, _TABLE, _SHARE = 8, 40, 40
 """A pattern and a class beyond U+00FF cost as much as so many plain characters; of a range that many cost as much as one."""
 
 
-class Patterns:
+class PatternChecker:
     """The patterns of one part of a task: equal ones are checked once, and all of them are so many at most."""
 
     def __init__(self) -> None:
@@ -355,7 +355,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     split: Literal["content", "balanced"] = "content"
     difficulty: Column = ""
     shots: Annotated[int, Meta(ge=0, le=MAX_SHOTS)] = 0
-    verifier: Annotated[tuple[Verifier, ...], Meta(min_length=1, max_length=8)] = (Exact(),)
+    verifier: Annotated[tuple[Verifier, ...], Meta(min_length=1, max_length=8)] = (ExactVerifier(),)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -370,12 +370,12 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def turns(self) -> int:
         """Turns of the model in an environment, at most; 0 where the task is a question and an answer."""
-        return next((part.turns for part in self.verifier if isinstance(part, Environment)), 0)
+        return next((part.turns for part in self.verifier if isinstance(part, EnvironmentVerifier)), 0)
 
     @property
     def rubric(self) -> str:
         """What a judge judges by; "" where the answers are verified."""
-        return next((part.rubric for part in self.verifier if isinstance(part, Judged)), "")
+        return next((part.rubric for part in self.verifier if isinstance(part, JudgedVerifier)), "")
 
     def fill(self, row: dict[str, str], text: str = "") -> str:
         """The prompt of a row, or another text, with the row's cells. A cell is text: what looks like a {column} in it stays
@@ -387,25 +387,27 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return "\n".join(row[name] for name in dict.fromkeys(HOLE.findall(self.prompt)))
 
 
-def truth_column(spec: TaskSpec, part: Part) -> str:
+def truth_column(spec: TaskSpec, part: VerifierPart) -> str:
     """The column that holds the right answer for this verifier."""
     return part.column or spec.answer
 
 
 def right_answer(spec: TaskSpec, row: dict[str, str]) -> str:
     """A right answer of the row: of several in its cell the first, "" where it has none."""
-    parts = (part for part in spec.verifier if isinstance(part, Exact) and truth_column(spec, part) == spec.answer)
+    parts = (
+        part for part in spec.verifier if isinstance(part, ExactVerifier) and truth_column(spec, part) == spec.answer
+    )
     between = next((part.alternatives for part in parts if part.alternatives), "")
     cell = row.get(spec.answer, "")
     return next(filter(None, map(str.strip, cell.split(between))), "") if between else cell
 
 
-def needs_truth(part: Part) -> bool:
+def needs_truth(part: VerifierPart) -> bool:
     """The verifier compares with a cell of the row."""
 
-    return not isinstance(part, (Environment, Format, Function, JsonSchema, Judged, Length)) and not (
-        isinstance(part, Regex) and bool(part.pattern)
-    )
+    return not isinstance(
+        part, (EnvironmentVerifier, FormatVerifier, FunctionVerifier, JsonSchema, JudgedVerifier, LengthVerifier)
+    ) and not (isinstance(part, RegexVerifier) and bool(part.pattern))
 
 
 def may_have_examples(spec: TaskSpec) -> bool:
@@ -415,24 +417,24 @@ def may_have_examples(spec: TaskSpec) -> bool:
     return compared and spec.extract != "tags" and not spec.turns and not spec.rubric
 
 
-def parse(text: str, origin: str) -> TaskSpec:
+def parse_spec(text: str, origin: str) -> TaskSpec:
     """The spec that task.toml holds. Raises BadTask with what to mend."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
         raise BadTask(f"{origin} is not valid TOML ({str(error)[:200]}). Mend that line.") from error
-    return checked(tables, origin)
+    return validate_spec(tables, origin)
 
 
-def checked(tables: object, origin: str) -> TaskSpec:
+def validate_spec(tables: object, origin: str) -> TaskSpec:
     """The spec in these tables. origin: named in complaints. Raises BadTask with what to mend."""
     try:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadTask(f"{origin}: {str(error)[:300]}. Tasks to compare it with: sapo-desktop tasks examples") from error
-    patterns = Patterns()
+    patterns = PatternChecker()
     for part in spec.verifier:
-        if isinstance(part, Regex) and part.pattern:
+        if isinstance(part, RegexVerifier) and part.pattern:
             patterns.check(part.pattern, origin)
     if spec.rubric and len(spec.verifier) > 1:
         raise BadTask(

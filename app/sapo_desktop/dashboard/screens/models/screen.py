@@ -28,7 +28,7 @@ from sapo_desktop.services.models.shelf.overview import ModelOverview, format_ga
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
-from sapo_swarm.node.clock import age, local
+from sapo_swarm.node.clock import format_age, local_time
 
 # What screen 4 tells of a model, as plain text: a row in the list, and everything when it is opened.
 
@@ -55,7 +55,7 @@ def row(one: ModelOverview, training: bool, now: float, width: int, glyphs: Glyp
     """One model in the list; the one that the node trains is marked."""
     name, base, held_out = _columns(width)
     model = one.model
-    used = age(now - one.last_trained) if one.last_trained else "new"
+    used = format_age(now - one.last_trained) if one.last_trained else "new"
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit(plain(model.name, 60), name), "bold"),
@@ -137,7 +137,7 @@ def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
     """One line a session: when, from which round on, what was different."""
     rows = []
     for session in sessions:
-        when = time.strftime("%m-%d %H:%M", local(session.time))
+        when = time.strftime("%m-%d %H:%M", local_time(session.time))
         text = f"{when}  round {session.round + 1:>6,}  "
         style = "$accent" if session.changed else ""
         rows.append(
@@ -181,7 +181,7 @@ def tasks(event: Evaluated | None, width: int, glyphs: Glyphs) -> list[Content]:
 
 def _checkpoint(path: Path, now: float) -> Content:
     try:
-        when = age(now - path.stat().st_mtime)
+        when = format_age(now - path.stat().st_mtime)
     except OSError:  # taken away meanwhile
         return Content(path.name)
     return Content.assemble(f"after round {rounds_of(path):>7,}", (f"  {when} ago", "$muted"))

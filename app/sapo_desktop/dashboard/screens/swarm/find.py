@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.widgets.frame import Listing
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.swarms.interface import ListedSwarm, SwarmDirectory
 from sapo_desktop.services.swarms.trial import ROUNDS
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 
 if TYPE_CHECKING:
     from sapo_desktop.services.swarms.actions import HomeActions
@@ -180,7 +180,7 @@ def _state(found: tuple[SwarmDirectory, ...]) -> Content:
     lines = []
     for one in found:
         name = plain(one.name, 40) or "Directory"
-        old = f", read {age(time.time() - one.read)} ago" if one.read else ""
+        old = f", read {format_age(time.time() - one.read)} ago" if one.read else ""
         note = f": {plain(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
         style = "$warning" if one.note else "$muted"
         lines.append(Content.styled(f"{name} ({plain(one.place, 60)}{old}){note}", style))

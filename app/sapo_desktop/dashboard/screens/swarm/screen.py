@@ -23,7 +23,7 @@ from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
 from sapo_desktop.services.swarms.trial import EXTERNAL, MEANINGS, ROUNDS, contribution_rows
 from sapo_swarm.events import SwarmUpdated
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
 
 # What the others' groups were worth here, and of when what is shown is.
@@ -36,7 +36,7 @@ def as_it_was(state: DashboardState, now: float) -> str:
     """What goes before the news of the swarm where no node tells any more, or a paused one has told none for STALE_S; else ""."""
     if state.swarm is None or not (state.absent or (state.paused and now - state.swarm.time > STALE_S)):
         return ""
-    return f"As it was {age(now - state.swarm.time)} ago: "
+    return f"As it was {format_age(now - state.swarm.time)} ago: "
 
 
 def from_others(state: DashboardState) -> str:
@@ -164,7 +164,9 @@ def overview(state: DashboardState, now: float, width: int, height: int, glyphs:
     rows = [
         Content.assemble(("\n".join(said), style), (where, "$muted")),
         _row(
-            ("nodes", count(swarm.nodes)), ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"), ("window", age(swarm.window))
+            ("nodes", count(swarm.nodes)),
+            ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"),
+            ("window", format_age(swarm.window)),
         ),
         _row(*contribution_rows(swarm)),
     ]
@@ -203,7 +205,9 @@ def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]
     for peer in sorted(swarm.peers, key=lambda peer: -peer.share):
-        figures = f"{count(peer.groups):>7} {percent(peer.share, 1):>7} {count(peer.uptake):>7} {age(peer.seen_s):>7}"
+        figures = (
+            f"{count(peer.groups):>7} {percent(peer.share, 1):>7} {count(peer.uptake):>7} {format_age(peer.seen_s):>7}"
+        )
         room = max(min(width - len(head) - 2, 20), 0)
         mine = bool(swarm.node) and peer.node == swarm.node
         unheard = peer.node in swarm.unheard

@@ -398,7 +398,7 @@ class _Making:
             file=self._file,
             questions=QUESTIONS if verify else 0,
             tokens=TOKENS,
-            own_tasks=str(own) if (own := library.folder()) is not None else "",
+            own_tasks=str(own) if (own := library.task_folder()) is not None else "",
         )
         reply = self._run(job, 0.0, WRITING if verify else 1.0)
         if isinstance(reply, JobFailure):

@@ -52,7 +52,7 @@ def _work(job: Job, outlet: ReplyStream) -> WriteResult | ReadResult | LibraryMi
         from sapo_desktop.services.models.exports.writing import write_export
 
         if job.own_tasks:
-            library.use(Path(job.own_tasks))
+            library.set_task_folder(Path(job.own_tasks))
         return write_export(job, outlet.report)
     from sapo_desktop.services.models.exports.foreign import answer_with_library
 

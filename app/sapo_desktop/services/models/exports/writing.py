@@ -59,7 +59,7 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
         require_writable(base)
         if job.quant == "same":
             require_quantised_base(own)
-    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.loads(name))
+    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.is_loadable_task(name))
     here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
     chats = asyncio.run(held_out_chats(here, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))

@@ -25,7 +25,7 @@ from sapo_swarm.tasks.own import library
 def fit_custom_tasks(config: RunConfig) -> RunConfig:
     """Room for the longest answers, and its levels of difficulty chosen from where a task has them. Raises BadTask."""
     own = [task for task in config.tasks if catalogue.is_own(task)]
-    if config.curriculum == "uniform" and any(len(library.presets(task)) > 1 for task in own):
+    if config.curriculum == "uniform" and any(len(library.task_levels(task)) > 1 for task in own):
         config = msgspec.structs.replace(config, curriculum="presets")
     return flags.with_room(config)
 

@@ -111,7 +111,7 @@ def kept_identity(model: Model, config: RunConfig) -> RunConfig:
 
 def task_versions(config: RunConfig) -> dict[str, str]:
     """Name -> digest of the person's own tasks among the config's. Raises BadTask."""
-    return {name: library.find(name).digest for name in config.tasks if catalogue.is_own(name)}
+    return {name: library.load_task(name).digest for name in config.tasks if catalogue.is_own(name)}
 
 
 def describe_changes(record: ModelRecord, now: RunConfig, swarm: str, swarm_name: str = "") -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import RunStarted, encode
 from sapo_swarm.node.checkpoints import folder_bytes, free_bytes
-from sapo_swarm.node.journal import JournalError, read_only, readable
+from sapo_swarm.node.journal import JournalError, decode_event_row, read_only
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE
@@ -81,7 +81,7 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
         old.backup(new)
         rows = new.execute("SELECT seq, body FROM events WHERE kind = 'run_started'").fetchall()
         for seq, body in rows:
-            event = readable(bytes(body))
+            event = decode_event_row(bytes(body))
             if isinstance(event, RunStarted):
                 changed = encode(msgspec.structs.replace(event, run_id=id))
                 new.execute("UPDATE events SET body = ? WHERE seq = ?", (changed, seq))

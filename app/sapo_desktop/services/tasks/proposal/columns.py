@@ -12,17 +12,17 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring import declared as items
 from sapo_swarm.scoring.declared import MINUS, normalised_label, score_declared
 from sapo_swarm.tasks.own.folder import OwnTask
-from sapo_swarm.tasks.own.import_rows import Row, Table, slug
-from sapo_swarm.tasks.own.row_roles import levels
+from sapo_swarm.tasks.own.import_rows import Row, RowTable, column_slug
+from sapo_swarm.tasks.own.row_roles import rows_by_level
 from sapo_swarm.tasks.own.spec import (
     BadTask,
-    Choice,
-    Exact,
-    Items,
+    ChoiceVerifier,
+    ExactVerifier,
     ItemSet,
     JsonEqual,
-    Number,
-    Order,
+    ListVerifier,
+    NumberVerifier,
+    OrderVerifier,
     TaskSpec,
     Verifier,
 )
@@ -100,12 +100,12 @@ def propose_verifiers(truths: Sequence[str], questions: Sequence[str] = ()) -> t
     best = VerifierProposal(*best_verifier(truths, questions))
     mark = guess_separator(truths)
     others = (
-        VerifierProposal(Exact(), "the text itself, whatever its case and spacing"),
+        VerifierProposal(ExactVerifier(), "the text itself, whatever its case and spacing"),
         VerifierProposal(_number(_written(truths))[0], "an equal number; units may stand beside it"),
-        VerifierProposal(Choice(), "the right option alone, in any case"),
-        VerifierProposal(Items(separator=mark), "the same items in the same places"),
+        VerifierProposal(ChoiceVerifier(), "the right option alone, in any case"),
+        VerifierProposal(ListVerifier(separator=mark), "the same items in the same places"),
         VerifierProposal(ItemSet(separator=mark), "the same items in any order"),
-        VerifierProposal(Order(separator=mark), "the same items in the right order"),
+        VerifierProposal(OrderVerifier(separator=mark), "the same items in the right order"),
         VerifierProposal(JsonEqual(), "equal JSON; the order of keys does not count"),
     )
     distinct = _distinct({text.casefold() for text in truths})
@@ -116,9 +116,9 @@ def propose_verifiers(truths: Sequence[str], questions: Sequence[str] = ()) -> t
 def best_verifier(truths: Sequence[str], questions: Sequence[str] = ()) -> tuple[Verifier, str]:
     """A verifier for these answers, and why."""
     if not truths:
-        return Exact(), "there is no answer to look at"
+        return ExactVerifier(), "there is no answer to look at"
     fits = (found for found in _candidates(truths, questions) if _right(found[0], truths) >= MOST)
-    return next(fits, (Exact(), "text, whatever its case and spacing"))
+    return next(fits, (ExactVerifier(), "text, whatever its case and spacing"))
 
 
 def guess_separator(truths: Sequence[str]) -> str:
@@ -193,14 +193,14 @@ def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[V
     ordered = ordered or all(found == sorted(found) for found in lists)
     sets = {frozenset(found) for found in lists}
     if ordered or len(sets) < len({tuple(found) for found in lists}) or any(len(set(f)) < len(f) for f in lists):
-        yield Items(separator=mark), f"the answers are lists with {mark!r} between their items"
+        yield ListVerifier(separator=mark), f"the answers are lists with {mark!r} between their items"
     else:
         yield ItemSet(separator=mark), f"the answers are lists with {mark!r} between their items, in any order"
 
 
 def _candidates(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[Verifier, str]]:
     if form := date_form(truths):
-        yield Exact(), f"the answers are dates or times: {form}"
+        yield ExactVerifier(), f"the answers are dates or times: {form}"
     written = _written(truths)
     if len(written) >= MOST * len(truths) and not _codes(written):
         yield _number(written)
@@ -210,7 +210,7 @@ def _candidates(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tup
     if len(options) <= FEW and _distinct(options) and len(truths) >= 4 * len(options):
         shown = {text.casefold(): text for text in reversed(truths)}
         if all(len(text) <= 64 for text in shown.values()):
-            yield Choice(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
+            yield ChoiceVerifier(options=tuple(sorted(shown.values()))), _options_in_words(len(options))
     yield from _listed(truths, questions)
 
 
@@ -250,7 +250,7 @@ def _codes(written: Sequence[_Written]) -> bool:
     )
 
 
-def _number(written: Sequence[_Written]) -> tuple[Number, str]:
+def _number(written: Sequence[_Written]) -> tuple[NumberVerifier, str]:
     """The verifier of numbers that are written so, to half a step of their last place; and what was taken for granted."""
     marks = Counter(one.mark for one in written if one.mark)
     decimal = marks.most_common(1)[0][0] if marks else "."
@@ -262,7 +262,7 @@ def _number(written: Sequence[_Written]) -> tuple[Number, str]:
     if unsure:
         reads = "the comma in {} for one between thousands" if "," in unsure else "the point in {} for the decimal mark"
         reason += f'; takes {reads.format(unsure)} (if not: decimal = "," in task.toml)'
-    return Number(abs=float(f"5e-{places + 1}") if places else 0.0, units=units, decimal=decimal), reason
+    return NumberVerifier(abs=float(f"5e-{places + 1}") if places else 0.0, units=units, decimal=decimal), reason
 
 
 # Which column of a file is the question, which the answer, and how hard a row is: by usual names, else guessed and said.
@@ -285,7 +285,7 @@ HARDNESS = ("difficulty", "level")
 """Columns that say how hard a row is."""
 
 
-def find_answer_column(table: Table, wished: str, among: Sequence[str], guess: bool) -> str:
+def find_answer_column(table: RowTable, wished: str, among: Sequence[str], guess: bool) -> str:
     """The column of the answers; without a usual name the last one that varies, "" where none shall be guessed. among: the
     columns in question. Raises UsageError."""
     return _column(table, wished, [name for name in ANSWERS if name in among], "answer") or (
@@ -293,7 +293,7 @@ def find_answer_column(table: Table, wished: str, among: Sequence[str], guess: b
     )
 
 
-def find_question_column(table: Table, wished: str, among: Sequence[str]) -> str:
+def find_question_column(table: RowTable, wished: str, among: Sequence[str]) -> str:
     """The column that is asked: the one named so, else the one with the longest texts. Raises UsageError."""
     usual = [name for name in QUESTIONS if name in among]
     filled = [
@@ -308,7 +308,7 @@ def find_question_column(table: Table, wished: str, among: Sequence[str]) -> str
     return max(among, key=lambda name: sum(len(row.get(name, "")) for row in table.rows[:1000]))
 
 
-def _column(table: Table, wished: str, usual: Sequence[str], what: str) -> str:
+def _column(table: RowTable, wished: str, usual: Sequence[str], what: str) -> str:
     """The one that the person named, else the first one with a usual name, else ""."""
     if not wished:
         return next(iter(usual), "")
@@ -318,25 +318,25 @@ def _column(table: Table, wished: str, usual: Sequence[str], what: str) -> str:
     raise UsageError(f"There is no column {wished!r} for the {what}. The file has: {heads}.")
 
 
-def find_column(table: Table, wished: str) -> str:
+def find_column(table: RowTable, wished: str) -> str:
     """The column that is called so in the file, or so but for case and accents; "" for none."""
     folded = {head.casefold(): name for head, name in table.names.items()}
-    wished, plain = wished.strip(), slug(wished)
+    wished, plain = wished.strip(), column_slug(wished)
     return table.names.get(wished) or folded.get(wished.casefold()) or (plain if plain in table.columns else "")
 
 
-def column_heading(table: Table, column: str) -> str:
+def column_heading(table: RowTable, column: str) -> str:
     """What the column is called in the file."""
     heads = (head for head, name in table.names.items() if name == column)
     return safe_text(next(heads, ""), 60, lines=False) or column
 
 
-def column_headings(table: Table, columns: Sequence[str]) -> str:
+def column_headings(table: RowTable, columns: Sequence[str]) -> str:
     """What these are called in the file, for a sentence: column a; columns a, b."""
     return f"column{'' if len(columns) == 1 else 's'} {', '.join(column_heading(table, name) for name in columns)}"
 
 
-def describe_guessed_columns(table: Table, found: Mapping[str, str], said: Mapping[str, bool]) -> str:
+def describe_guessed_columns(table: RowTable, found: Mapping[str, str], said: Mapping[str, bool]) -> str:
     """Which column is what, where no name said so; "" where names or the person (said) did."""
     usual = {"question": QUESTIONS, "answer": ANSWERS}
     unsaid = [what for what, name in found.items() if name and name not in usual[what] and not said[what]]
@@ -348,19 +348,19 @@ def describe_guessed_columns(table: Table, found: Mapping[str, str], said: Mappi
     return " ".join(told) if unsaid else ""
 
 
-def describe_unused_columns(table: Table, used: Collection[str]) -> str:
+def describe_unused_columns(table: RowTable, used: Collection[str]) -> str:
     """A sentence with the columns that hold something and are in no question, answer or level; "" for none."""
     left = [name for name in table.columns if name not in used and any(row.get(name, "").strip() for row in table.rows)]
     return f"Not used: {column_headings(table, left)}." if left else ""
 
 
-def _last_that_varies(table: Table, among: Sequence[str]) -> str:
+def _last_that_varies(table: RowTable, among: Sequence[str]) -> str:
     """The last column with more than one value: who entered the rows, or when, is no answer."""
     varied = (name for name in reversed(among) if len({row.get(name) for row in table.rows[:1000]}) > 1)
     return next(varied, among[-1] if among else "")
 
 
-def no_header(table: Table) -> str:
+def no_header(table: RowTable) -> str:
     """A sentence where the first row looks like data: no usual name in it, and a number, a question, or a cell that stands
     again in its own column."""
     if set(table.columns) & {*QUESTIONS, *ANSWERS, *HARDNESS}:
@@ -381,7 +381,7 @@ def find_difficulty_column(spec: TaskSpec, rows: Sequence[Row]) -> tuple[str, st
     if without:
         return "", f"No levels of difficulty: column {column} is empty in {without:,} of {len(used):,} rows."
     try:
-        levels(column, used)
+        rows_by_level(column, used)
     except BadTask as error:
         return "", f"No levels of difficulty: {error}"
     return column, ""

@@ -19,9 +19,17 @@ from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import CATALOGUE
-from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, make, split
-from sapo_swarm.tasks.own.import_rows import Table, read_bytes, read_table, slug
-from sapo_swarm.tasks.own.spec import Choice, Environment, Extract, Function, Judged, TaskSpec, checked
+from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, build_task, split_held_out
+from sapo_swarm.tasks.own.import_rows import RowTable, column_slug, read_bytes, read_table
+from sapo_swarm.tasks.own.spec import (
+    ChoiceVerifier,
+    EnvironmentVerifier,
+    Extract,
+    FunctionVerifier,
+    JudgedVerifier,
+    TaskSpec,
+    validate_spec,
+)
 
 RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
 """Verbs of `tasks`: a task of such a name could not be asked for."""
@@ -61,7 +69,7 @@ class TaskDraft:
     what was made of the file, and which columns are not used."""
 
     task: OwnTask
-    table: Table
+    table: RowTable
     reason: str
     proposals: tuple[VerifierProposal, ...]
     columns: tuple[str, ...] = ()
@@ -70,7 +78,7 @@ class TaskDraft:
     notes: tuple[str, ...] = ()
 
 
-def draft_task(path: Path, wishes: ImportOptions, table: Table | None = None) -> TaskDraft:
+def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None) -> TaskDraft:
     """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
     file = table or read_table(path, encoding=wishes.encoding)
     wished = {columns.find_column(file, wishes.question), columns.find_column(file, wishes.answer)}
@@ -103,14 +111,14 @@ def draft_task(path: Path, wishes: ImportOptions, table: Table | None = None) ->
         max_new_tokens=0 if wishes.reasons else wording.max_new_tokens,
         verifier=(wording.verifier,),
     )
-    checked(msgspec.to_builtins(spec), "The task")
+    validate_spec(msgspec.to_builtins(spec), "The task")
     missing = [name for name in spec.columns if name not in sides[0].columns]
     if missing:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns)}.")
     hard, why_not = columns.find_difficulty_column(spec, [row for side in sides for row in side.rows])
     spec = msgspec.structs.replace(spec, difficulty=hard)
-    rule: Literal["balanced", "content"] = "balanced" if isinstance(wording.verifier, Choice) else "content"
-    train, held_out = sides if len(sides) > 1 else split(sides[0], msgspec.structs.replace(spec, split=rule))
+    rule: Literal["balanced", "content"] = "balanced" if isinstance(wording.verifier, ChoiceVerifier) else "content"
+    train, held_out = sides if len(sides) > 1 else split_held_out(sides[0], msgspec.structs.replace(spec, split=rule))
     if wishes.heldout is None and not held_out.rows:
         raise UsageError(
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
@@ -129,7 +137,7 @@ def draft_task(path: Path, wishes: ImportOptions, table: Table | None = None) ->
         "" if code else columns.describe_unused_columns(table, used),
     )
     return TaskDraft(
-        make(spec, train, held_out, code=code),
+        build_task(spec, train, held_out, code=code),
         sides[0],
         chosen.reason,
         offered,
@@ -140,7 +148,9 @@ def draft_task(path: Path, wishes: ImportOptions, table: Table | None = None) ->
     )
 
 
-def _question_and_answer(table: Table, wishes: ImportOptions, merged: options.OptionColumns | None) -> tuple[str, str]:
+def _question_and_answer(
+    table: RowTable, wishes: ImportOptions, merged: options.OptionColumns | None
+) -> tuple[str, str]:
     """The columns of both; no question where the person wrote the wording. Raises UsageError."""
     left = [name for name in table.columns if merged is None or name not in merged.columns]
     guess = not (wishes.rubric or wishes.reward)
@@ -150,7 +160,7 @@ def _question_and_answer(table: Table, wishes: ImportOptions, merged: options.Op
     return columns.find_question_column(table, wishes.question, [name for name in left if name != answer]), answer
 
 
-def _wording(table: Table, wishes: ImportOptions, asked: WordingInput, lettered: bool) -> QuestionWording:
+def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, lettered: bool) -> QuestionWording:
     """How it is asked: in the person's words where there are some. lettered: the options of each row have letters. What runs
     code or is judged by a rubric is asked as it stands in the file."""
     prompt = _holes(table, wishes.prompt)
@@ -162,12 +172,12 @@ def _wording(table: Table, wishes: ImportOptions, asked: WordingInput, lettered:
     return plain_wording(prompt, asked) if prompt else propose_wording(asked)
 
 
-def _holes(table: Table, prompt: str) -> str:
+def _holes(table: RowTable, prompt: str) -> str:
     """The wording, its columns called as the task calls them."""
     return re.sub(r"\{([^{}]+)\}", lambda hole: f"{{{table.names.get(hole[1].strip(), hole[1])}}}", prompt)
 
 
-def encoding_taken(name: str, table: Table) -> str:
+def encoding_taken(name: str, table: RowTable) -> str:
     """A sentence on the encoding that a file was read in where it does not say it itself."""
     if not table.encoding:
         return ""
@@ -177,14 +187,14 @@ def encoding_taken(name: str, table: Table) -> str:
     )
 
 
-def rows_of(task: OwnTask, path: Path, encoding: str = "") -> Table:
+def rows_of(task: OwnTask, path: Path, encoding: str = "") -> RowTable:
     """A file's rows as the task that was made of it has them, for their numbers. Raises BadTask, OSError."""
     table = read_table(path, encoding=encoding)
     found = options.find_options(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
     return table if found is None or not found.sure else options.put_in(table, found)
 
 
-def _options(table: Table, wishes: ImportOptions) -> options.OptionColumns | None:
+def _options(table: RowTable, wishes: ImportOptions) -> options.OptionColumns | None:
     """Those of a multiple-choice file. A wording without {options} says what is asked, code and rubrics what is right."""
     elsewhere = wishes.rubric or wishes.reward or wishes.environment
     if elsewhere or (wishes.prompt and f"{{{options.COLUMN}}}" not in wishes.prompt):
@@ -194,20 +204,24 @@ def _options(table: Table, wishes: ImportOptions) -> options.OptionColumns | Non
     )
 
 
-def _of_letters(table: Table, truths: Sequence[str]) -> tuple[VerifierProposal, ...]:
+def _of_letters(table: RowTable, truths: Sequence[str]) -> tuple[VerifierProposal, ...]:
     """The letter of the right option, and what else fits letters."""
-    best = VerifierProposal(Choice(options=options.option_letters(table.rows)), "the letter of the right option")
+    best = VerifierProposal(
+        ChoiceVerifier(options=options.option_letters(table.rows)), "the letter of the right option"
+    )
     return (best, *(one for one in propose_verifiers(truths) if one.kind != best.kind))
 
 
 def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple[VerifierProposal, bytes]:
     """How the task is judged, and its code. Raises UsageError, BadTask, OSError."""
     if wishes.reward is not None:
-        return VerifierProposal(Function(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
+        return VerifierProposal(FunctionVerifier(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
     if wishes.environment is not None:
-        return VerifierProposal(Environment(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
+        return VerifierProposal(EnvironmentVerifier(), "it says the reward"), read_bytes(wishes.environment, MAX_CODE)
     if wishes.rubric:
-        return VerifierProposal(Judged(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"), b""
+        return VerifierProposal(
+            JudgedVerifier(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"
+        ), b""
     return _wished(offered, wishes.verifier), b""
 
 
@@ -224,7 +238,7 @@ def _wished(offered: Sequence[VerifierProposal], kind: str) -> VerifierProposal:
 
 def free_name(text: str) -> str:
     """A task's name from a file's. Raises UsageError."""
-    name = slug(text) or "my_task"
+    name = column_slug(text) or "my_task"
     if name in CATALOGUE or name in RESERVED:
         raise UsageError(f"The name {name!r} is taken. Give the task another with --name.")
     return name

@@ -13,7 +13,7 @@ from string import ascii_uppercase as LETTERS
 from typing import Literal
 
 from sapo_desktop.services.tasks.proposal.columns import ANSWERS, HARDNESS, QUESTIONS, column_heading, column_headings
-from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, Table, cell, slug
+from sapo_swarm.tasks.own.import_rows import MAX_CELL, Row, RowTable, cell_text, column_slug
 
 # The options that one cell of a file lists.
 
@@ -39,7 +39,7 @@ def parse_options(text: str) -> Iterator[Entry]:
         value = [{"label": label, "text": one} for label, one in value.items()]
     for one in value if isinstance(value, list) else []:
         label, said = (one.get("label"), one.get("text")) if isinstance(one, dict) else ("", one)
-        yield cell(label), cell(said)
+        yield cell_text(label), cell_text(said)
 
 
 def _value(text: str) -> object:
@@ -111,7 +111,7 @@ class OptionColumns:
         return 2 * self.right > self.of
 
 
-def find_options(table: Table, asked: str, answer: str) -> OptionColumns | None:
+def find_options(table: RowTable, asked: str, answer: str) -> OptionColumns | None:
     """The file's options, and how its answers name them; None where it has none. asked, answer: columns that the person named,
     "" for none."""
     sample = table.rows[:: 1 + len(table.rows) // LOOKED_AT]
@@ -129,7 +129,7 @@ def find_options(table: Table, asked: str, answer: str) -> OptionColumns | None:
     return None if chosen is None else _read(table.rows, found, chosen.answer)
 
 
-def put_in(table: Table, options: OptionColumns) -> Table:
+def put_in(table: RowTable, options: OptionColumns) -> RowTable:
     """The table with one column of options, and letters for answers; rows whose answer is no option are left out."""
     columns = [name for name in table.columns if name not in {*options.columns, COLUMN}]
     made = replace(table, columns=[*columns, COLUMN], rows=[], numbers=[], problems=list(table.problems))
@@ -142,7 +142,7 @@ def put_in(table: Table, options: OptionColumns) -> Table:
     return made
 
 
-def describe_options(table: Table, options: OptionColumns) -> str:
+def describe_options(table: RowTable, options: OptionColumns) -> str:
     """What was made of them, or that nothing was."""
     where, column = column_headings(table, options.columns), f"column {column_heading(table, options.answer)}"
     if not options.sure:
@@ -190,7 +190,7 @@ def _row(row: Row, options: OptionColumns, kept: Row) -> Row | str:
     return {**kept, options.answer: "" if place is None else LETTERS[place], COLUMN: shown}
 
 
-def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> OptionColumns | None:
+def _listing(table: RowTable, sample: Sequence[Row], named: set[str]) -> OptionColumns | None:
     """The column that lists the options."""
     for name in LISTS:
         if name in table.columns and name not in named:
@@ -200,7 +200,7 @@ def _listing(table: Table, sample: Sequence[Row], named: set[str]) -> OptionColu
     return None
 
 
-def _of_their_own(table: Table, named: set[str]) -> OptionColumns | None:
+def _of_their_own(table: RowTable, named: set[str]) -> OptionColumns | None:
     """Columns of one beginning, numbered with letters from a or numbers from 0 or 1: the most that there are."""
     groups: dict[str, dict[str, str]] = {}
     for name in table.columns:
@@ -208,7 +208,7 @@ def _of_their_own(table: Table, named: set[str]) -> OptionColumns | None:
         if found is None or name in named:
             continue
         if (
-            found[1] != "column" or slug(column_heading(table, name)) == name
+            found[1] != "column" or column_slug(column_heading(table, name)) == name
         ):  # else it has a number for want of a Latin heading
             groups.setdefault(found[1], {})[found[2]] = name
     runs = ((group, tuple(takewhile(group.__contains__, run))) for group in groups.values() for run in _RUNS)
@@ -216,7 +216,7 @@ def _of_their_own(table: Table, named: set[str]) -> OptionColumns | None:
     return OptionColumns(tuple(group[label] for label in labels), labels) if len(labels) > 1 else None
 
 
-def _with_distractors(table: Table, named: set[str], answer: str) -> OptionColumns | None:
+def _with_distractors(table: RowTable, named: set[str], answer: str) -> OptionColumns | None:
     """Columns of wrong options beside a column of answers, preferably one that is called right."""
     own = tuple(name for name in table.columns if _WRONG.fullmatch(name) and name not in named)
     found = own or tuple(name for name in WRONG_LISTS if name in table.columns and name not in named)[:1]
@@ -310,7 +310,7 @@ def _places(answer: str, entries: Sequence[Entry], options: OptionColumns) -> tu
         number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", said)
         place = int(number[1]) - int(options.reading[-1]) if number else -1
         return (place if 0 <= place < len(entries) and entries[place][1] else None,)
-    bare, column = said.strip("()[]{}.:\"' "), slug(answer)
+    bare, column = said.strip("()[]{}.:\"' "), column_slug(answer)
     letters, texts = [], []
     for place, ((label, text), letter) in enumerate(zip(entries, LETTERS, strict=False)):
         if not text:

@@ -16,14 +16,14 @@ from sapo_swarm.scoring.messages import cap
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import (
-    Choice,
-    Exact,
+    ChoiceVerifier,
+    ExactVerifier,
     Extract,
-    Items,
     ItemSet,
     JsonEqual,
-    Number,
-    Order,
+    ListVerifier,
+    NumberVerifier,
+    OrderVerifier,
     Verifier,
     truth_column,
 )
@@ -51,9 +51,9 @@ def has_form(task: OwnTask, row: Mapping[str, str], answer: str) -> bool:
 
 
 def _fits(part: Verifier, answer: str, truth: str) -> bool:
-    if isinstance(part, Choice) and part.options:
+    if isinstance(part, ChoiceVerifier) and part.options:
         return normalised_label(answer) in {normalised_label(option) for option in part.options}
-    if isinstance(part, Number):
+    if isinstance(part, NumberVerifier):
         value, unit = parse_measure(answer, part)
         return value is not None and (bool(unit) or not part.need_unit)
     if isinstance(part, JsonEqual):
@@ -62,9 +62,9 @@ def _fits(part: Verifier, answer: str, truth: str) -> bool:
         except (ValueError, RecursionError):
             return False
         return type(found) is type(wanted) and (not isinstance(wanted, dict) or set(found) == set(wanted))
-    if isinstance(part, Exact) and (form := date_form([truth])):
+    if isinstance(part, ExactVerifier) and (form := date_form([truth])):
         return date_form([answer]) == form
-    return not isinstance(part, Exact) or len(answer) <= LONGER * len(truth) + ROOM
+    return not isinstance(part, ExactVerifier) or len(answer) <= LONGER * len(truth) + ROOM
 
 
 # How the rows of a file are asked, so that the question says what the verifier wants: the options of a choice, the form of a
@@ -174,7 +174,7 @@ def asks_itself(asked: WordingInput) -> bool:
         return True
     cells = [text.strip() for text, _ in asked.pairs[:200]]
     asking = sum(text.endswith("?") or _ASKS.match(text) is not None for text in cells)
-    return 2 * asking > len(cells) and not (isinstance(asked.verifier, Choice) and asked.verifier.options)
+    return 2 * asking > len(cells) and not (isinstance(asked.verifier, ChoiceVerifier) and asked.verifier.options)
 
 
 def reply_form(asked: WordingInput) -> str:
@@ -182,7 +182,7 @@ def reply_form(asked: WordingInput) -> str:
     thing = _form(asked)
     if asked.tagged:
         return f"The answer is {thing}." if "," in thing or "(" in thing else ""
-    if isinstance(asked.verifier, Choice) and _yes_or_no(asked.verifier.options):
+    if isinstance(asked.verifier, ChoiceVerifier) and _yes_or_no(asked.verifier.options):
         return f"Reply {thing} only."
     return f"Reply only with {thing}." if "," in thing or "(" in thing else f"Reply with {thing} only."
 
@@ -190,13 +190,13 @@ def reply_form(asked: WordingInput) -> str:
 def _form(asked: WordingInput) -> str:
     """What a right answer looks like: the category; a number and its unit (km or m), for example 3.2 km."""
     verifier, name = asked.verifier, _shown(asked.answer_name) or "answer"
-    if isinstance(verifier, Choice) and _yes_or_no(verifier.options):
+    if isinstance(verifier, ChoiceVerifier) and _yes_or_no(verifier.options):
         return _or(verifier.options)
-    if isinstance(verifier, Number):
+    if isinstance(verifier, NumberVerifier):
         return _number_form(verifier, asked.answers)
     if isinstance(verifier, JsonEqual):
         return _json_form(asked.answers)
-    if isinstance(verifier, Items | ItemSet | Order):
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
         order = "in any order" if isinstance(verifier, ItemSet) else "in the right order"
         order = "in alphabetical order" if not isinstance(verifier, ItemSet) and _alphabetical(asked) else order
         return (
@@ -210,15 +210,15 @@ def _form(asked: WordingInput) -> str:
 def _instruction(asked: WordingInput, shown: str) -> str:
     """What is to be done with the row, as a person would say it."""
     verifier, name = asked.verifier, _shown(asked.answer_name)
-    if isinstance(verifier, Choice) and verifier.options:
+    if isinstance(verifier, ChoiceVerifier) and verifier.options:
         return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
-    if isinstance(verifier, Items | ItemSet | Order):
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
         return f"List the {plural_noun(name or 'item')} of this {shown}."
-    if isinstance(verifier, Exact) and not date_form(asked.answers) and _rewritten(asked):
+    if isinstance(verifier, ExactVerifier) and not date_form(asked.answers) and _rewritten(asked):
         return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
-    numbers = few_numbers(asked.answers) if isinstance(verifier, Number) else ()
+    numbers = few_numbers(asked.answers) if isinstance(verifier, NumberVerifier) else ()
     among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
     return f"Give the {name or 'answer'} for this {shown}.{among}"
 
@@ -235,7 +235,11 @@ def _choose(options: Sequence[str], shown: str, name: str) -> str:
 
 def _options(asked: WordingInput) -> str:
     """The options of a choice behind a question that does not name them."""
-    if not isinstance(asked.verifier, Choice) or not asked.verifier.options or _yes_or_no(asked.verifier.options):
+    if (
+        not isinstance(asked.verifier, ChoiceVerifier)
+        or not asked.verifier.options
+        or _yes_or_no(asked.verifier.options)
+    ):
         return ""
     named = all(
         option.casefold() in text.casefold() for text, _ in asked.pairs[:50] for option in asked.verifier.options
@@ -247,16 +251,16 @@ def _strict(asked: WordingInput) -> Verifier:
     """The verifier, wanting what the wording asks for: a unit where there are several, the case where the question is right but
     for its case."""
     verifier = asked.verifier
-    if isinstance(verifier, Number) and len(verifier.units) > 1:
+    if isinstance(verifier, NumberVerifier) and len(verifier.units) > 1:
         units = sum(answer.strip()[-1:].isdigit() for answer in asked.answers)
         return verifier if units else msgspec.structs.replace(verifier, need_unit=True)
-    if isinstance(verifier, Exact) and not verifier.case:
+    if isinstance(verifier, ExactVerifier) and not verifier.case:
         same = sum(text.strip().casefold() == answer.strip().casefold() for text, answer in asked.pairs)
         return msgspec.structs.replace(verifier, case=True) if 10 * same > len(asked.pairs) > 0 else verifier
     return verifier
 
 
-def _number_form(verifier: Number, answers: Sequence[str]) -> str:
+def _number_form(verifier: NumberVerifier, answers: Sequence[str]) -> str:
     example = lookalike_answer(answers)
     if len(verifier.units) > 1 and verifier.need_unit:
         return f"a number and its unit ({_or(verifier.units)}), for example {example}"

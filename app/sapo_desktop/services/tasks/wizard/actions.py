@@ -33,7 +33,7 @@ from sapo_desktop.services.tasks.wizard.interface import (
 )
 from sapo_desktop.services.tasks.wizard.places import suggest_files
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.import_rows import Table, read_table
+from sapo_swarm.tasks.own.import_rows import RowTable, read_table
 from sapo_swarm.tasks.own.spec import Extract
 
 NAMED = 200
@@ -50,7 +50,7 @@ class HomeTasks:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._models = HomeModels(home)
-        self._read: tuple[Stamp, Table] | None = None
+        self._read: tuple[Stamp, RowTable] | None = None
         self._looking: asyncio.Task[TaskPreview] | None = None
         self._last: tuple[Stamp, WizardAnswers, TaskDraft, TaskPreview] | None = None
 
@@ -116,7 +116,7 @@ class HomeTasks:
         if answers.path in examples.example_names() and not path.exists():
             task = examples.load_example(answers.path)
             offer = tuple(VerifierProposal(part, "as it ships") for part in task.spec.verifier[:1])
-            return TaskDraft(task, Table(), "as it ships", offer)
+            return TaskDraft(task, RowTable(), "as it ships", offer)
         extract: Extract | Literal[""] = answers.extract if answers.extract in get_args(Extract) else ""  # type: ignore[assignment]
         wishes = ImportOptions(
             answers.name,
@@ -130,7 +130,7 @@ class HomeTasks:
         )
         return draft_task(path, wishes, self._table(path))
 
-    def _table(self, path: Path) -> Table:
+    def _table(self, path: Path) -> RowTable:
         """The file's rows; read again only where it was written since."""
         stamp = _stamp(path)
         if self._read is None or self._read[0] != stamp:
@@ -143,14 +143,14 @@ class HomeTasks:
 
     def _keep(self, answers: WizardAnswers, replace: bool) -> str:
         task = self._draft(answers).task
-        library.use(self._home.tasks)
+        library.set_task_folder(self._home.tasks)
         store_task(task, self._home, replace)
         return task.spec.name
 
     async def taken(self, name: str) -> bool:
         """A task of that name is stored already."""
-        library.use(self._home.tasks)
-        return await _thread(library.has, name)
+        library.set_task_folder(self._home.tasks)
+        return await _thread(library.has_task, name)
 
     async def models(self) -> tuple[tuple[str, str], ...]:
         """(base, explanation) to try and to train, the first one being the default."""
@@ -170,7 +170,7 @@ class HomeTasks:
 
     async def train(self, name: str, base: str) -> str:
         """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
-        library.use(self._home.tasks)
+        library.set_task_folder(self._home.tasks)
         taken = await asyncio.to_thread(store.taken_model_names, self._home)
         called = store.unused_name(store.suggest_model_name(name), taken)
         return await self._models.new(NewModel(called, base, tasks=(name,)))

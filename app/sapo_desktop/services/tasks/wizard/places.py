@@ -15,7 +15,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import typed_path
 from sapo_desktop.services.tasks import store
 from sapo_desktop.services.tasks.wizard.interface import FileChoice
-from sapo_swarm.node.clock import age
+from sapo_swarm.node.clock import format_age
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
 MOST = 200
@@ -36,7 +36,9 @@ def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
         raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
-    found = [FileChoice(p.name, str(p), f"{size_text(s.st_size)}, {age(now - s.st_mtime)} ago") for p, s, _ in tables]
+    found = [
+        FileChoice(p.name, str(p), f"{size_text(s.st_size)}, {format_age(now - s.st_mtime)} ago") for p, s, _ in tables
+    ]
     up = [FileChoice("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
     found += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
     shipped = [] if typed else [FileChoice(name, name, "an example that ships") for name in store.example_names()]
