@@ -12,8 +12,8 @@ from typing import Any
 from recipe.worked import DATASETS
 from sapo_backends.base import Completion, Engine, LoadRequest, Sampling
 from sapo_backends.registry import get_backend
-from sapo_swarm.evaluation import wilson
-from sapo_swarm.scoring.prompts import extract_answer, messages
+from sapo_swarm.evaluation import wilson_interval
+from sapo_swarm.scoring.prompts import build_messages, extract_answer
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
@@ -51,7 +51,7 @@ def _items(dataset: str, preset: str, count: int) -> list[tuple[Any, dict[str, A
 def _result(dataset: str, groups: list[list[tuple[Completion, str]]], rewards: list[list[bool]]) -> Result:
     samples = [s for group in groups for s in group]
     wins = sum(map(sum, rewards))
-    low, high = wilson(wins, len(samples))
+    low, high = wilson_interval(wins, len(samples))
     return Result(
         dataset,
         wins / len(samples),
@@ -81,7 +81,7 @@ def evaluate(
         groups: list[list[tuple[Completion, str]]] = []
         for start in range(0, items, BATCH):
             prompts = [
-                engine.tokenizer.encode_chat(messages(e["question"])) for _, e in questions[start : start + BATCH]
+                engine.tokenizer.encode_chat(build_messages(e["question"])) for _, e in questions[start : start + BATCH]
             ]
             drawn = engine.generate(prompts, group, Sampling(temperature, 1.0, room), seed=start)
             groups += [[(c, engine.tokenizer.decode(c.tokens)) for c in completions] for completions in drawn]

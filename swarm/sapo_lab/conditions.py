@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sapo_lab.schema import Arm, Conditions
+from sapo_lab.schema import Arm, ArmConditions
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.types import Group, Rollout
 
@@ -26,10 +26,10 @@ def is_hostile(index: int, nodes: int, share: float) -> bool:
     return index >= nodes - math.floor(share * nodes + 0.5)
 
 
-def is_away(conditions: Conditions, seed: int, index: int, round_number: int) -> bool:
+def is_away(conditions: ArmConditions, seed: int, index: int, round_number: int) -> bool:
     """A slow node takes part every n-th round only; one that comes and goes stays or is away for whole blocks, sampled
     independently."""
-    if (round_number + index) % pace(conditions, index):
+    if (round_number + index) % participation_interval(conditions, index):
         return True
     if conditions.churn <= 0.0:
         return False
@@ -37,16 +37,20 @@ def is_away(conditions: Conditions, seed: int, index: int, round_number: int) ->
     return random.Random(round_seed(node_key(index), seed, block, "churn")).random() < conditions.churn
 
 
-def pace(conditions: Conditions, index: int) -> int:
+def participation_interval(conditions: ArmConditions, index: int) -> int:
     """The node takes part in every n-th round."""
     return conditions.paces[index % len(conditions.paces)] if conditions.paces else 1
 
 
 def node_type(arm: Arm, index: int) -> str:
     """Model, algorithm and pace of a node, where the nodes of the arm differ in them; "" where all are alike."""
-    terms, own_pace = arm.conditions, pace(arm.conditions, index)
+    terms, own_pace = arm.conditions, participation_interval(arm.conditions, index)
     every = "every round" if own_pace == 1 else f"every {own_pace} rounds"
-    parts = [cycled(terms.models, index, ""), cycled(terms.algorithms, index, ""), every if terms.paces else ""]
+    parts = [
+        round_robin_value(terms.models, index, ""),
+        round_robin_value(terms.algorithms, index, ""),
+        every if terms.paces else "",
+    ]
     return ", ".join(part for part in parts if part)
 
 
@@ -56,12 +60,12 @@ def node_tasks(arm: Arm, index: int) -> tuple[str, ...]:
     return tasks if not width else tuple(tasks[(index * width + i) % len(tasks)] for i in range(width))
 
 
-def cycled(values: Sequence[str], index: int, default: str) -> str:
+def round_robin_value(values: Sequence[str], index: int, default: str) -> str:
     """The value of node `index` where the values go round in turn; the default without values."""
     return values[index % len(values)] if values else default
 
 
-def arrives(conditions: Conditions, seed: int, receiver: int, group: Group) -> bool:
+def is_delivered(conditions: ArmConditions, seed: int, receiver: int, group: Group) -> bool:
     """False for deliveries that are lost."""
     if conditions.loss <= 0.0:
         return True
@@ -69,7 +73,7 @@ def arrives(conditions: Conditions, seed: int, receiver: int, group: Group) -> b
     return random.Random(round_seed(node_key(receiver), seed, 0, label)).random() >= conditions.loss
 
 
-def tampered(group: Group, attack: str, seed: int) -> Group:
+def tamper_group(group: Group, attack: str, seed: int) -> Group:
     """The group as a hostile node sends it: correct answers stay correct; the rewards are those before, see round.py."""
     texts = [_planted(r) if attack == "planted" else _garbled(r.text, seed) for r in group.rollouts]
     rollouts = tuple(msgspec.structs.replace(r, text=text) for r, text in zip(group.rollouts, texts, strict=True))

@@ -25,7 +25,7 @@ from msgspec import Meta
 from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import SwarmError
-from sapo_swarm.registry import UnknownName, nearest
+from sapo_swarm.registry import UnknownName, suggest_names
 from sapo_swarm.sapo.training_batch import find_strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
@@ -40,7 +40,7 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     """What an arm does beyond the settings of a run. Saved runs may hold others that are gone; `parse` refuses unknown keys."""
 
     # What goes into the batch
@@ -106,9 +106,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: Annotated[int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0)] = 0
 
 
-def conditions() -> Iterator[tuple[str, str, object]]:
+def describe_conditions() -> Iterator[tuple[str, str, object]]:
     """(name, help, default) of every condition, for the docs."""
-    for field in msgspec.structs.fields(Conditions):
+    for field in msgspec.structs.fields(ArmConditions):
         node: Any = msgspec.inspect.type_info(field.type)
         extra = getattr(node, "extra_json_schema", None) or {}
         yield field.name, extra.get("description", ""), field.default
@@ -119,7 +119,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,59}\Z")]
     run: RunConfig
-    conditions: Conditions = Conditions()
+    conditions: ArmConditions = ArmConditions()
     title: str = ""
     against: tuple[str, ...] = ()
 
@@ -152,32 +152,32 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """Raises BadExperiment, which names the nearest."""
         found = {arm.name: arm for arm in self.arms}
         if name not in found:
-            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {nearest(name, found)}")
+            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {suggest_names(name, found)}")
         return found[name]
 
 
 EXPERIMENT_KEYS = {*Experiment.__struct_fields__, "run", "conditions"}
 ARM_KEYS = {*Arm.__struct_fields__} - {"run", "conditions"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
-CONDITION_KEYS = frozenset(Conditions.__struct_fields__)
+CONDITION_KEYS = frozenset(ArmConditions.__struct_fields__)
 PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
 """Settings of an arm that does not say: the paper's."""
 NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
 
 
-def load(path: Path) -> Experiment:
+def load_experiment(path: Path) -> Experiment:
     """The experiment of a TOML file. Raises BadExperiment, OSError."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadExperiment(f"{path} is not valid TOML ({error}).") from error
     try:
-        return parse(tables)
+        return parse_experiment(tables)
     except (BadExperiment, UnknownName, UnknownTask) as error:
         raise BadExperiment(f"{path}: {error}") from error
 
 
-def parse(tables: Mapping[str, Any]) -> Experiment:
+def parse_experiment(tables: Mapping[str, Any]) -> Experiment:
     """Raises BadExperiment, UnknownName, UnknownTask."""
     _known("the file", tables, EXPERIMENT_KEYS)
     shared_run, shared = _table(tables, "run"), _table(tables, "conditions")
@@ -236,4 +236,4 @@ def _known(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
         if key in NOT_HERE:
             raise BadExperiment(f"{where}: {key!r} is not set here. {NOT_HERE[key]}")
         if key not in set(known):
-            raise BadExperiment(f"{where}: there is no setting {key!r}. {nearest(key, known)}")
+            raise BadExperiment(f"{where}: there is no setting {key!r}. {suggest_names(key, known)}")

@@ -234,7 +234,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return RewardRule(self.partial_credit, self.contrast)
 
 
-def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
+def rename_legacy_keys(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
     """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
     kept = {key: value for key, value in table.items() if names.get(key) not in table}
     return {names.get(key, key): value for key, value in kept.items()}
@@ -242,4 +242,4 @@ def renamed(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dic
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
     """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
-    return {key: value for key, value in renamed(old).items() if key in RunConfig.__struct_fields__}
+    return {key: value for key, value in rename_legacy_keys(old).items() if key in RunConfig.__struct_fields__}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
-from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT, held_out, held_out_count, preset_of
 from sapo_swarm.types import Finish, TaskRef
 
@@ -32,7 +32,7 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A value with its 95 % interval; bounds are NaN where there is none."""
 
     value: float
@@ -45,7 +45,7 @@ class Interval:
         return self.low > 0.0 or self.high < 0.0
 
 
-def wilson(successes: float, trials: int) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion. (0, 1) without trials."""
     if trials <= 0:
         return 0.0, 1.0
@@ -64,14 +64,14 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - missed
 
 
-def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -> Interval:
+def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -> ConfidenceInterval:
     """Mean over all items with a percentile interval, the items resampled inside their task: tasks are fixed, not sampled.
 
     strata: of each task the (N,) values of its items; an item with all its samples is the unit (a cluster).
     """
     filled = [values for values in strata if values.size]
     if not filled:
-        return Interval(math.nan, math.nan, math.nan)
+        return ConfidenceInterval(math.nan, math.nan, math.nan)
     random = np.random.default_rng(seed)
     sums = np.zeros(RESAMPLES)
     for values in filled:
@@ -80,7 +80,7 @@ def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -
             sums[start : start + len(sampled)] += values[sampled].sum(axis=1)
     count = sum(values.size for values in filled)
     low, high = np.quantile(sums / count, [0.025, 0.975])
-    return Interval(float(sum(values.sum() for values in filled) / count), float(low), float(high))
+    return ConfidenceInterval(float(sum(values.sum() for values in filled) / count), float(low), float(high))
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
@@ -163,7 +163,9 @@ class ItemResult(msgspec.Struct, frozen=True):
         return sum(self.correct) / len(self.correct)
 
 
-def item_result(ref: TaskRef, scored: Scored, finishes: Sequence[Finish], permuted: Scored | None = None) -> ItemResult:
+def item_result(
+    ref: TaskRef, scored: ScoredTexts, finishes: Sequence[Finish], permuted: ScoredTexts | None = None
+) -> ItemResult:
     """The scorer's verdicts and the engine's finish reasons of one item, and the verdicts on answers to another one.
 
     Raises ValueError where the counts differ.
@@ -203,7 +205,7 @@ test), while a bootstrap of one item, or of a few changed ones, has too narrow a
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """After against before on the same items.
 
     delta, tasks: paired difference of pass@1, overall and per task; their intervals hold 0 where fewer than LEAST_CHANGED items
@@ -212,15 +214,15 @@ class Comparison:
     more samples holding one (None without a gain): near 1 the model learnt to solve, near 0 it learnt to write the tags.
     """
 
-    delta: Interval
-    tasks: Mapping[str, Interval]
+    delta: ConfidenceInterval
+    tasks: Mapping[str, ConfidenceInterval]
     gained: int
     lost: int
     p_value: float
     accuracy_share: float | None
 
 
-def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int = 0) -> Comparison:
+def compare_results(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int = 0) -> PairedComparison:
     """Paired comparison on the same items. Raises ValueError where they differ, before anything is computed."""
     first = {item.ref: item for item in before}
     if len(first) != len(before) or [i for i in after if i.ref not in first] or len(after) != len(before):
@@ -231,7 +233,7 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
     }
     gained, lost = gained_and_lost([pair for group in pairs.values() for pair in group])
     delta = _with_zero(stratified_bootstrap(list(differences.values()), seed), *differences.values())
-    return Comparison(
+    return PairedComparison(
         delta=delta,
         tasks={task: _with_zero(stratified_bootstrap([values], seed), values) for task, values in differences.items()},
         gained=gained,
@@ -241,11 +243,11 @@ def compare(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int
     )
 
 
-def _with_zero(interval: Interval, *differences: NDArray[np.float64]) -> Interval:
+def _with_zero(interval: ConfidenceInterval, *differences: NDArray[np.float64]) -> ConfidenceInterval:
     """The interval; it reaches to 0 where too few of the (N,) differences are others than 0."""
     if sum(np.count_nonzero(values) for values in differences) >= LEAST_CHANGED:
         return interval
-    return Interval(interval.value, min(interval.low, 0.0), max(interval.high, 0.0))
+    return ConfidenceInterval(interval.value, min(interval.low, 0.0), max(interval.high, 0.0))
 
 
 def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:
@@ -277,7 +279,7 @@ def _shares(results: Sequence[ItemResult]) -> tuple[float, float]:
 # The results of one evaluation, by task and as the event that goes to the journal.
 
 
-def evaluated(
+def evaluation_event(
     results: Sequence[ItemResult],
     round_number: int,
     seconds: float,
@@ -289,7 +291,7 @@ def evaluated(
     answered base_missing of them. asked: see Evaluated. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
     low, high = _rate_interval(results)
-    change = compare(base, results) if base else None
+    change = compare_results(base, results) if base else None
     return Evaluated(
         round=round_number,
         temperature=1.0,
@@ -312,7 +314,7 @@ def greedy_score(
 ) -> GreedyScore:
     """The part of an evaluation that was answered at temperature 0. base, base_missing: see evaluated(). Raises ValueError."""
     low, high = _rate_interval(results)
-    change = compare(base, results) if base else None
+    change = compare_results(base, results) if base else None
     return GreedyScore(
         items=len(results),
         pass_at_1=float(np.mean([item.rate for item in results])) if results else 0.0,
@@ -358,4 +360,4 @@ def _task_score(task: str, results: Sequence[ItemResult], base: float | None) ->
 
 def _rate_interval(results: Sequence[ItemResult]) -> tuple[float, float]:
     """Wilson over items (an item's mean counts once), which is exact for one sample an item and wide for more."""
-    return wilson(sum(item.rate for item in results), len(results))
+    return wilson_interval(sum(item.rate for item in results), len(results))

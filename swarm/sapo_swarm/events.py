@@ -389,11 +389,11 @@ EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
-def encode(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     """The event as one JSON line, without the newline."""
     return msgspec.json.encode(event)
 
 
-def decode(line: bytes) -> Event:
+def decode_event(line: bytes) -> Event:
     """Inverse of encode. Raises msgspec.ValidationError."""
     return _decoder.decode(line)

@@ -9,7 +9,7 @@ FEW = 12
 """Names that are told in full."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_names(word: str, known: Iterable[str]) -> str:
     """A sentence: the known word that was probably meant and two more that are near, or all where there are few."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
@@ -25,4 +25,4 @@ class UnknownName(ValueError):
     """There is no strategy, or no algorithm, of that name. kind: what it was to name."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"There is no {kind} {name!r}. {nearest(name, known)}")
+        super().__init__(f"There is no {kind} {name!r}. {suggest_names(name, known)}")

@@ -18,7 +18,7 @@ from aiohttp import web
 EVERY_S = 10.0
 
 
-class Sparse(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class Sparse(logging.Filter):
         return True
 
 
-def sparse(log: logging.Logger) -> logging.Logger:
+def limit_log_rate(log: logging.Logger) -> logging.Logger:
     """The same log, with lines ten seconds apart at least: for aiohttp's, and for whatever a request can bring about."""
-    if not any(isinstance(one, Sparse) for one in log.filters):
-        log.addFilter(Sparse())
+    if not any(isinstance(one, RateLimitFilter) for one in log.filters):
+        log.addFilter(RateLimitFilter())
     return log
 
 
 def server_runner(application: web.Application, log: str, **options: Any) -> web.AppRunner:
     """What every server here runs on: no line for a request that was answered, few for others. options: aiohttp's."""
-    return web.AppRunner(application, access_log=None, logger=sparse(logging.getLogger(log)), **options)
+    return web.AppRunner(application, access_log=None, logger=limit_log_rate(logging.getLogger(log)), **options)
 
 
 # A web server on loopback whose connections are few and never idle for long, whichever account of this machine opens them.
@@ -151,7 +151,7 @@ Kind = Literal["counter", "gauge"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Page:
+class MetricsPage:
     """Metrics, one after another. Every name begins with the prefix."""
 
     def __init__(self, prefix: str) -> None:

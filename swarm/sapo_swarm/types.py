@@ -64,7 +64,7 @@ class Question(msgspec.Struct, frozen=True):
     prompt_sha256: Sha256
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
+class EpisodeTurn(msgspec.Struct, frozen=True, array_like=True):
     """One turn of an episode: what the model wrote, or (environment) what its environment answered."""
 
     text: str
@@ -84,7 +84,7 @@ class Rollout(msgspec.Struct, frozen=True):
     reward: float
     tokens: int = 0
     shortcut: bool = msgspec.field(default=False, name="unread")
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[EpisodeTurn, ...] = ()
 
 
 Source = Literal["own", "external"]
@@ -164,6 +164,6 @@ class RewardRule(msgspec.Struct, frozen=True, array_like=True):
 STRICT = RewardRule()
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """The number, or None for NaN and infinities (JSON has neither)."""
     return value if math.isfinite(value) else None

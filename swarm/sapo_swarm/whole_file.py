@@ -17,12 +17,12 @@ LEFT_S = 3600.0
 def write_atomically(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
     """Write the file, and its folder where there is none. Text is UTF-8. For the rest see opened. Raises OSError."""
     Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
-    with opened(path, private=private, synced=synced) as file:
+    with open_atomic(path, private=private, synced=synced) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[IO[bytes]]:
     """A file beside that name, which gets the name when the block ends well; otherwise nothing is left of it. Two processes may
     write it at once: the last one's content stays.
 

@@ -32,7 +32,7 @@ import psutil
 CHILD = """
 import asyncio, time
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_swarm.events import decode
+from sapo_swarm.events import decode_event
 import msgspec
 
 
@@ -43,13 +43,13 @@ class Live:
     async def events(self):
         with open({past!r}, "rb") as file:
             for line in file:
-                yield decode(line)
+                yield decode_event(line)
         pace = 4.0 / 27  # a round of about 27 events takes 4 s
         while True:
             with open({live!r}, "rb") as file:
                 for line in file:
                     await asyncio.sleep(pace)
-                    yield msgspec.structs.replace(decode(line), time=time.time())
+                    yield msgspec.structs.replace(decode_event(line), time=time.time())
 
     async def command(self, verb, **body):
         pass
@@ -80,7 +80,7 @@ def write_events(folder: Path, long: bool) -> tuple[Path, Path]:
     from tests.fixtures.make_recordings import recording
     from tests.support.week_recording import week
 
-    from sapo_swarm.events import encode
+    from sapo_swarm.events import encode_event
 
     stream = list(recording("swarm", 640, 3))
     shift, rounds = time.time() - 1_790_000_000.0 - 2400, WEEK if long else SHORT
@@ -94,7 +94,7 @@ def write_events(folder: Path, long: bool) -> tuple[Path, Path]:
     ]
     files = folder / "past.jsonl", folder / "live.jsonl"
     for path, events in zip(files, (past, live), strict=True):
-        path.write_bytes(b"".join(encode(event) + b"\n" for event in events))
+        path.write_bytes(b"".join(encode_event(event) + b"\n" for event in events))
     return files
 
 

@@ -25,7 +25,7 @@ from sapo_assets import NAMES, model_path
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.torch_backend import TorchBackend
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.scoring.prompts import messages
+from sapo_swarm.scoring.prompts import build_messages
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.questions import generate_entry
 
@@ -46,7 +46,7 @@ def questions(number: int) -> list[list[dict[str, str]]]:
         held_out(PAPER_TASKS[i % len(PAPER_TASKS)], "starter", (number * GROUPS + i) // len(PAPER_TASKS))
         for i in range(GROUPS)
     ]
-    return [messages(generate_entry(ref)[1]["question"]) for ref in refs]
+    return [build_messages(generate_entry(ref)[1]["question"]) for ref in refs]
 
 
 def texts(prompts: list[tuple[int, ...]], number: int) -> list[TrainSample]:

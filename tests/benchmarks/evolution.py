@@ -37,7 +37,7 @@ from sapo_swarm.config import RunConfig  # noqa: E402
 from sapo_swarm.evaluation import held_out_items  # noqa: E402
 from sapo_swarm.node.rollouts import prompt_ids  # noqa: E402
 from sapo_swarm.node.setup import as_opened  # noqa: E402
-from sapo_swarm.scoring.scorer import Scored, Scorer  # noqa: E402
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer  # noqa: E402
 from sapo_swarm.tasks.catalogue import preset_of, train_seed  # noqa: E402
 from sapo_swarm.types import Question, TaskRef  # noqa: E402
 
@@ -74,7 +74,7 @@ class Bench:
             for q, group in zip(questions, groups, strict=True)
         ]
         scored = await self.scorer.score_many(jobs)
-        rewards = [s.rewards if isinstance(s, Scored) else (0.0,) * width for s in scored]
+        rewards = [s.rewards if isinstance(s, ScoredTexts) else (0.0,) * width for s in scored]
         self.tokens += sum(len(c.tokens) for group in groups for c in group)
         return groups, np.array(rewards)
 

@@ -32,7 +32,7 @@ from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite, parse_invite
-from sapo_swarm.protocol.wire import H_PROTO, MAX_BODY, MEDIA_TYPE, digest
+from sapo_swarm.protocol.wire import H_PROTO, MAX_BODY, MEDIA_TYPE, sha256_hex
 
 HONEST, EVERY_S = 20, 0.5
 NETWORKS = [f"203.0.{n}.7" for n in range(6)]
@@ -75,7 +75,7 @@ async def large_bodies(invite: Invite, seconds: float) -> None:
 
 async def _bodies(invite: Invite, seconds: float, rate: float, body: bytes, path: str) -> None:
     stranger, connector = Identity.generate(), aiohttp.TCPConnector(limit=400)
-    path, method = (path, "POST") if path else (f"/v1/rounds/{digest(body)}", "PUT")
+    path, method = (path, "POST") if path else (f"/v1/rounds/{sha256_hex(body)}", "PUT")
     async with aiohttp.ClientSession(invite.url, connector=connector) as session:
 
         async def one(number: int) -> None:

@@ -279,10 +279,10 @@ def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]],
     """Prompts of the table's rows, and a step of the examples phase."""
     from sapo_desktop.services.bases.question_tokens import rows_of
     from sapo_swarm.node.examples_phase import with_common_prompt
-    from sapo_swarm.scoring.prompts import conversation
+    from sapo_swarm.scoring.prompts import build_conversation
 
     rows = rows_of(config, TASK, 32)
-    prompts = [engine.tokenizer.encode_chat(conversation(question, config.answer_format)) for question, _ in rows]
+    prompts = [engine.tokenizer.encode_chat(build_conversation(question, config.answer_format)) for question, _ in rows]
     answers = [(*engine.tokenizer.encode_text(text), engine.tokenizer.eot_id) for _, text in rows]
     pairs = zip(prompts[:examples], answers, strict=False)
     return prompts, with_common_prompt([TrainSample(tuple(prompt), answer, 1.0) for prompt, answer in pairs])

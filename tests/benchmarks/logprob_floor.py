@@ -31,8 +31,8 @@ from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import PROBED, token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.scoring.prompts import messages
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.prompts import build_messages
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import preset_of, train_seed
 from sapo_swarm.types import Question, TaskRef
 
@@ -149,12 +149,12 @@ async def load(model: str, checkpoint: Path | None) -> EngineThread:
 async def write(author: Author, questions: Sequence[Question], scorer: Scorer) -> None:
     """The author's groups, what of each would be taught, and a right completion where it has one."""
     engine = author.host.engine
-    prompts = [engine.tokenizer.encode_chat(messages(q.prompt)) for q in questions]
+    prompts = [engine.tokenizer.encode_chat(build_messages(q.prompt)) for q in questions]
     groups = await author.host.call(engine.generate, prompts, GROUP, Sampling(1.0, 1.0, LONGEST), 7)
     for question, group in zip(questions, groups, strict=True):
         texts = [engine.tokenizer.decode(c.tokens) for c in group]
         scored = await scorer.score(question.ref, texts)
-        assert isinstance(scored, Scored)
+        assert isinstance(scored, ScoredTexts)
         mean = sum(scored.rewards) / len(scored.rewards)
         author.taught.append([t for t, reward in zip(texts, scored.rewards, strict=True) if reward > mean])
         author.right.append(next((t for t, reward in zip(texts, scored.rewards, strict=True) if reward == 1.0), ""))

@@ -38,10 +38,10 @@ from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring import process
-from sapo_swarm.scoring.prompts import messages
+from sapo_swarm.scoring.prompts import build_messages
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
@@ -76,7 +76,7 @@ class Attack:
             return await least_likely(host, question, texts)
 
         self.host, self.scorer = host, scorer
-        self.receiver = Receiver(SWARM, "me", scorer, AcceptanceRules(), likelihood, excluded)
+        self.receiver = GroupReceiver(SWARM, "me", scorer, AcceptanceRules(), likelihood, excluded)
 
     def prompts_to_sample(self, local: int, external: int) -> int:
         return local
@@ -111,7 +111,7 @@ class Attack:
         ]
 
     def _written(self, entries: Sequence[tuple[TaskRef, dict[str, Any]]], seed: int) -> list[list[str]]:
-        prompts = [self.peer.tokenizer.encode_chat(messages(str(entry["question"]))) for _, entry in entries]
+        prompts = [self.peer.tokenizer.encode_chat(build_messages(str(entry["question"]))) for _, entry in entries]
         made = self.peer.generate(prompts, SIZE, Sampling(1.0, 1.0, 96), seed)
         return [[self.peer.tokenizer.decode(c.tokens) for c in group] for group in made]
 

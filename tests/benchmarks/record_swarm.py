@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.node_process import CALM, node, reaches
 from tests.support.swarm_process import coordinator, journal, news, rounds
 
-from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated, encode
+from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated, encode_event
 
 LARGEST = 500_000
 """Bytes of the recording that ships."""
@@ -106,7 +106,7 @@ def main() -> None:
         raise SystemExit(
             f"The leaderboard holds {len(board)} nodes with {whole:.3f} of the groups: record more rounds."
         )
-    data = b"".join(encode(event) + b"\n" for event in kept)
+    data = b"".join(encode_event(event) + b"\n" for event in kept)
     if len(data) > LARGEST:
         raise SystemExit(f"{len(data):,} bytes are more than {LARGEST:,}: keep the groups of fewer rounds.")
     args.out.write_bytes(data)

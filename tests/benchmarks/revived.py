@@ -19,7 +19,7 @@ import numpy as np
 from sapo_backends.base import Engine, Sampling
 from sapo_desktop.services.machine.engines import engine_builder
 from sapo_swarm.config import PAPER_TASKS, RunConfig
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageMaterial, StagePrompt
 from sapo_swarm.scoring.scorer import Scorer
@@ -77,7 +77,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
                 prompts += stage.prompts(material, first, np.random.default_rng(options.seed))
             groups = await generated(engine, scorer, prompts, options, 555_000 + options.seed)
             revived = sum(group.solved for group in groups)
-            low, high = wilson(revived, len(groups))
+            low, high = wilson_interval(revived, len(groups))
             share = [round(100 * x, 1) for x in (revived / max(1, len(groups)), low, high)]
             found[name] = {"revived": revived, "of": len(groups), "percent": share}
     return found

@@ -42,7 +42,7 @@ from tests.support.terminal import terminal  # noqa: E402
 
 from sapo_swarm.node.control_api import ControlClient  # noqa: E402
 from sapo_swarm.protocol.invite import Invite, parse_invite  # noqa: E402
-from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id  # noqa: E402
+from sapo_swarm.protocol.wire import RoundReply, Upload, decode_message, group_id  # noqa: E402
 
 SAMPLE_S = 5.0
 """Between two samples."""
@@ -124,7 +124,13 @@ class Soak:
                     async with session.put(path, data=body, headers=headers) as response:
                         content = await response.read()
                     if response.status == 200:
-                        pairs = list(zip(decode(body, Upload).groups, decode(content, RoundReply).results, strict=True))
+                        pairs = list(
+                            zip(
+                                decode_message(body, Upload).groups,
+                                decode_message(content, RoundReply).results,
+                                strict=True,
+                            )
+                        )
                         now = time.monotonic()
                         self.acknowledged.extend((now, group_id(g.body)) for g, result in pairs if result.accepted)
                         refused = sorted({result.reason for _, result in pairs if not result.accepted})

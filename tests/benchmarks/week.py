@@ -34,7 +34,7 @@ from tests.support.records import evaluation, finished
 from sapo_backends.base import LoadRequest, PolicyUpdate, TrainSample
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode
+from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode_event
 from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import EventBus, Journal
@@ -221,7 +221,7 @@ def opening(folder: Path) -> dict[str, float]:
     kinds = ("run_started", "state", "round", "evaluation", "swarm", "external", "checkpoint", "log")
     history = journal.read(0, kinds)
     tail = journal.read(0, ("group",), 1600)
-    lines = b"\n".join(encode(event) for event in [*history, *tail])
+    lines = b"\n".join(encode_event(event) for event in [*history, *tail])
     dashboard = time.perf_counter() - began
     rounds = [e for e in history if isinstance(e, RoundFinished)]
     journal.close()

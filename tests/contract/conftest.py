@@ -21,7 +21,7 @@ from tests.support.device import DEVICE
 from sapo_backends import registry
 from sapo_backends.base import Backend, Engine, LoadRequest
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.scoring.prompts import messages
+from sapo_swarm.scoring.prompts import build_messages
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.questions import generate_entry
 
@@ -264,4 +264,4 @@ def trainer(training_case: Case, load: Callable[..., Engine]) -> Iterator[Engine
 def held_out_chats() -> list[list[dict[str, str]]]:
     """Fifty real questions of the paper's nine tasks, as chats."""
     refs = [held_out(task, "starter", index) for index in range(6) for task in PAPER_TASKS][:50]
-    return [messages(generate_entry(ref)[1]["question"]) for ref in refs]
+    return [build_messages(generate_entry(ref)[1]["question"]) for ref in refs]

@@ -20,8 +20,8 @@ import msgspec
 from tests.fuzz import servers
 from tests.support.simulated_nodes import sim_group
 
-from sapo_swarm.events import decode as decode_event
-from sapo_swarm.protocol.drift import phrases
+from sapo_swarm.events import decode_event
+from sapo_swarm.protocol.drift import extract_phrases
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -34,10 +34,10 @@ from sapo_swarm.protocol.wire import (
     SwarmInfo,
     Upload,
     WireError,
-    decode,
-    encode,
-    unpack,
+    decode_message,
+    encode_message,
     unpack_json,
+    unpack_msgpack,
 )
 from sapo_swarm.scoring.prompts import after_reasoning, before_answer, extract_answer, written_answer
 
@@ -61,14 +61,14 @@ def _answered(data: bytes) -> None:
         written_answer(answer_format, after_reasoning(text))
         before_answer(answer_format, text)
     extract_answer(text)
-    phrases(text, text[:100])
+    extract_phrases(text, text[:100])
 
 
 TARGETS: dict[str, tuple[Target, tuple[type[Exception], ...]]] = {
-    "upload": (lambda data: decode(data, Upload), (WireError,)),
-    "reply": (lambda data: decode(data, RoundReply), (WireError,)),
-    "group": (lambda data: unpack(unpack(data, SignedGroup).body, GroupBody), (WireError,)),
-    "raw reply": (lambda data: unpack(data, RoundReply), (WireError,)),
+    "upload": (lambda data: decode_message(data, Upload), (WireError,)),
+    "reply": (lambda data: decode_message(data, RoundReply), (WireError,)),
+    "group": (lambda data: unpack_msgpack(unpack_msgpack(data, SignedGroup).body, GroupBody), (WireError,)),
+    "raw reply": (lambda data: unpack_msgpack(data, RoundReply), (WireError,)),
     "swarm": (lambda data: unpack_json(data, SwarmInfo), (WireError,)),
     "problem": (lambda data: unpack_json(data, Problem), (WireError,)),
     "join": (lambda data: unpack_json(data, JoinRequest), (WireError,)),
@@ -88,7 +88,7 @@ def corpus() -> list[bytes]:
     upload = Upload(groups=(group, group), want=4, have=(b"12345678",), reward_local=0.5)
     invite = Invite("192.168.1.20", 7361, "a" * 16, "f" * 64, "0" * 32)
     problem = Problem(title="Bad", status=400, code="malformed", detail="x", retry_after_s=1.0)
-    own = [encode(upload), msgspec.msgpack.encode(upload), msgspec.msgpack.encode(group), str(invite).encode()]
+    own = [encode_message(upload), msgspec.msgpack.encode(upload), msgspec.msgpack.encode(group), str(invite).encode()]
     own += [msgspec.json.encode(problem), b"so <answer>5</answer>", "\x1b]0;x\x07\u202e".encode()]
     return [*own, *servers.requests()] + [path.read_bytes() for path in sorted((HERE / "corpus").iterdir())]
 

@@ -22,14 +22,14 @@ from tests.support.simulated_nodes import sim_group
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator import host
-from sapo_swarm.coordinator.openapi import document
+from sapo_swarm.coordinator.openapi import openapi_document
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.control_server import ControlServer
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, digest, encode
+from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, encode_message, sha256_hex
 
 SILENT_S = 30.0
 BUSY = 503
@@ -51,13 +51,13 @@ def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
 
 def requests() -> list[bytes]:
     """One of each kind, right but for what only a run knows."""
-    body = encode(Upload(groups=(sim_group(MEMBER, "a" * 16, 1, 0),), want=4, reward_local=0.5))
+    body = encode_message(Upload(groups=(sim_group(MEMBER, "a" * 16, 1, 0),), want=4, reward_local=0.5))
     join = msgspec.json.encode(JoinRequest(key=MEMBER.public_key.hex(), invite="0" * 32, name="x"))
     command = b'{"for_s": 60.0, "items": 3, "holder": 7}'
     made = [request("POST", f"/v1/{verb}", command) for verb in _VERBS]
     made += [request("GET", f"/v1/{what}") for what in ("status", "config", "events?after=0&tail=5&kinds=round,state")]
-    for path, methods in document()["paths"].items():
-        whole = re.sub(r"\{\w+\}", digest(body), path)
+    for path, methods in openapi_document()["paths"].items():
+        whole = re.sub(r"\{\w+\}", sha256_hex(body), path)
         sent = join if path == "/v1/join" else body if "{id}" in path else b"{}"
         lines = ("Sapo-Proto: 1", f"Content-Type: {MEDIA_TYPE if sent is body else 'application/json'}", "Signed: x")
         made += [request(method.upper(), whole, sent, *lines) for method in methods]
@@ -116,7 +116,7 @@ class Surface:
 
     def _sent(self, data: bytes) -> bytes:
         head, mark, body = (data if _HEAD_END in data else self._template(data)).partition(_HEAD_END)
-        head = _ROUND.sub(rb"\g<1>" + digest(body).encode(), _OWN_LINES.sub(b"", head + b"\r\n"))
+        head = _ROUND.sub(rb"\g<1>" + sha256_hex(body).encode(), _OWN_LINES.sub(b"", head + b"\r\n"))
         asked = head.split(b" ")
         if len(asked) > 1 and self._swarm:
             method, path = (word.decode("latin-1") for word in asked[:2])
@@ -127,7 +127,7 @@ class Surface:
 
 
 async def _coordinator(folder: Path) -> Opened:
-    hosted = await host.start(
+    hosted = await host.launch_coordinator(
         CoordinatorSettings(
             port=0, store=f"sqlite:{folder}/swarm.sqlite", round_every_s=1e-6, round_burst=10**9, open=True, list=True
         )
@@ -158,7 +158,7 @@ def _round(body: bytes) -> bytes:
     if not body.startswith(zstandard.FRAME_HEADER):
         body = zstandard.ZstdCompressor(level=1).compress(body)
     return request(
-        "PUT", f"/v1/rounds/{digest(body)}", body, "Sapo-Proto: 1", f"Content-Type: {MEDIA_TYPE}", "Signed: x"
+        "PUT", f"/v1/rounds/{sha256_hex(body)}", body, "Sapo-Proto: 1", f"Content-Type: {MEDIA_TYPE}", "Signed: x"
     )
 
 

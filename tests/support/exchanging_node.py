@@ -6,14 +6,14 @@ import time
 
 import msgspec
 
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.swarm_exchange import SwarmExchange
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
@@ -31,7 +31,12 @@ class Node:
     """A node's share of an exchange: what its rounds would do, without a model."""
 
     def __init__(
-        self, hosted: Hosted, scorer: Scorer, engine: EngineThread, sampling: str = "uniform", clock_s: float = 0.0
+        self,
+        hosted: RunningCoordinator,
+        scorer: Scorer,
+        engine: EngineThread,
+        sampling: str = "uniform",
+        clock_s: float = 0.0,
     ) -> None:
         """clock_s: by which the wall's clock is wrong."""
         self.identity = Identity.generate()
@@ -61,7 +66,7 @@ class Node:
             assert isinstance(question, Question)
             texts = [f"{number} {k}: <answer>{answer}</answer>" for k, answer in enumerate(answers)]
             scored = await self.scorer.score(ref, texts)
-            assert isinstance(scored, Scored)
+            assert isinstance(scored, ScoredTexts)
             rollouts = tuple(Rollout(text, "stop", reward) for text, reward in zip(texts, scored.rewards, strict=True))
             out.append(Group(question, rollouts, model="m"))
         return out

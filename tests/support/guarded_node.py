@@ -24,7 +24,7 @@ from sapo_swarm.node.exchange import ReceivedGroups
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -79,7 +79,7 @@ class Pool:
         self.given += len(asked)
         groups = []
         for number, (question, verdict) in enumerate(zip(asked, scored, strict=True)):
-            assert isinstance(verdict, Scored)
+            assert isinstance(verdict, ScoredTexts)
             rewards = [float(answer == POISON) for answer in answers] if poisoned else verdict.rewards
             rollouts = tuple(Rollout(text, "stop", reward) for text, reward in zip(texts, rewards, strict=True))
             groups.append(Group(question, rollouts, "external", f"peer{number}", "m"))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.simulated_nodes import sim_group
 
-from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.host import RunningCoordinator, launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import SignedGroup
@@ -21,11 +21,11 @@ Make = Callable[..., "asyncio.Future[Hosted]"]
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     """Starts coordinators on free ports and stops them after the test."""
-    running: list[Hosted] = []
+    running: list[RunningCoordinator] = []
 
-    async def build(**changes: object) -> Hosted:
+    async def build(**changes: object) -> RunningCoordinator:
         fast = {"port": 0, "store": f"sqlite:{tmp_path}/swarm.sqlite", "round_every_s": 0.01, "round_burst": 1000}
-        hosted = await start(msgspec.convert(fast | changes, CoordinatorSettings))
+        hosted = await launch_coordinator(msgspec.convert(fast | changes, CoordinatorSettings))
         hosted.coordinator.stats.ttl_s = 0.0
         running.append(hosted)
         return hosted
@@ -36,7 +36,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
 
 
 @pytest.fixture
-async def hosted(make: Callable[..., object]) -> Hosted:
+async def hosted(make: Callable[..., object]) -> RunningCoordinator:
     return await make()  # type: ignore[misc]
 
 

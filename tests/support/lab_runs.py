@@ -11,14 +11,14 @@ import pytest_asyncio
 
 from sapo_backends.base import Engine
 from sapo_desktop.services.machine.engines import engine_builder
-from sapo_lab.running.run import Done, Progress, run_arm, run_folder
-from sapo_lab.schema import Experiment, parse
+from sapo_lab.running.run import CompletedRun, RunProgress, run_arm, run_folder
+from sapo_lab.schema import Experiment, parse_experiment
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
 
-Play = Callable[..., Awaitable[Done]]
+Play = Callable[..., Awaitable[CompletedRun]]
 
 RUN = {
     "trainer": "fake",
@@ -38,7 +38,7 @@ RUN = {
 
 def experiment(arms: list[dict[str, Any]], run: Mapping[str, Any] | None = None, **top: Any) -> Experiment:
     tables = {"name": "e", "nodes": 4, "seeds": [1], "final_items": 2, "final_answers": 4, **top}
-    return parse({**tables, "run": {**RUN, **(run or {})}, "arms": arms})
+    return parse_experiment({**tables, "run": {**RUN, **(run or {})}, "arms": arms})
 
 
 class Stopped(Exception):
@@ -56,8 +56,8 @@ async def scorer() -> AsyncIterator[Scorer]:
 def play(scorer: Scorer) -> Play:
     """Runs an arm; with stop_after it is stopped after that round."""
 
-    async def run(found: Experiment, out: Path, stop_after: int = 0, arm: str = "a") -> Done:
-        def tell(progress: Progress) -> None:
+    async def run(found: Experiment, out: Path, stop_after: int = 0, arm: str = "a") -> CompletedRun:
+        def tell(progress: RunProgress) -> None:
             if stop_after and progress.round == stop_after:
                 raise Stopped
 

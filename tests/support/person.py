@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.swarm_process import journal
 
 from sapo_backends.common import hardware
-from sapo_swarm.events import ExamplesRead, RoundFinished, TrialMeasured, encode
+from sapo_swarm.events import ExamplesRead, RoundFinished, TrialMeasured, encode_event
 
 
 class VerbFailed(Exception):
@@ -99,7 +99,7 @@ class Person:
             "tokens_trained": sum(event.tokens_trained for event in finished),
             "phase_s": seconds,
             "examples": [
-                json.loads(encode(event)) for event in events if isinstance(event, TrialMeasured | ExamplesRead)
+                json.loads(encode_event(event)) for event in events if isinstance(event, TrialMeasured | ExamplesRead)
             ],
         }
 

@@ -27,9 +27,9 @@ from sapo_swarm.protocol.wire import (
     SignedGroup,
     Upload,
     WireError,
-    decode,
-    digest,
-    encode,
+    decode_message,
+    encode_message,
+    sha256_hex,
 )
 from sapo_swarm.tasks.catalogue import CATALOGUE, train_seed
 from sapo_swarm.types import TaskRef
@@ -114,8 +114,8 @@ class SimNode:
         self._number += 1
         swarm = self._invite.swarm
         groups = tuple(sim_group(self.identity, swarm, self._number, slot) for slot in range(self._groups))
-        body = encode(Upload(groups=groups, want=self._want, reward_local=0.25))
-        path = f"/v1/rounds/{digest(body)}"
+        body = encode_message(Upload(groups=groups, want=self._want, reward_local=0.25))
+        path = f"/v1/rounds/{sha256_hex(body)}"
         return path, body, self._headers("PUT", path, body) | {"Content-Type": MEDIA_TYPE}
 
     async def send(self, prepared: tuple[str, bytes, dict[str, str]], report: SimReport) -> float:
@@ -135,7 +135,7 @@ class SimNode:
             report.errors[str(response.status)] += 1
             return float(response.headers.get("Retry-After", 1))
         try:
-            reply = decode(content, RoundReply)
+            reply = decode_message(content, RoundReply)
         except WireError:
             report.errors["bad_reply"] += 1
             return 1.0

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from tests.support.local_redis import MISSING, NoRedis, local_redis
 
-from sapo_swarm.coordinator.records import Entry, Exchange, Exchanged, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.records import (
+    ExchangeOutcome,
+    InviteRecord,
+    Member,
+    PoolEntry,
+    PoolLimits,
+    RoundExchange,
+    SwarmRecord,
+)
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import RedisStore
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
@@ -50,11 +58,11 @@ async def store(build: Build) -> AsyncIterator[Store]:
     await made.close()
 
 
-def entry(node: str, number: int, size: int = 20) -> Entry:
-    return Entry(number.to_bytes(8, "big"), f"{number:032x}", node, b"%20d" % number + bytes(size))
+def entry(node: str, number: int, size: int = 20) -> PoolEntry:
+    return PoolEntry(number.to_bytes(8, "big"), f"{number:032x}", node, b"%20d" % number + bytes(size))
 
 
-def round_of(node: str, numbers: list[int], want: int = 0, at: float = 0.0, **changes: object) -> Exchange:
+def round_of(node: str, numbers: list[int], want: int = 0, at: float = 0.0, **changes: object) -> RoundExchange:
     fields: dict[str, object] = {
         "node": node,
         "nonce": secrets.token_hex(16),
@@ -65,10 +73,10 @@ def round_of(node: str, numbers: list[int], want: int = 0, at: float = 0.0, **ch
         "now": NOW + at,
         "counts": {"t/bf": float(len(numbers))},
     }
-    return Exchange(**(fields | changes))  # type: ignore[arg-type]
+    return RoundExchange(**(fields | changes))  # type: ignore[arg-type]
 
 
-def drawn(result: Exchanged) -> list[int]:
+def drawn(result: ExchangeOutcome) -> list[int]:
     return sorted(int(blob[:20]) for blob in result.sample)
 
 

@@ -13,7 +13,7 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.exports import Record, Source
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
-from sapo_swarm.scoring.prompts import messages
+from sapo_swarm.scoring.prompts import build_messages
 
 SHAPE = replace(SHAPES["tiny"], layers=3)
 QUESTIONS = ("What is 12 + 7?", "Reverse these letters: a b c d", "How many of 3, 8, 9 and 12 are odd?")
@@ -32,7 +32,7 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Sour
     chosen = {"trainer": "torch", "device": "cpu", "threads": 1, "lora_rank": 4, "max_new_tokens": 64, **settings}
     config = RunConfig(model=model, **chosen)
     engine = engines.engine_builder(config)(lambda fraction, phrase: None)
-    prompts = [engine.tokenizer.encode_chat(messages(question)) for question in QUESTIONS]
+    prompts = [engine.tokenizer.encode_chat(build_messages(question)) for question in QUESTIONS]
     for seed in range(updates):
         groups = engine.generate(prompts, 4, Sampling(max_new_tokens=12), seed)
         batch = [

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -76,7 +76,9 @@ class VerbParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            raise argparse.ArgumentError(None, f"there is no verb {value!r}. {nearest(str(value), action.choices)}")
+            raise argparse.ArgumentError(
+                None, f"there is no verb {value!r}. {suggest_names(str(value), action.choices)}"
+            )
         super()._check_value(action, value)
 
 
@@ -97,7 +99,8 @@ def reject_arguments(top: argparse.ArgumentParser, verb: str, extra: Sequence[st
     if not flag:
         asked.error(f"unrecognized arguments: {' '.join(extra)}")
     top.exit(
-        2, f"sapo-desktop: There is no flag {flag!r}. {nearest(flag, set(_flags(asked)))} See {asked.prog} --help\n"
+        2,
+        f"sapo-desktop: There is no flag {flag!r}. {suggest_names(flag, set(_flags(asked)))} See {asked.prog} --help\n",
     )
 
 

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from sapo_desktop.errors import AppError, UsageError
-from sapo_swarm.config import RENAMED, RunConfig, renamed
+from sapo_swarm.config import RENAMED, RunConfig, rename_legacy_keys
 from sapo_swarm.node.governor.rules import ResourceLimits
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 from sapo_swarm.whole_file import write_atomically
 
 # The settings file as TOML tables: read, written atomically, and brought up to date when a key has a new name.
@@ -62,7 +62,9 @@ def _old_names(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple[str, str, str]]) -> dict[str, Any]:
     """The tables under the names of today, in the file too if it can be written."""
     current = {
-        section: renamed(table, _RENAMED[section]) if section in _RENAMED and isinstance(table, dict) else table
+        section: rename_legacy_keys(table, _RENAMED[section])
+        if section in _RENAMED and isinstance(table, dict)
+        else table
         for section, table in tables.items()
     }
     said = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
@@ -251,7 +253,7 @@ def unknown_keys(tables: Mapping[str, Any]) -> list[str]:
 
 def unknown_sentence(key: str) -> str:
     """What to tell about a key that is no setting: the nearest one that is."""
-    return f"there is no setting {key!r}. {nearest(key, {f.key for f in setting_fields()})}"
+    return f"there is no setting {key!r}. {suggest_names(key, {f.key for f in setting_fields()})}"
 
 
 def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, flags
 from sapo_swarm.node.governor.rules import PRESETS
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 
 # What F2 knows of the settings: rows to show.
 
@@ -133,7 +133,7 @@ def require_setting(key: str) -> str:
     """The key. Raises UsageError with the nearest match when there is no such setting."""
     keys = {field.key for field in settings.setting_fields()}
     if key not in keys:
-        raise UsageError(f"There is no setting {key!r}. {nearest(key, keys)}")
+        raise UsageError(f"There is no setting {key!r}. {suggest_names(key, keys)}")
     return key
 
 

@@ -12,7 +12,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import SettingField, Settings, format_value, schema_fields, split_lists
 from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 
 ASK_FOR_ROOM = ("model", "tasks", "task_tokens", "thinking")
 """Settings that may need more new tokens: see with_room."""
@@ -145,11 +145,11 @@ def check_config(config: RunConfig) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     if strangers:
-        raise UsageError(f"run.task_tokens names {strangers[0]!r}. {nearest(strangers[0], config.tasks)}")
+        raise UsageError(f"run.task_tokens names {strangers[0]!r}. {suggest_names(strangers[0], config.tasks)}")
     engines = {"auto", *registry.known_backends()}
     unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two of them
     if config.trainer not in engines and (unknown or config.trainer.count("+") != 1 or "auto" in config.trainer):
-        raise UsageError(f"There is no engine {config.trainer!r}. {nearest(config.trainer, engines)}")
+        raise UsageError(f"There is no engine {config.trainer!r}. {suggest_names(config.trainer, engines)}")
     _check_place(config)
 
 
@@ -167,7 +167,7 @@ def _check_place(config: RunConfig) -> None:
             engines.append(engine)
     devices = {"auto", *(device for engine in engines for device in engine.DEVICES)}
     if engines and config.device.partition(":")[0] not in devices:
-        raise UsageError(f"There is no device {config.device!r}. {nearest(config.device, devices)}")
+        raise UsageError(f"There is no device {config.device!r}. {suggest_names(config.device, devices)}")
     precisions = {"auto", *(precision for engine in engines for precision in engine.PRECISIONS)}
     if len(precisions) > 1 and config.precision not in precisions:
-        raise UsageError(f"There is no precision {config.precision!r}. {nearest(config.precision, precisions)}")
+        raise UsageError(f"There is no precision {config.precision!r}. {suggest_names(config.precision, precisions)}")

@@ -1,5 +1,6 @@
 """Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and what the
-answer-permutation check leaves of it."""
+answer-permutation check leaves of it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sapo_lab.report.results import HeldOut, RunResult
-from sapo_lab.report.statistics import mean_interval, paired_gain, percent
+from sapo_lab.report.statistics import format_percent, mean_interval, paired_gain
 from sapo_lab.schema import Experiment
-from sapo_swarm.evaluation import Interval
+from sapo_swarm.evaluation import ConfidenceInterval
 
 
-def heads(tasks: Sequence[str]) -> tuple[str, ...]:
+def task_gain_columns(tasks: Sequence[str]) -> tuple[str, ...]:
     """The columns of `lines`."""
     return ("arm", "compared with", *tasks, "gain", "without the task that gained most", "gain without it")
 
@@ -24,7 +25,7 @@ def tasks_of(found: Mapping[str, Sequence[RunResult]]) -> list[str]:
     return list(dict.fromkeys(task for point in points for task in point.tasks))
 
 
-def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+def task_gain_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
     """A line for every arm with a result at the end, and for every arm that it is compared with: pass@1 of both in percent,
     over the seeds that both have."""
     tasks = tasks_of(found)
@@ -38,14 +39,16 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
             shared = mine.keys() & theirs.keys() or mine.keys()
             both = [{seed: some[seed] for seed in shared} for some in (mine, theirs) if shared <= some.keys()]
             cells = [_cell(both, task) for task in tasks]
-            gain, left_out, without = split(mine, theirs)
+            gain, left_out, without = gain_without_top_task(mine, theirs)
             shown = experiment.arm(other).shown if other else "–"
-            summary = (percent(gain, 0, signed=True), left_out or "–", percent(without, 0, signed=True))
+            summary = (format_percent(gain, 0, signed=True), left_out or "–", format_percent(without, 0, signed=True))
             result.append((arm.shown, shown, *cells, *summary))
     return result
 
 
-def split(mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]) -> tuple[Interval, str, Interval]:
+def gain_without_top_task(
+    mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]
+) -> tuple[ConfidenceInterval, str, ConfidenceInterval]:
     """Seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN, "" without seeds
     in common, without a task that gained, and where there is one task."""
     seeds = sorted(mine.keys() & theirs.keys())
@@ -91,8 +94,8 @@ def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResul
                 arm.shown,
                 shown,
                 *cells,
-                percent(mean_interval(list(score.values())), 2),
-                percent(gain, 0, signed=True),
+                format_percent(mean_interval(list(score.values())), 2),
+                format_percent(gain, 0, signed=True),
             )
             result.append(line)
     return result
@@ -120,6 +123,6 @@ def _cell(both: Sequence[Mapping[int, HeldOut]], task: str) -> str:
 
 def _gain(
     mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut], seeds: Sequence[int], tasks: Sequence[str]
-) -> Interval:
+) -> ConfidenceInterval:
     first, second = ({s: float(np.mean([p[s].tasks[t] for t in tasks])) for s in seeds} for p in (mine, theirs))
     return paired_gain(first, second)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from sapo_lab.report.results import Floats, RunResult
 from sapo_lab.report.statistics import nonzero_advantage_share
-from sapo_lab.report.table import Row
+from sapo_lab.report.table import ComparisonRow
 from sapo_lab.schema import Experiment
 
 Found = Mapping[str, Sequence[RunResult]]
@@ -34,7 +34,9 @@ _COLOURS = (
 )
 
 
-def draw(experiment: Experiment, found: Found, rows: Sequence[Row], folder: Path) -> list[tuple[str, Path]]:
+def draw_figures(
+    experiment: Experiment, found: Found, rows: Sequence[ComparisonRow], folder: Path
+) -> list[tuple[str, Path]]:
     """Every figure that the data allow, as (caption, file)."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {arm.name: textwrap.fill(arm.shown, _LEGEND) for arm in experiment.arms}
@@ -215,7 +217,7 @@ def _compute(found: Found, names: Mapping[str, str]) -> Figure | None:
     return figure
 
 
-def _regimes(experiment: Experiment, found: Found, rows: Sequence[Row]) -> Figure | None:
+def _regimes(experiment: Experiment, found: Found, rows: Sequence[ComparisonRow]) -> Figure | None:
     """Only where the compared pairs start from different success rates."""
     compared = [row for row in rows if row.against in found and np.isfinite(row.base.value)]
     if len({round(row.base.value, 3) for row in compared}) < 2:

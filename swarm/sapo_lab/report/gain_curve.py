@@ -9,20 +9,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sapo_lab.report.results import CLOSE, RunResult, at_same_tokens
-from sapo_lab.report.statistics import mean_interval, paired_gain, percent
+from sapo_lab.report.statistics import format_percent, mean_interval, paired_gain
 from sapo_lab.schema import Experiment
-from sapo_swarm.evaluation import Interval
+from sapo_swarm.evaluation import ConfidenceInterval
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Of the tokens that the arm compared with generated in all."""
 
 
-def heads() -> tuple[str, ...]:
+def gain_curve_columns() -> tuple[str, ...]:
     """The columns of `lines`."""
     return ("arm", "compared with", *(f"after {100 * share:g} % of its tokens" for share in SHARES))
 
 
-def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+def gain_curve_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
     """A line for every arm and every arm it is compared with: held-out pass@1 of both and the relative gain."""
     names = {arm.name: arm.shown for arm in experiment.arms}
     result: list[tuple[str, ...]] = []
@@ -36,7 +36,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
 
 def gain_at(
     runs: Sequence[RunResult], against: Sequence[RunResult], share: float
-) -> tuple[Interval, Interval, Interval]:
+) -> tuple[ConfidenceInterval, ConfidenceInterval, ConfidenceInterval]:
     """pass@1 of both arms, and the relative gain paired by seed, when so large a share of the other's tokens was generated;
     NaN where either was not measured so far."""
     others = {run.seed: run for run in against if run.last is not None}
@@ -57,4 +57,4 @@ def _cell(runs: Sequence[RunResult], against: Sequence[RunResult], share: float)
     mine, theirs, gain = gain_at(runs, against, share)
     if math.isnan(mine.value) or math.isnan(theirs.value):
         return "–"
-    return f"{100 * mine.value:.2f} : {100 * theirs.value:.2f} %, {percent(gain, 0, signed=True)}"
+    return f"{100 * mine.value:.2f} : {100 * theirs.value:.2f} %, {format_percent(gain, 0, signed=True)}"

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sapo_lab.report.results import Floats, RunResult
-from sapo_lab.report.statistics import percent
+from sapo_lab.report.statistics import format_percent
 from sapo_lab.schema import Experiment
-from sapo_swarm.evaluation import Interval
+from sapo_swarm.evaluation import ConfidenceInterval
 
 DRAWS = 10_000
 Verdicts = Mapping[str, Floats]
@@ -25,22 +25,22 @@ Verdicts = Mapping[str, Floats]
 
 def joint_gain(
     mine: Mapping[int, Verdicts], theirs: Mapping[int, Verdicts], confidence: float = 0.95, draws: int = DRAWS
-) -> Interval:
+) -> ConfidenceInterval:
     """Relative gain in pass@1 (each task alike) over the seeds that both have, with a percentile interval over seeds and
     questions; NaN without seeds in common or without a right answer, NaN bounds with one seed. The same every time."""
     seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
-        return Interval(math.nan, math.nan, math.nan)
+        return ConfidenceInterval(math.nan, math.nan, math.nan)
     tasks = [[np.stack([some[seed][task] for seed in seeds]) for some in (mine, theirs)] for task in mine[seeds[0]]]
     means = [float(np.mean([task[side].mean() for task in tasks])) for side in (0, 1)]
     if not means[1] > 0:
-        return Interval(math.nan, math.nan, math.nan)
+        return ConfidenceInterval(math.nan, math.nan, math.nan)
     gain = means[0] / means[1] - 1.0
     if len(seeds) == 1:
-        return Interval(gain, math.nan, math.nan)
+        return ConfidenceInterval(gain, math.nan, math.nan)
     ends = [(1 - confidence) / 2, (1 + confidence) / 2]
     low, high = np.quantile(_resampled(tasks, len(seeds), draws), ends, method="inverted_cdf")
-    return Interval(gain, float(low), float(high))
+    return ConfidenceInterval(gain, float(low), float(high))
 
 
 def _resampled(tasks: Sequence[Sequence[Floats]], seeds: int, draws: int) -> Floats:
@@ -72,19 +72,19 @@ HEADS = (
 )
 
 
-def heads(experiment: Experiment) -> tuple[str, ...]:
+def joint_columns(experiment: Experiment) -> tuple[str, ...]:
     """The columns of `lines`."""
-    return tuple(head.format(count=comparisons(experiment)) for head in HEADS)
+    return tuple(head.format(count=comparison_count(experiment)) for head in HEADS)
 
 
-def comparisons(experiment: Experiment) -> int:
+def comparison_count(experiment: Experiment) -> int:
     """As many as the experiment registered, else each arm with the first one that it is compared with."""
     return experiment.comparisons or max(1, sum(bool(arm.against) for arm in experiment.arms))
 
 
-def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+def joint_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
     """A line for every arm whose verdicts are there, and for every arm that it is compared with; costs as "mine : theirs"."""
-    corrected = 1.0 - 0.05 / comparisons(experiment)
+    corrected = 1.0 - 0.05 / comparison_count(experiment)
     known = {name: [run for run in runs if run.verdicts] for name, runs in found.items()}
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
@@ -102,7 +102,7 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
                 experiment.arm(other).shown,
                 ", ".join(map(str, seeds)),
                 " : ".join(f"{100 * np.mean([_pass_at_1(run.verdicts) for run in runs]):.2f} %" for runs in pairs),
-                percent(Interval(gain.value, math.nan, math.nan), 1, signed=True),
+                format_percent(ConfidenceInterval(gain.value, math.nan, math.nan), 1, signed=True),
                 _bounds(gain),
                 _bounds(wide),
                 " : ".join(f"{np.mean([run.tokens[-1] / run.nodes for run in runs]) / 1e3:.0f}" for runs in pairs),
@@ -121,7 +121,7 @@ def _pass_at_1(verdicts: Verdicts) -> float:
     return float(np.mean([values.mean() for values in verdicts.values()]))
 
 
-def _bounds(interval: Interval) -> str:
+def _bounds(interval: ConfidenceInterval) -> str:
     if not math.isfinite(interval.low):
         return "–"
     return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f} %"

@@ -8,11 +8,11 @@ import numpy as np
 
 from sapo_lab.conditions import node_type
 from sapo_lab.report.results import NodeResult, RunResult
-from sapo_lab.report.statistics import mean_interval, paired_gain, percent
+from sapo_lab.report.statistics import format_percent, mean_interval, paired_gain
 from sapo_lab.schema import Arm, Experiment
 
 
-def heads() -> tuple[str, ...]:
+def node_type_columns() -> tuple[str, ...]:
     """The columns of `lines`."""
     return (
         "arm",
@@ -26,7 +26,7 @@ def heads() -> tuple[str, ...]:
     )
 
 
-def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+def node_type_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
     """A line for every type of node of an arm with several, and for every arm with such nodes that it is compared with."""
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
@@ -44,10 +44,10 @@ def lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> l
                         arm.shown,
                         label,
                         str(len(next(iter(nodes.values())))),
-                        percent(mean_interval(list(_over_seeds(nodes, "base").values())), 2),
-                        percent(mean_interval(list(passed.values())), 2),
+                        format_percent(mean_interval(list(_over_seeds(nodes, "base").values())), 2),
+                        format_percent(mean_interval(list(passed.values())), 2),
                         experiment.arm(name).shown if name else "–",
-                        percent(gain, 0, signed=True) if gain else "–",
+                        format_percent(gain, 0, signed=True) if gain else "–",
                         f"{np.mean(list(_over_seeds(nodes, 'tokens').values())) / 1e6:.2f}",
                     )
                 )

@@ -12,9 +12,17 @@ from pathlib import Path
 import jinja2
 
 from sapo_lab.report import by_task, gain_curve, joint, node_types
-from sapo_lab.report.results import RunResult, comparable, load_all
-from sapo_lab.report.saved_runs import judged, save_runs, with_saved_runs
-from sapo_lab.report.table import HEADS, MORE_HEADS, Row, cells, more_cells, rows, sentence
+from sapo_lab.report.results import RunResult, load_all, select_comparable_runs
+from sapo_lab.report.saved_runs import legacy_scoring_note, save_runs, with_saved_runs
+from sapo_lab.report.table import (
+    HEADS,
+    MORE_HEADS,
+    ComparisonRow,
+    comparison_rows,
+    describe_row,
+    format_row,
+    more_cells,
+)
 from sapo_lab.schema import BadExperiment, Experiment
 
 NOTE = (
@@ -74,30 +82,30 @@ class _Page:
     versions: str
 
 
-def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
+def write_report(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
     """The files written. Runs that have finished are saved beside the report, and those saved there before are in it
     (saved_runs.py).
 
     Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError.
     """
-    from sapo_lab.report.figures import draw
+    from sapo_lab.report.figures import draw_figures
 
     everything = with_saved_runs(experiment, load_all(experiment, out), to)
     if not everything:
         raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
-    found = comparable(everything)
-    table = rows(experiment, found)
-    figures = draw(experiment, found, table, to)
+    found = select_comparable_runs(everything)
+    table = comparison_rows(experiment, found)
+    figures = draw_figures(experiment, found, table, to)
     first = next(iter(found.values()))[0]
     names = {arm.name: arm.shown for arm in experiment.arms}
     page = _Page(
         title=experiment.title or experiment.name,
         question=experiment.question,
-        setting=f"{setting(experiment, table)} {judged(found)}".strip(),
-        sentences=[text for row in table if (text := sentence(row, names))],
+        setting=f"{describe_setup(experiment, table)} {legacy_scoring_note(found)}".strip(),
+        sentences=[text for row in table if (text := describe_row(row, names))],
         sections=_sections(experiment, found, table, names),
         figures=figures,
-        commands=commands(table, command),
+        commands=rerun_commands(table, command),
         versions=", ".join(f"{name} {version}" for name, version in first.versions.items()),
     )
     pages = {"report.html": _html(page), "report.md": _markdown(page)}
@@ -106,7 +114,7 @@ def write(experiment: Experiment, out: Path, to: Path, command: str) -> list[Pat
     return [*(to / name for name in pages), *(path for _, path in figures), *save_runs(everything, out, to)]
 
 
-def setting(experiment: Experiment, table: Sequence[Row]) -> str:
+def describe_setup(experiment: Experiment, table: Sequence[ComparisonRow]) -> str:
     """The setting in a sentence."""
     run = table[0].arm.run
     unfinished = list(dict.fromkeys(row.arm.shown for row in table if not row.finished))
@@ -128,25 +136,38 @@ def _count(nodes: int) -> str:
     return f"{nodes} node{'s' if nodes > 1 else ''}"
 
 
-def commands(table: Sequence[Row], command: str) -> list[str]:
+def rerun_commands(table: Sequence[ComparisonRow], command: str) -> list[str]:
     """The command that runs an arm again, for every arm of the table."""
     lines = [f"{command} --only {row.arm.name} --seeds {','.join(map(str, row.seeds))} --fresh" for row in table]
     return list(dict.fromkeys(lines))
 
 
 def _sections(
-    experiment: Experiment, found: Mapping[str, Sequence[RunResult]], table: Sequence[Row], names: Mapping[str, str]
+    experiment: Experiment,
+    found: Mapping[str, Sequence[RunResult]],
+    table: Sequence[ComparisonRow],
+    names: Mapping[str, str],
 ) -> list[_Section]:
     """Those that have lines."""
     tasks = by_task.tasks_of(found)
     more = list(dict.fromkeys(more_cells(row) for row in table))
     sections = [
-        _Section("The table", NOTE, HEADS, [cells(row, names) for row in table]),
-        _Section("For the same tokens", GAIN_CURVE_NOTE, gain_curve.heads(), gain_curve.lines(experiment, found)),
-        _Section("By task", BY_TASK_NOTE, by_task.heads(tasks), by_task.lines(experiment, found)),
+        _Section("The table", NOTE, HEADS, [format_row(row, names) for row in table]),
+        _Section(
+            "For the same tokens",
+            GAIN_CURVE_NOTE,
+            gain_curve.gain_curve_columns(),
+            gain_curve.gain_curve_rows(experiment, found),
+        ),
+        _Section("By task", BY_TASK_NOTE, by_task.task_gain_columns(tasks), by_task.task_gain_rows(experiment, found)),
         _Section("", PERMUTATION_NOTE, by_task.permuted_heads(tasks), by_task.permuted_lines(experiment, found)),
-        _Section("", JOINT_NOTE, joint.heads(experiment), joint.lines(experiment, found)),
-        _Section("Nodes that differ", NODE_TYPES_NOTE, node_types.heads(), node_types.lines(experiment, found)),
+        _Section("", JOINT_NOTE, joint.joint_columns(experiment), joint.joint_rows(experiment, found)),
+        _Section(
+            "Nodes that differ",
+            NODE_TYPES_NOTE,
+            node_types.node_type_columns(),
+            node_types.node_type_rows(experiment, found),
+        ),
         _Section("What it cost, and how it went", "", MORE_HEADS, more),
     ]
     return [section for section in sections if section.lines]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_lab.running.held_out import VERDICTS
-from sapo_lab.running.run import Done, run_folder
+from sapo_lab.running.run import CompletedRun, run_folder
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.node.evaluation import read_results
@@ -163,7 +163,7 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
     by_round = [[found[t] for found in rounds if t in found] for t in range(last)]
     tokens = np.cumsum([sum(e.tokens_generated for e in events) for events in by_round], dtype=np.float64)
     done = folder / "done.json"
-    finished = msgspec.json.decode(done.read_bytes(), type=Done) if done.exists() else None
+    finished = msgspec.json.decode(done.read_bytes(), type=CompletedRun) if done.exists() else None
     started = next(e for e in per_node[0] if isinstance(e, RunStarted))
     return RunResult(
         arm=arm.name,
@@ -231,7 +231,7 @@ def load_all(experiment: Experiment, out: Path) -> dict[str, list[RunResult]]:
     return found
 
 
-def comparable(found: Mapping[str, Sequence[RunResult]]) -> dict[str, list[RunResult]]:
+def select_comparable_runs(found: Mapping[str, Sequence[RunResult]]) -> dict[str, list[RunResult]]:
     """Of each arm the runs that have ended, for of one that goes on the later and better rounds are missing; all runs
     of an arm where none has ended."""
     return {name: [run for run in runs if run.finished] or list(runs) for name, runs in found.items()}

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from sapo_lab.report.results import Floats, RunResult
-from sapo_lab.running.run import Settings, digest, run_folder, settings_of
+from sapo_lab.running.run import ResumeSettings, run_folder, settings_digest, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
@@ -29,7 +29,7 @@ _LEVEL = 19
 class SavedRun(msgspec.Struct, frozen=True):
     """One run: under which settings, and what its journals said."""
 
-    settings: Settings
+    settings: ResumeSettings
     result: RunResult
 
     @property
@@ -52,10 +52,10 @@ def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> 
     for run in (run for runs in found.values() for run in runs):
         folder = run_folder(out, run.arm, run.seed)
         if (folder / "done.json").exists() and run.last is not None:
-            new.append(SavedRun(msgspec.json.decode((folder / "arm.json").read_bytes(), type=Settings), run))
+            new.append(SavedRun(msgspec.json.decode((folder / "arm.json").read_bytes(), type=ResumeSettings), run))
     if not new:
         return []
-    content = encode([*read(to), *new])
+    content = encode_saved_runs([*read_saved_runs(to), *new])
     path = to / FILE
     if path.exists() and path.read_bytes() == content:
         return []
@@ -71,7 +71,7 @@ def with_saved_runs(
     A saved run counts before one that has not finished. Raises BadExperiment for a damaged file, and for a run of another
     experiment or of other settings.
     """
-    runs = {saved.key: _checked(saved, experiment, to) for saved in read(to)}
+    runs = {saved.key: _checked(saved, experiment, to) for saved in read_saved_runs(to)}
     runs |= {
         (run.arm, run.seed): run
         for some in found.values()
@@ -82,7 +82,7 @@ def with_saved_runs(
     return {name: [runs[key] for key in sorted(runs) if key[0] == name] for name in names}
 
 
-def judged(found: Mapping[str, Sequence[RunResult]]) -> str:
+def legacy_scoring_note(found: Mapping[str, Sequence[RunResult]]) -> str:
     """Which runs the library's rule judged, in a sentence; "" where all were judged exactly. A finished run that kept no
     verdicts is of the time when it was the only rule (decision 37)."""
     runs = {name: [run for run in some if run.last is not None and run.finished] for name, some in found.items()}
@@ -101,14 +101,14 @@ def judged(found: Mapping[str, Sequence[RunResult]]) -> str:
     )
 
 
-def encode(runs: Iterable[SavedRun]) -> bytes:
+def encode_saved_runs(runs: Iterable[SavedRun]) -> bytes:
     """The content of FILE: of runs with the same arm and seed the last, sorted, so that equal runs give equal bytes."""
     latest = {run.key: run for run in runs}
     pack = _Pack(tuple(latest[key] for key in sorted(latest)))
     return zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(pack, enc_hook=_bytes))
 
 
-def read(to: Path) -> tuple[SavedRun, ...]:
+def read_saved_runs(to: Path) -> tuple[SavedRun, ...]:
     """All runs saved beside a report. Raises BadExperiment for a damaged file, OSError."""
     path = to / FILE
     if not path.exists():
@@ -124,7 +124,7 @@ def _checked(saved: SavedRun, experiment: Experiment, to: Path) -> RunResult:
     """The result; the device is not compared, everything else is."""
     arm = experiment.arm(saved.settings.arm.name)
     ran = msgspec.structs.replace(arm, run=msgspec.structs.replace(arm.run, device=saved.settings.arm.run.device))
-    if digest(saved.settings) != digest(settings_of(experiment, ran, saved.settings.seed)):
+    if settings_digest(saved.settings) != settings_digest(settings_of(experiment, ran, saved.settings.seed)):
         raise BadExperiment(
             f"{to}: {arm.name} with seed {saved.settings.seed} was run with other settings. Move {FILE} away, or report "
             "elsewhere with --to."

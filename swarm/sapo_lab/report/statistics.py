@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sapo_swarm.evaluation import Interval
+from sapo_swarm.evaluation import ConfidenceInterval
 
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond the list the normal's 1.96 plus 2.4 / df."""
@@ -18,19 +18,19 @@ def t_quantile(freedom: int) -> float:
     return _T975[freedom - 1] if freedom <= len(_T975) else 1.96 + 2.4 / freedom
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> ConfidenceInterval:
     """Mean over seeds with its 95 % interval; NaN bounds for one seed, all NaN for none. NaN values are left out."""
     known = np.array([v for v in values if math.isfinite(v)], dtype=np.float64)
     if known.size == 0:
-        return Interval(math.nan, math.nan, math.nan)
+        return ConfidenceInterval(math.nan, math.nan, math.nan)
     mean = float(known.mean())
     if known.size == 1:
-        return Interval(mean, math.nan, math.nan)
+        return ConfidenceInterval(mean, math.nan, math.nan)
     half = t_quantile(known.size - 1) * float(known.std(ddof=1)) / math.sqrt(known.size)
-    return Interval(mean, mean - half, mean + half)
+    return ConfidenceInterval(mean, mean - half, mean + half)
 
 
-def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> Interval:
+def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> ConfidenceInterval:
     """Relative gain (0.94 = +94 %) over the seeds that both arms have, NaN left out: the ratio of the means, less 1.
 
     The interval is that of a ratio of two means that vary together: residuals y - ratio * x, over the mean of x (Cochran,
@@ -40,10 +40,10 @@ def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> In
     known = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], dtype=np.float64).reshape(-1, 2)
     y, x = known.T
     if not x.size or not x.mean() > 0:
-        return Interval(math.nan, math.nan, math.nan)
+        return ConfidenceInterval(math.nan, math.nan, math.nan)
     ratio = float(y.mean() / x.mean())
     spread = mean_interval(list((y - ratio * x) / x.mean()))
-    return Interval(ratio - 1.0, ratio - 1.0 + spread.low, ratio - 1.0 + spread.high)
+    return ConfidenceInterval(ratio - 1.0, ratio - 1.0 + spread.low, ratio - 1.0 + spread.high)
 
 
 def nonzero_advantage_share(p: float, size: int) -> float:
@@ -51,7 +51,7 @@ def nonzero_advantage_share(p: float, size: int) -> float:
     return 1.0 - (1.0 - p) ** size - p**size
 
 
-def percent(interval: Interval, digits: int = 1, signed: bool = False) -> str:
+def format_percent(interval: ConfidenceInterval, digits: int = 1, signed: bool = False) -> str:
     """ "1.4 % (1.1 to 1.7)"; "–" for NaN."""
     if not math.isfinite(interval.value):
         return "–"
@@ -62,7 +62,7 @@ def percent(interval: Interval, digits: int = 1, signed: bool = False) -> str:
     return f"{text} ({100 * interval.low:{sign}.{digits}f} to {100 * interval.high:{sign}.{digits}f})"
 
 
-def number(interval: Interval) -> str:
+def format_number(interval: ConfidenceInterval) -> str:
     """ "41.4 (38.0 to 44.8)"; "–" for NaN."""
     if not math.isfinite(interval.value):
         return "–"

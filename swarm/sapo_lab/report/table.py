@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sapo_lab.report.results import Floats, RunResult, at_same_tokens, comparable
-from sapo_lab.report.statistics import mean_interval, number, paired_gain, percent
+from sapo_lab.report.results import Floats, RunResult, at_same_tokens, select_comparable_runs
+from sapo_lab.report.statistics import format_number, format_percent, mean_interval, paired_gain
 from sapo_lab.running.judge import BLOCK, better_from
-from sapo_lab.schema import Arm, Conditions, Experiment
-from sapo_swarm.evaluation import Interval
+from sapo_lab.schema import Arm, ArmConditions, Experiment
+from sapo_swarm.evaluation import ConfidenceInterval
 
 PAPER_TOTAL: Mapping[tuple[int, int], float] = {(8, 0): 561.79, (6, 2): 854.43, (4, 4): 1093.31, (2, 6): 945.87}
 """(I, J) -> total reward over agents and 2000 rounds (arXiv 2509.08721, section 5)."""
-NOTHING = Interval(math.nan, math.nan, math.nan)
+NOTHING = ConfidenceInterval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class MetricGain:
     """A figure of an arm and its relative gain over the arm it is compared with (NaN without one)."""
 
-    value: Interval
-    gain: Interval = NOTHING
+    value: ConfidenceInterval
+    gain: ConfidenceInterval = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One arm beside one other (or none). Totals are sums over nodes and rounds.
 
     paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
@@ -43,30 +43,30 @@ class Row:
     rounds: int
     finished: bool
     paper: float
-    batch: Gain
-    local: Gain
-    external: Interval
-    nonzero_advantage: Interval
-    base: Interval
-    held_out: Gain
-    equal_tokens: Gain
-    forgetting: Interval
-    distinct: Interval
-    planted: Interval
-    tokens: Interval
-    megabytes: Interval
-    round_seconds: Interval
-    minutes: Interval
+    batch: MetricGain
+    local: MetricGain
+    external: ConfidenceInterval
+    nonzero_advantage: ConfidenceInterval
+    base: ConfidenceInterval
+    held_out: MetricGain
+    equal_tokens: MetricGain
+    forgetting: ConfidenceInterval
+    distinct: ConfidenceInterval
+    planted: ConfidenceInterval
+    tokens: ConfidenceInterval
+    megabytes: ConfidenceInterval
+    round_seconds: ConfidenceInterval
+    minutes: ConfidenceInterval
     trained_groups: tuple[float, float]
     judged: str
 
 
-def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[Row]:
+def comparison_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[ComparisonRow]:
     """A row for every arm that has runs and every arm that it is compared with.
 
     Only runs that have ended are compared, see results.comparable.
     """
-    chosen = comparable(found)
+    chosen = select_comparable_runs(found)
     ended = {name: runs if runs[0].finished else [] for name, runs in chosen.items()}
     return [
         _row(arm, chosen[arm.name], other, ended.get(other, []) if ended[arm.name] else [])
@@ -76,9 +76,9 @@ def rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> li
     ]
 
 
-def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunResult]) -> Row:
+def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunResult]) -> ComparisonRow:
     plain = (arm.run.local_groups, arm.run.external_groups)
-    return Row(
+    return ComparisonRow(
         arm=arm,
         against=other,
         seeds=tuple(run.seed for run in runs),
@@ -127,27 +127,27 @@ def is_plain(arm: Arm) -> bool:
     named = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.stage)
     rules = (*named, run.replay_groups, run.contrast)
     papers = ("uniform_nonzero", "grpo", "all", "uniform", "none", 0, 0)
-    return arm.conditions == Conditions() and rules == papers
+    return arm.conditions == ArmConditions() and rules == papers
 
 
-def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> Gain:
+def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> MetricGain:
     """The total, and the gain of the mean a node and round: arms may have different numbers of them."""
     totals = mean_interval([float(getattr(run, name).sum()) for run in runs])
     mine, theirs = (
         {run.seed: float(getattr(run, name).sum() / run.present.sum()) for run in some} for some in (runs, against)
     )
-    return Gain(totals, paired_gain(mine, theirs) if theirs else NOTHING)
+    return MetricGain(totals, paired_gain(mine, theirs) if theirs else NOTHING)
 
 
 def _last(runs: Sequence[RunResult]) -> dict[int, float]:
     return {run.seed: run.last.pass_at_1 for run in runs if run.last is not None}
 
 
-def _compared(values: Mapping[int, float], against: Mapping[int, float]) -> Gain:
-    return Gain(mean_interval(list(values.values())), paired_gain(values, against) if against else NOTHING)
+def _compared(values: Mapping[int, float], against: Mapping[int, float]) -> MetricGain:
+    return MetricGain(mean_interval(list(values.values())), paired_gain(values, against) if against else NOTHING)
 
 
-def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> Gain:
+def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> MetricGain:
     others = {run.seed: run for run in against}
     mine: dict[int, float] = {}
     theirs: dict[int, float] = {}
@@ -200,7 +200,7 @@ MORE_HEADS = (
 )
 
 
-def cells(row: Row, names: Mapping[str, str]) -> tuple[str, ...]:
+def format_row(row: ComparisonRow, names: Mapping[str, str]) -> tuple[str, ...]:
     """A row of the main table; names: arm -> how it is called."""
     paper = "–"
     if math.isfinite(row.paper):
@@ -211,39 +211,39 @@ def cells(row: Row, names: Mapping[str, str]) -> tuple[str, ...]:
         row.arm.shown + unfinished,
         names.get(row.against, "–"),
         paper,
-        number(row.batch.value),
-        percent(row.batch.gain, 0, signed=True),
-        number(row.local.value),
-        percent(row.local.gain, 0, signed=True),
-        percent(row.held_out.value, 2),
-        percent(row.held_out.gain, 0, signed=True),
-        percent(row.equal_tokens.value, 2),
-        percent(row.equal_tokens.gain, 0, signed=True),
+        format_number(row.batch.value),
+        format_percent(row.batch.gain, 0, signed=True),
+        format_number(row.local.value),
+        format_percent(row.local.gain, 0, signed=True),
+        format_percent(row.held_out.value, 2),
+        format_percent(row.held_out.gain, 0, signed=True),
+        format_percent(row.equal_tokens.value, 2),
+        format_percent(row.equal_tokens.gain, 0, signed=True),
     )
 
 
-def more_cells(row: Row) -> tuple[str, ...]:
+def more_cells(row: ComparisonRow) -> tuple[str, ...]:
     """A row of the table of costs; MORE_HEADS names its columns."""
-    millions = Interval(row.tokens.value / 1e6, row.tokens.low / 1e6, row.tokens.high / 1e6)
+    millions = ConfidenceInterval(row.tokens.value / 1e6, row.tokens.low / 1e6, row.tokens.high / 1e6)
     return (
         row.arm.shown,
         ", ".join(map(str, row.seeds)),
         str(row.rounds),
-        percent(row.base, 2),
-        percent(row.nonzero_advantage),
-        percent(row.external),
-        percent(row.forgetting, 2),
-        percent(row.distinct),
-        percent(row.planted, 2),
+        format_percent(row.base, 2),
+        format_percent(row.nonzero_advantage),
+        format_percent(row.external),
+        format_percent(row.forgetting, 2),
+        format_percent(row.distinct),
+        format_percent(row.planted, 2),
         f"{millions.value:.2f}",
         f"{row.trained_groups[0]:,.0f} + {row.trained_groups[1]:,.0f}",
-        number(row.round_seconds),
+        format_number(row.round_seconds),
         f"{row.megabytes.value:.1f}",
         f"{row.minutes.value:.1f}" if row.finished else "–",
     )
 
 
-def sentence(row: Row, names: Mapping[str, str]) -> str:
+def describe_row(row: ComparisonRow, names: Mapping[str, str]) -> str:
     """What a row says, in words; "" for an arm that is compared with nothing."""
     other = names.get(row.against)
     if other is None:
@@ -259,11 +259,11 @@ def sentence(row: Row, names: Mapping[str, str]) -> str:
     return f"{row.arm.shown} against {other}: {'; '.join(parts)}."
 
 
-def _change(gain: Interval) -> str:
+def _change(gain: ConfidenceInterval) -> str:
     if not math.isfinite(gain.value):
         return "not measured"
     if not math.isfinite(gain.low):
         return f"{100 * gain.value:+.0f} % (one seed, no interval)"
     if not gain.excludes_zero:
-        return f"shows no measurable change ({percent(gain, 0, signed=True)})"
-    return percent(gain, 0, signed=True)
+        return f"shows no measurable change ({format_percent(gain, 0, signed=True)})"
+    return format_percent(gain, 0, signed=True)

@@ -12,7 +12,7 @@ import math
 import msgspec
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AdaptiveRule(msgspec.Struct, frozen=True):
     """wanted: non-zero-advantage groups a batch should hold, as a share of it. most: largest external share. gap: nats a token
     by which external text may be less likely than local text. memory: rounds over which the signals are averaged.
     every: rounds between two moves."""
@@ -24,7 +24,7 @@ class Rule(msgspec.Struct, frozen=True):
     every: int = 5
 
 
-class Split(msgspec.Struct, frozen=True):
+class BatchSplit(msgspec.Struct, frozen=True):
     """Local and external groups of a batch, and the signals they follow.
 
     nonzero_share: moving average of the non-zero-advantage share of local groups, None before the first round. gap:
@@ -40,7 +40,7 @@ class Split(msgspec.Struct, frozen=True):
     age: int = 0
 
 
-def observe(split: Split, nonzero_share: float, gap: float | None, rule: Rule) -> Split:
+def observe_round(split: BatchSplit, nonzero_share: float, gap: float | None, rule: AdaptiveRule) -> BatchSplit:
     """Take in a round: the non-zero-advantage share of the local groups, and the log-probability gap if there was one."""
     weight = 1.0 / rule.memory
     share = (
@@ -52,13 +52,13 @@ def observe(split: Split, nonzero_share: float, gap: float | None, rule: Rule) -
     return msgspec.structs.replace(split, nonzero_share=share, gap=drift, age=split.age + 1)
 
 
-def observe_held_out(split: Split, before: float, after: float, items: int) -> Split:
+def observe_held_out(split: BatchSplit, before: float, after: float, items: int) -> BatchSplit:
     """Take in two successive held-out results on so many items: the change in standard errors."""
     error = math.sqrt(max(before * (1 - before) + after * (1 - after), 1e-9) / max(items, 1))
     return msgspec.structs.replace(split, trend=(after - before) / error)
 
 
-def target(split: Split, rule: Rule) -> int:
+def target_external_groups(split: BatchSplit, rule: AdaptiveRule) -> int:
     """The J that the signals ask for."""
     total = split.local + split.external
     most = math.floor(rule.most * total)
@@ -68,9 +68,9 @@ def target(split: Split, rule: Rule) -> int:
     return max(0, needed - excess - (split.trend < -2.0))
 
 
-def move(split: Split, rule: Rule) -> Split:
+def adjust_split(split: BatchSplit, rule: AdaptiveRule) -> BatchSplit:
     """At most one group toward the target, at most every `every` rounds: no swinging."""
-    aim = target(split, rule)
+    aim = target_external_groups(split, rule)
     if split.age < rule.every or aim == split.external:
         return split
     step = 1 if aim > split.external else -1

@@ -13,7 +13,7 @@ import msgspec
 
 from sapo_backends.errors import CheckpointCorrupt
 from sapo_lab.running.nodes import LabNode, NodeState
-from sapo_lab.running.pool import Shared
+from sapo_lab.running.pool import SharedGroup
 from sapo_swarm.types import UNREADABLE
 
 
@@ -22,12 +22,14 @@ class SwarmState(msgspec.Struct, frozen=True):
 
     rounds_done: int
     nodes: tuple[NodeState, ...]
-    pool: tuple[Shared, ...]
+    pool: tuple[SharedGroup, ...]
     wall_s: float
     format: int = 1
 
 
-def save(folder: Path, nodes: Sequence[LabNode], rounds_done: int, pool: tuple[Shared, ...], wall_s: float) -> None:
+def save_swarm_checkpoint(
+    folder: Path, nodes: Sequence[LabNode], rounds_done: int, pool: tuple[SharedGroup, ...], wall_s: float
+) -> None:
     """Replace the checkpoint. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     partial, done = folder / ".partial", folder / f"rounds-{rounds_done:06d}"
@@ -44,7 +46,7 @@ def save(folder: Path, nodes: Sequence[LabNode], rounds_done: int, pool: tuple[S
             shutil.rmtree(older, ignore_errors=True)
 
 
-def restore(folder: Path, nodes: Sequence[LabNode]) -> SwarmState | None:
+def restore_swarm_checkpoint(folder: Path, nodes: Sequence[LabNode]) -> SwarmState | None:
     """Put the nodes where the newest checkpoint has them; None without one. Raises CheckpointCorrupt."""
     found = sorted(folder.glob("rounds-*"))
     if not found:

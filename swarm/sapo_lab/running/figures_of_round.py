@@ -19,7 +19,7 @@ import numpy as np
 
 from sapo_lab.conditions import PLANTED
 from sapo_swarm.protocol.wire import MAX_GROUPS as UPLOAD_GROUPS
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, Upload, encode
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, Upload, encode_message
 from sapo_swarm.scoring.prompts import extract_answer, written_answer
 from sapo_swarm.types import AnswerFormat, Group
 
@@ -28,14 +28,14 @@ _ID, _KEY = "a" * 26, bytes(32)
 MAX_COMPLETIONS = 16
 
 
-def distinct(groups: Sequence[Group], answer_format: AnswerFormat) -> float:
+def distinct_answer_share(groups: Sequence[Group], answer_format: AnswerFormat) -> float:
     """0 without groups. Completions without an answer have one in common."""
     answers = [{written_answer(answer_format, r.text) or extract_answer(r.text) for r in g.rollouts} for g in groups]
     shares = [len(found) / len(g.rollouts) for found, g in zip(answers, groups, strict=True)]
     return float(np.mean(shares)) if shares else 0.0
 
 
-def planted(groups: Sequence[Group]) -> float:
+def planted_share(groups: Sequence[Group]) -> float:
     """0 without completions."""
     texts = [r.text for g in groups for r in g.rollouts]
     return sum(PLANTED in text for text in texts) / len(texts) if texts else 0.0
@@ -46,7 +46,7 @@ def upload_bytes(groups: Sequence[Group], round_number: int) -> int:
     bodies = [_body(g, round_number) for g in groups]
     signed = [SignedGroup(body=body, key=_KEY, signature=hashlib.sha512(body).digest()) for body in bodies]
     chunks = [signed[i : i + UPLOAD_GROUPS] for i in range(0, len(signed), UPLOAD_GROUPS)]
-    return sum(len(encode(Upload(groups=tuple(chunk)))) for chunk in chunks)
+    return sum(len(encode_message(Upload(groups=tuple(chunk)))) for chunk in chunks)
 
 
 def _body(group: Group, round_number: int) -> bytes:

@@ -14,7 +14,7 @@ from sapo_backends.base import Sampling
 from sapo_lab.running.adaptive import observe_held_out
 from sapo_lab.running.nodes import LabNode
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.evaluation import ItemResult, eval_items, evaluated, held_out_items
+from sapo_swarm.evaluation import ItemResult, eval_items, evaluation_event, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.evaluation import evaluate_questions, read_results, write_results
@@ -26,13 +26,13 @@ VERDICTS = "final.json"
 """Beside a node's journal: the verdict on every question that it answered at the end, for intervals over questions."""
 
 
-def assigned(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
+def assign_items(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
     """The items of one node where every item is answered by so many nodes: with many items the mean over nodes is
     almost as exact as if each node answered all, at a part of the cost."""
     return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
 
 
-async def base(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, folder: Path, shared: Path) -> None:
+async def evaluate_base(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, folder: Path, shared: Path) -> None:
     """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
     answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
     for node in nodes:
@@ -70,25 +70,27 @@ def base_path(folder: Path, model: str) -> Path:
     return folder / f"{hashlib.sha256(model.encode()).hexdigest()[:16]}.json"
 
 
-async def curve(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
+async def evaluate_curve_point(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
     """A point of the curve: the first eval_items items a task, divided among the nodes."""
     refs = held_out_items(arm.run.tasks, arm.run.preset, eval_items(arm.run))
     for place, node in enumerate(nodes):
         began = time.perf_counter()
-        mine = assigned(refs, place, len(nodes))
+        mine = assign_items(refs, place, len(nodes))
         results = await _answers(node, mine)
-        event = evaluated(results, rounds_done, time.perf_counter() - began)
+        event = evaluation_event(results, rounds_done, time.perf_counter() - began)
         if arm.conditions.adaptive and node.held_out is not None:
             node.split = observe_held_out(node.split, node.held_out, event.pass_at_1, event.items)
         _store(node, event)
 
 
-async def final(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path) -> None:
+async def evaluate_final(
+    nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, rounds_done: int, folder: Path
+) -> None:
     """All items, each answered by final_answers nodes; paired with the base on the same items."""
     refs = registered_items(experiment, arm)
     for place, node in enumerate(nodes):
         began = time.perf_counter()
-        results = await _answers(node, assigned(refs, place, len(nodes), experiment.final_answers))
+        results = await _answers(node, assign_items(refs, place, len(nodes), experiment.final_answers))
         answered = {result.ref for result in results}
         before = read_results(base_path(folder, node.context.config.model))
         paired = [result for result in before if result.ref in answered]
@@ -120,8 +122,8 @@ def _store_all(
     """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
     part = [result for result in results if result.ref.index < eval_items(arm.run)]
     if 0 < len(part) < len(results):
-        _store(node, evaluated(part, rounds_done, 0.0))
-    _store(node, evaluated(results, rounds_done, seconds, before))
+        _store(node, evaluation_event(part, rounds_done, 0.0))
+    _store(node, evaluation_event(results, rounds_done, seconds, before))
 
 
 def _store(node: LabNode, event: Evaluated) -> None:

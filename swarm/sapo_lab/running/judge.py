@@ -1,5 +1,6 @@
 """The judge of the paper's open demo: one held-out question a round, the same for every node, and from which round on a
-swarm answers better than silo."""
+swarm answers better than silo.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from sapo_backends.base import Sampling
 from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
-from sapo_swarm.scoring.prompts import conversation
-from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.scoring.prompts import build_conversation
+from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import held_out, preset_of
 from sapo_swarm.types import Question, TaskRef
 
@@ -26,24 +27,24 @@ Key = tuple[int, int]
 """(seed, round) of a question."""
 
 
-def question(tasks: Sequence[str], preset: str, round_number: int) -> TaskRef:
+def pick_judge_question(tasks: Sequence[str], preset: str, round_number: int) -> TaskRef:
     """The judge's question of a round: the same in every arm, for every node and seed."""
     task = random.Random(f"judge|{round_number}").choice(tasks)
     return held_out(task, preset_of(task, preset), FIRST_ITEM + round_number)
 
 
-async def ask(context: RoundContext, ref: TaskRef) -> float | None:
+async def score_judge_question(context: RoundContext, ref: TaskRef) -> float | None:
     """1 for a right answer, 0 for a wrong one, None when the coordinates give no question."""
     found = (await context.scorer.questions([ref]))[0]
     if not isinstance(found, Question):
         return None
     engine, config = context.host.engine, context.config
-    prompt = engine.tokenizer.encode_chat(conversation(found))
+    prompt = engine.tokenizer.encode_chat(build_conversation(found))
     seed = round_seed(context.node_key, config.seed, ref.index, "judge")
     sampling = Sampling(1.0, 1.0, config.max_new_tokens)
     completions = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)
     verdict = (await context.scorer.score_many([(ref, [engine.tokenizer.decode(completions[0][0].tokens)])]))[0]
-    return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, Scored) else 0.0
+    return float(verdict.rewards[0] >= 1.0) if isinstance(verdict, ScoredTexts) else 0.0
 
 
 def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float]) -> int | None:
@@ -56,7 +57,7 @@ def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float]) -> int | 
     for key in sorted(swarm.keys() & silo.keys()):
         differences.setdefault(key[1] // BLOCK, []).append(swarm[key] - silo[key])
     blocks = sorted(differences)
-    p_values = holm([sign_flip(np.array(differences[b])) for b in blocks])
+    p_values = holm_correction([sign_flip(np.array(differences[b])) for b in blocks])
     first: int | None = None
     for number, p_value in zip(reversed(blocks), reversed(p_values), strict=True):
         if p_value >= 0.05:
@@ -72,7 +73,7 @@ def sign_flip(differences: NDArray[np.float64]) -> float:
     return float((reached + 1) / (FLIPS + 1))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm_correction(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values in the order given."""
     order = np.argsort(p_values)
     adjusted = [0.0] * len(p_values)

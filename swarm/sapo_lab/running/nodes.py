@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import Engine
-from sapo_lab.conditions import cycled, is_hostile, node_key, node_tasks
-from sapo_lab.running.adaptive import Rule, Split
+from sapo_lab.conditions import is_hostile, node_key, node_tasks, round_robin_value
+from sapo_lab.running.adaptive import AdaptiveRule, BatchSplit
 from sapo_lab.running.pool import Mailbox
 from sapo_lab.schema import Arm, Experiment
 from sapo_swarm.algorithms.base import learning_rate
@@ -26,13 +26,13 @@ from sapo_swarm.protocol.drift import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer
 
 Build = Callable[[RunConfig], Engine]
-RULE = Rule()
+RULE = AdaptiveRule()
 
 
 class NodeState(msgspec.Struct, frozen=True):
     """What a node remembers besides its engine: see LabNode."""
 
-    split: Split
+    split: BatchSplit
     tokens: int = 0
     solved: tuple[str, ...] = ()
     seen: dict[str, int] = {}
@@ -53,7 +53,7 @@ class LabNode:
     context: RoundContext
     mailbox: Mailbox
     journal: Journal
-    split: Split
+    split: BatchSplit
     tokens: int = 0
     solved: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
@@ -110,8 +110,8 @@ def node_config(arm: Arm, index: int, seed: int) -> RunConfig:
     """The settings of one node of an arm."""
     return msgspec.structs.replace(
         arm.run,
-        model=cycled(arm.conditions.models, index, arm.run.model),
-        algorithm=cycled(arm.conditions.algorithms, index, arm.run.algorithm),
+        model=round_robin_value(arm.conditions.models, index, arm.run.model),
+        algorithm=round_robin_value(arm.conditions.algorithms, index, arm.run.algorithm),
         tasks=node_tasks(arm, index),
         seed=seed,
     )
@@ -154,7 +154,7 @@ async def open_node(
         context=context,
         mailbox=mailbox,
         journal=_journal(folder),
-        split=Split(config.local_groups, config.external_groups),
+        split=BatchSplit(config.local_groups, config.external_groups),
     )
 
 
@@ -163,7 +163,7 @@ def _journal(folder: Path) -> Journal:
     return Journal(folder / "journal.db")
 
 
-def started(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) -> RunStarted:
+def run_started_event(node: LabNode, experiment: Experiment, arm: Arm, round_number: int) -> RunStarted:
     """The event with which a node's journal opens, and opens again after a stop."""
     config, info = node.context.config, node.host.engine.info
     run_id = f"{experiment.name}/{arm.name}/seed-{config.seed}/{node.key}"

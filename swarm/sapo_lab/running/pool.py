@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sapo_lab.conditions import arrives, node_key
-from sapo_lab.schema import Conditions
+from sapo_lab.conditions import is_delivered, node_key
+from sapo_lab.schema import ArmConditions
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import ReceivedGroups
@@ -16,7 +16,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group
 
 
-class Shared(msgspec.Struct, frozen=True):
+class SharedGroup(msgspec.Struct, frozen=True):
     """A group as the other nodes see it, the round it was generated in, and the bytes of one delivery."""
 
     group: Group
@@ -34,31 +34,31 @@ def key_of(group: Group) -> str:
     return f"{group.node}|{group.question.ref.label}"
 
 
-def shared(groups: Sequence[Group], node: str, round_number: int, upload: int) -> list[Shared]:
+def as_shared_groups(groups: Sequence[Group], node: str, round_number: int, upload: int) -> list[SharedGroup]:
     """A node's groups of a round as the others see them; upload: bytes of all of them together."""
     size = -(-upload // max(len(groups), 1))
     seen = (msgspec.structs.replace(group, source="external", node=node, advantages=()) for group in groups)
-    return [Shared(group, round_number, size) for group in seen]
+    return [SharedGroup(group, round_number, size) for group in seen]
 
 
-class History:
+class GroupHistory:
     """Everything shared that a later round may still sample from."""
 
-    def __init__(self, conditions: Conditions, seed: int, groups: Sequence[Shared] = ()) -> None:
+    def __init__(self, conditions: ArmConditions, seed: int, groups: Sequence[SharedGroup] = ()) -> None:
         self._conditions, self._seed = conditions, seed
         self._groups = list(groups)
 
     @property
-    def groups(self) -> tuple[Shared, ...]:
+    def groups(self) -> tuple[SharedGroup, ...]:
         """For a checkpoint."""
         return tuple(self._groups)
 
-    def add(self, groups: Sequence[Shared], round_number: int) -> None:
+    def add(self, groups: Sequence[SharedGroup], round_number: int) -> None:
         """Take in what was shared in a round; what is too old for the next one is forgotten."""
         oldest = round_number - self._conditions.staleness - self._conditions.pool_rounds - 1
         self._groups = [s for s in self._groups if s.round > oldest] + list(groups)
 
-    def pool(self, receiver: int, round_number: int, used: set[str]) -> list[Shared]:
+    def pool(self, receiver: int, round_number: int, used: set[str]) -> list[SharedGroup]:
         """What a node may sample from in this round: old enough, not too old, arrived, not used before (or reused).
 
         Its local groups are available from the round after the one they were generated in.
@@ -66,7 +66,7 @@ class History:
         terms = self._conditions
         newest = round_number - terms.staleness
         me = node_key(receiver)
-        found: list[Shared] = []
+        found: list[SharedGroup] = []
         for item in self._groups:
             mine = item.group.node == me
             if mine and (terms.pool_from == "others" or item.round >= round_number):
@@ -76,7 +76,7 @@ class History:
             last = round_number - 1 if mine else newest
             if not last - terms.pool_rounds < item.round <= last or (item.key in used and not terms.reuse):
                 continue
-            if mine or arrives(terms, self._seed, receiver, item.group):
+            if mine or is_delivered(terms, self._seed, receiver, item.group):
                 found.append(item)
         return found
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import msgspec
 
-from sapo_lab.conditions import is_away, tampered
+from sapo_lab.conditions import is_away, tamper_group
 from sapo_lab.running import figures_of_round, judge
-from sapo_lab.running.adaptive import move, observe
+from sapo_lab.running.adaptive import adjust_split, observe_round
 from sapo_lab.running.nodes import RULE, LabNode
-from sapo_lab.running.pool import History, Shared, key_of, shared
-from sapo_lab.schema import Arm, Conditions
+from sapo_lab.running.pool import GroupHistory, SharedGroup, as_shared_groups, key_of
+from sapo_lab.schema import Arm, ArmConditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import round_phases
@@ -25,10 +25,10 @@ from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
 
 
-async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: int, round_number: int) -> None:
+async def run_round(nodes: Sequence[LabNode], arm: Arm, history: GroupHistory, seed: int, round_number: int) -> None:
     """Every present node goes through the round; the honest ones journal it."""
     terms = arm.conditions
-    judged = judge.question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
+    judged = judge.pick_judge_question(arm.run.tasks, arm.run.preset, round_number) if terms.judge else None
     present = [n for n in nodes if not is_away(terms, seed, n.index, round_number)]
     generated: list[tuple[LabNode, RoundContext, RoundWork]] = []
     for node in present:
@@ -46,12 +46,12 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: History, seed: 
             await _train(node, context, work, terms, history, judged, began)
 
 
-def takes(config: RunConfig) -> bool:
+def uses_shared_groups(config: RunConfig) -> bool:
     """The arm uses groups of the pool: in its batch, or in its stage."""
     return bool(config.external_groups) or config.stage != "none"
 
 
-async def _generate(context: RoundContext, terms: Conditions, round_number: int) -> RoundWork:
+async def _generate(context: RoundContext, terms: ArmConditions, round_number: int) -> RoundWork:
     """The local groups of the round, with those that dynamic sampling adds."""
     work = await _attempt(context, round_number)
     wanted = context.config.local_groups
@@ -91,15 +91,15 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
         work.seconds[phase] = work.seconds.get(phase, 0.0) + seconds
 
 
-async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: Conditions) -> list[Shared]:
+async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: ArmConditions) -> list[SharedGroup]:
     """What the node shares; nothing where nobody samples from it."""
     assert work.local is not None
-    if not takes(context.config) and not terms.adaptive:
+    if not uses_shared_groups(context.config) and not terms.adaptive:
         return []
     groups = work.local
     if node.hostile:
-        groups = [await _rescored(context, tampered(group, terms.attack, work.round)) for group in groups]
-    return shared(groups, node.key, work.round, figures_of_round.upload_bytes(groups, work.round))
+        groups = [await _rescored(context, tamper_group(group, terms.attack, work.round)) for group in groups]
+    return as_shared_groups(groups, node.key, work.round, figures_of_round.upload_bytes(groups, work.round))
 
 
 async def _rescored(context: RoundContext, group: Group) -> Group:
@@ -118,14 +118,14 @@ async def _train(
     node: LabNode,
     context: RoundContext,
     work: RoundWork,
-    terms: Conditions,
-    history: History,
+    terms: ArmConditions,
+    history: GroupHistory,
     judged: TaskRef | None,
     began: float,
 ) -> None:
     """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, with what the node
     has used in the round before."""
-    available = history.pool(node.index, work.round, node.used) if takes(context.config) else []
+    available = history.pool(node.index, work.round, node.used) if uses_shared_groups(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
         likely = [item for item in available if await _likely(node, context, item, work.round, terms)]
@@ -136,7 +136,7 @@ async def _train(
     await run_stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began
-    verdict = await judge.ask(context, judged) if judged is not None else None
+    verdict = await judge.score_judge_question(context, judged) if judged is not None else None
     figures = {"cpu_s": cpu_s, "pool": float(len(available)), "refused": float(refused)}
     if verdict is not None:
         figures["judged"] = verdict
@@ -145,7 +145,9 @@ async def _train(
         _adapt(node, finished, context.config.group_size)
 
 
-async def _likely(node: LabNode, context: RoundContext, item: Shared, round_number: int, terms: Conditions) -> bool:
+async def _likely(
+    node: LabNode, context: RoundContext, item: SharedGroup, round_number: int, terms: ArmConditions
+) -> bool:
     """As sapo_swarm.protocol.receive: could this policy have written what it would be trained on, and its author's others,
     each of which counts in the round it arrives?"""
     group = item.group
@@ -159,7 +161,7 @@ async def _likely(node: LabNode, context: RoundContext, item: Shared, round_numb
     return not unlikely and node.unlikely.allows(group.node)
 
 
-def _ahead(node: LabNode, context: RoundContext, history: History, round_number: int) -> RoundContext:
+def _ahead(node: LabNode, context: RoundContext, history: GroupHistory, round_number: int) -> RoundContext:
     """A context that samples more questions for what the pool lacks before the round, as a node of the app does; their
     groups are shared."""
     local, external = context.config.local_groups, context.config.external_groups
@@ -168,7 +170,7 @@ def _ahead(node: LabNode, context: RoundContext, history: History, round_number:
     return replace(context, config=msgspec.structs.replace(context.config, local_groups=wanted))
 
 
-def _usable(context: RoundContext, available: Sequence[Shared]) -> int:
+def _usable(context: RoundContext, available: Sequence[SharedGroup]) -> int:
     """How many of these groups a batch can take, at most J."""
     uniform = context.config.sampling == "uniform"
     sources = Counter(item.group.node for item in available if uniform or has_advantage(item.group))
@@ -176,7 +178,7 @@ def _usable(context: RoundContext, available: Sequence[Shared]) -> int:
     return min(sum(min(most, count) for count in sources.values()), context.config.external_groups)
 
 
-async def _update(context: RoundContext, work: RoundWork, terms: Conditions) -> None:
+async def _update(context: RoundContext, work: RoundWork, terms: ArmConditions) -> None:
     """The node's update with the local groups that the arm trains on; the record still sees all of them."""
     assert work.local is not None
     everything = work.local
@@ -198,8 +200,8 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     node.tokens += finished.tokens_generated
     figures |= work.figures | {
         "generated_groups": float(len(work.local)),
-        "distinct": figures_of_round.distinct(work.local, context.config.answer_format),
-        "planted": figures_of_round.planted(work.local),
+        "distinct": figures_of_round.distinct_answer_share(work.local, context.config.answer_format),
+        "planted": figures_of_round.planted_share(work.local),
         "replayed": float(work.replayed + sum(group.node == node.key for group in external)),
     }
     trained = len(work.trained) - len(external)  # a filter may leave nothing; then this is 0, not all of them
@@ -216,4 +218,4 @@ def _adapt(node: LabNode, event: RoundFinished, group_size: int) -> None:
     if event.logprob_external is not None and event.logprob_local is not None:
         gap = event.logprob_local - event.logprob_external
     groups = event.completions / group_size
-    node.split = move(observe(node.split, event.nonzero_groups / max(groups, 1.0), gap, RULE), RULE)
+    node.split = adjust_split(observe_round(node.split, event.nonzero_groups / max(groups, 1.0), gap, RULE), RULE)

@@ -24,8 +24,8 @@ from sapo_swarm.protocol.wire import (
     TaskOffers,
     TaskUpload,
     WireError,
-    unpack,
     unpack_json,
+    unpack_msgpack,
     unpack_task,
 )
 from sapo_swarm.tasks.own.spec import BadTask
@@ -188,7 +188,7 @@ class _Admin:
                 "open_swarm", "Anyone may join this swarm, so nothing private is shared in it. Host one by invite."
             )
         body = await read_body(request, self.coordinator.settings.body_s, MAX_PACKED + MAX_JSON)
-        task = unpack(body, TaskUpload)
+        task = unpack_msgpack(body, TaskUpload)
         offers = await store.tasks()
         if len(offers) >= MAX_TASKS and task.offer.name not in {offer.name for offer in offers}:
             raise Refusal("malformed", f"A swarm has up to {MAX_TASKS} tasks of members' own. Take one out first.")

@@ -10,7 +10,14 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.protocol.client import TIMEOUT_S, CoordinatorError, Unreachable, checked, open_session, parsed
+from sapo_swarm.protocol.client import (
+    TIMEOUT_S,
+    CoordinatorError,
+    Unreachable,
+    open_session,
+    parse_reply,
+    require_success,
+)
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.wire import Count, DisplayName, Label, TaskUpload, UnixTime
 from sapo_swarm.types import UNREADABLE, Name, NodeId, Sha256
@@ -137,7 +144,7 @@ class AdminClient:
     async def new_invite(self, label: str = "", hours: float = 168.0, uses: int = 10) -> list[Invite]:
         """The same new invite at every address of the host."""
         body = NewInvite(label=label, hours=hours, uses=uses)
-        view = parsed(await self._call("POST", "/admin/invites", body), InviteView)
+        view = parse_reply(await self._call("POST", "/admin/invites", body), InviteView)
         access = self.access
         return [
             Invite(address, access.port, access.swarm, access.fingerprint, view.token) for address in access.addresses
@@ -145,24 +152,24 @@ class AdminClient:
 
     async def invites(self) -> list[InviteView]:
         """Every invite of the swarm, oldest first."""
-        return parsed(await self._call("GET", "/admin/invites"), list[InviteView])
+        return parse_reply(await self._call("GET", "/admin/invites"), list[InviteView])
 
     async def revoke(self, hash: str) -> tuple[str, ...]:
         """Revoke an invite: the nodes that are out with it."""
-        return parsed(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), Removed).nodes
+        return parse_reply(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), Removed).nodes
 
     async def ban(self, node: str, reason: str = "banned by the host", with_invite: bool = False) -> tuple[str, ...]:
         """reason "" lifts the ban. with_invite: everybody whom the node's invite let in. The nodes that are out."""
         body = Ban(node=node, reason=reason, with_invite=with_invite)
-        return parsed(await self._call("POST", "/admin/ban", body), Removed).nodes
+        return parse_reply(await self._call("POST", "/admin/ban", body), Removed).nodes
 
     async def waiting(self) -> list[Waiting]:
         """Nodes that wait for the host."""
-        return parsed(await self._call("GET", "/admin/waiting"), list[Waiting])
+        return parse_reply(await self._call("GET", "/admin/waiting"), list[Waiting])
 
     async def approve(self, node: str = "") -> tuple[str, ...]:
         """Let a node in ("": all that wait): the nodes that are in now."""
-        return parsed(await self._call("POST", "/admin/approve", Approve(node=node)), Removed).nodes
+        return parse_reply(await self._call("POST", "/admin/approve", Approve(node=node)), Removed).nodes
 
     async def share(self, task: TaskUpload) -> None:
         """Take a task of the host's own into the swarm, in the place of its earlier version."""
@@ -189,4 +196,4 @@ class AdminClient:
                 content = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"No coordinator answers at {self.access.url}. Is it running?") from error
-        return checked(response.status, content)
+        return require_success(response.status, content)

@@ -8,8 +8,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sapo_swarm.coordinator.records import AHEAD_S, SAMPLE_BYTES, Entry, PoolLimits, fits, invite_share
-from sapo_swarm.protocol.drift import Remembered
+from sapo_swarm.coordinator.records import AHEAD_S, SAMPLE_BYTES, PoolEntry, PoolLimits, invite_share, is_task_accepted
+from sapo_swarm.protocol.drift import RecentFingerprints
 
 # A sample in the making: one group of each source, fairly among invites, then more of each in turn where sources are few.
 #
@@ -22,27 +22,27 @@ EVEN = 0.5
 """Part of a sample's sources that must be able to give one more: who has the most is not to fill what others leave."""
 
 
-class Draw:
+class SampleDraw:
     """What is taken so far, how much of each source and of each invite. want: groups; have: ids that the caller has."""
 
     def __init__(self, want: int, caller: str, have: frozenset[bytes], accepts: frozenset[str]) -> None:
         self.want, self.caller, self.accepts = want, caller, accepts
-        self.taken: list[Entry] = []
+        self.taken: list[PoolEntry] = []
         self.of_node: Counter[str] = Counter()
         self.of_invite: Counter[str] = Counter()
         self._invite_of: dict[str, str] = {}
         self._known = set(have)
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: PoolEntry) -> bool:
         """The caller may have it, and has it neither before nor by this sample."""
-        return entry.node != self.caller and entry.id not in self._known and fits(entry, self.accepts)
+        return entry.node != self.caller and entry.id not in self._known and is_task_accepted(entry, self.accepts)
 
-    def crowded(self, entry: Entry, most: int | None = None) -> bool:
+    def crowded(self, entry: PoolEntry, most: int | None = None) -> bool:
         """Its invite has its share already. most: the share (default: of the groups wanted)."""
         share = invite_share(self.want) if most is None else most
         return bool(entry.invite) and self.of_invite[entry.invite] >= share
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: PoolEntry) -> None:
         """Into the sample."""
         self.taken.append(entry)
         self._known.add(entry.id)
@@ -55,8 +55,8 @@ class Draw:
         rng: random.Random,
         per_source: int,
         sources: Mapping[str, Sequence[str]],
-        groups: Callable[[str], Iterable[Entry]],
-    ) -> list[Entry]:
+        groups: Callable[[str], Iterable[PoolEntry]],
+    ) -> list[PoolEntry]:
         """What is taken, and while groups are missing one of each source that has given none; then one more of each in turn, up
         to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. sources: of each invite, those
         that it admitted. groups: those of a source."""
@@ -77,14 +77,16 @@ class Draw:
         self,
         rng: random.Random,
         sources: Mapping[str, Sequence[str]],
-        groups: Callable[[str], Iterable[Entry]],
+        groups: Callable[[str], Iterable[PoolEntry]],
         given: int,
     ) -> None:
         """One more of each of these sources that gave so many, as long as groups are wanted. The next one is always of the invite
         that is there least."""
         if len(self.taken) >= self.want:
             return
-        least = [(self._crowd(invite), rng.random(), invite, shuffled(rng, nodes)) for invite, nodes in sources.items()]
+        least = [
+            (self._crowd(invite), rng.random(), invite, iter_shuffled(rng, nodes)) for invite, nodes in sources.items()
+        ]
         heapq.heapify(least)
         for _ in range(LOOKED_AT):
             if not least or len(self.taken) >= self.want:
@@ -103,7 +105,7 @@ class Draw:
         return self.of_invite[invite] if invite else 0
 
 
-def shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
+def iter_shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
     """All of them in random order (Fisher and Yates), at the cost of those that are asked for: `nodes` stays as it is."""
     moved: dict[int, str] = {}
     for last in range(len(nodes) - 1, -1, -1):
@@ -112,7 +114,7 @@ def shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
         moved[place] = moved.get(last, nodes[last])
 
 
-def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
+def within_budget(entries: Sequence[PoolEntry], rng: random.Random) -> list[PoolEntry]:
     """Of entries, those that fit a reply together, in their order. They claim it in the order of a weighted random sample
     (Efraimidis and Spirakis, 2006), the weight one over the size: large groups leave room for small ones, and still come in
     among many of those."""
@@ -130,11 +132,11 @@ def within_budget(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
 
 
 @dataclass(slots=True)
-class Slot:
+class PoolSlot:
     """A live group. key: its row in the store; at: Unix time it came; place: its index in the dense array."""
 
     key: int
-    entry: Entry
+    entry: PoolEntry
     at: float
     place: int
 
@@ -144,7 +146,7 @@ def _key(content: str) -> int:
     return hash(content) & (2**64 - 1) | 2
 
 
-class Sources:
+class SourceIndex:
     """Nodes with a live group, as a dense list for each invite that admitted some."""
 
     def __init__(self) -> None:
@@ -181,12 +183,12 @@ class GroupPool:
         self.limits = limits
         self.bytes = 0
         self.next_key = 1
-        self._dense: list[Slot] = []
-        self._by_age: OrderedDict[int, Slot] = OrderedDict()
-        self._by_node: dict[str, deque[Slot]] = {}
+        self._dense: list[PoolSlot] = []
+        self._by_age: OrderedDict[int, PoolSlot] = OrderedDict()
+        self._by_node: dict[str, deque[PoolSlot]] = {}
         self._contents: set[str] = set()
-        self._gone = Remembered(limits.capacity)
-        self._sources = Sources()
+        self._gone = RecentFingerprints(limits.capacity)
+        self._sources = SourceIndex()
         self._bytes_of: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -205,17 +207,17 @@ class GroupPool:
         sources = max(1, len(self._by_node))
         return max(1, min(self.limits.per_node, self.limits.capacity // sources))
 
-    def add(self, entry: Entry, now: float, key: int | None = None) -> tuple[int, list[int]]:
+    def add(self, entry: PoolEntry, now: float, key: int | None = None) -> tuple[int, list[int]]:
         """The new group's key, and the keys that gave way. The caller looked for copies before."""
         gone: list[int] = []
-        own: deque[Slot] = self._by_node.get(entry.node, deque())
+        own: deque[PoolSlot] = self._by_node.get(entry.node, deque())
         while len(own) >= self.room:
             gone.append(self._give_way(own[0]))
         while len(self._dense) >= self.limits.capacity:
             gone.append(self._give_way(next(iter(self._by_age.values()))))
         while self._dense and self.bytes + len(entry.blob) > self.limits.capacity_bytes:
             gone.append(self._give_way(self._by_node[self._heavy(entry)][0]))
-        slot = Slot(self.next_key if key is None else key, entry, now, len(self._dense))
+        slot = PoolSlot(self.next_key if key is None else key, entry, now, len(self._dense))
         self.next_key = max(self.next_key, slot.key) + 1
         self._dense.append(slot)
         self._by_age[slot.key] = slot
@@ -256,14 +258,14 @@ class GroupPool:
         have: frozenset[bytes],
         accepts: frozenset[str] = frozenset(),
         per_source: int = 1,
-    ) -> list[Entry]:
+    ) -> list[PoolEntry]:
         """Up to `want` groups, uniform over the live slots of others, none of `have`, and no more than invite_share(want) of one
         invite while others have groups; of members' own tasks only those in `accepts`. One of each source; where there are
         fewer sources than groups wanted, in turn up to per_source.
 
         Random slots with rejection; where those miss, random sources of the invites that are there least.
         """
-        draw = Draw(want, caller, have, accepts)
+        draw = SampleDraw(want, caller, have, accepts)
         sources = len(self._by_node) - (caller in self._by_node)
         first, most = min(want, sources), invite_share(min(want, sources))
         for _ in range(4 * first + 8):
@@ -277,7 +279,7 @@ class GroupPool:
         of_invite = self._sources.of_invite
         return draw.fill(rng, per_source, of_invite, lambda node: (slot.entry for slot in self._by_node[node]))
 
-    def _heavy(self, entry: Entry) -> str:
+    def _heavy(self, entry: PoolEntry) -> str:
         """Whose group gives way to this one: a source that holds more than an equal part of the bytes, the entry's own first.
 
         Each look goes on where the last one ended. Without such a source (a group larger than a part came) it is the next one.
@@ -293,11 +295,11 @@ class GroupPool:
             self._bytes_of.move_to_end(node)
         return next(iter(self._bytes_of))
 
-    def _give_way(self, slot: Slot) -> int:
+    def _give_way(self, slot: PoolSlot) -> int:
         self._gone.add(_key(slot.entry.content))
         return self._remove(slot)
 
-    def _remove(self, slot: Slot) -> int:
+    def _remove(self, slot: PoolSlot) -> int:
         last = self._dense[-1]
         self._dense[slot.place] = last
         last.place = slot.place

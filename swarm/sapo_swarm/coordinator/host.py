@@ -21,8 +21,8 @@ from aiohttp import web
 
 from sapo_swarm.coordinator.admin import add_admin, new_invite
 from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
-from sapo_swarm.coordinator.listener import EVERYWHERE, Listener, addresses, raise_file_limit
-from sapo_swarm.coordinator.listing import Listing, reachable
+from sapo_swarm.coordinator.listener import EVERYWHERE, Listener, raise_file_limit, reachable_addresses
+from sapo_swarm.coordinator.listing import SwarmListing, listed_invite
 from sapo_swarm.coordinator.reads import add_snapshots, add_tasks
 from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.requests import refuse_odd_expectations
@@ -35,7 +35,7 @@ from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.client import CoordinatorError
 from sapo_swarm.protocol.invite import Certificate, Invite, make_certificate, new_swarm_id
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
-from sapo_swarm.protocol.wire import digest
+from sapo_swarm.protocol.wire import sha256_hex
 from sapo_swarm.servers import server_runner
 
 log = logging.getLogger("sapo.coordinator")
@@ -49,7 +49,7 @@ STOP_S = 5.0
 
 
 @dataclass(slots=True)
-class Hosted:
+class RunningCoordinator:
     """A running coordinator. invites: the first invite at every address of this machine, the likeliest first."""
 
     coordinator: Coordinator
@@ -81,7 +81,7 @@ class Hosted:
         await self.store.close()
 
 
-async def start(settings: CoordinatorSettings) -> Hosted:
+async def launch_coordinator(settings: CoordinatorSettings) -> RunningCoordinator:
     """Listen and return. Raises StoreUnavailable, StoreFormat, OSError (address in use)."""
     store = open_store(settings)
     await store.open()
@@ -92,7 +92,7 @@ async def start(settings: CoordinatorSettings) -> Hosted:
             _, token = await new_invite(store, "made at start", settings.invite_hours, settings.invite_uses)
         coordinator = Coordinator(settings, store, swarm)
         admin_key = _admin_key(settings)
-        listing = Listing(coordinator) if settings.list else None
+        listing = SwarmListing(coordinator) if settings.list else None
         runner = _runner(coordinator, admin_key, listing)
         await runner.setup()
         context = _tls_context(swarm) if _wants_tls(settings) else None
@@ -108,18 +108,18 @@ async def start(settings: CoordinatorSettings) -> Hosted:
     fingerprint = Certificate(swarm.certificate, swarm.key).fingerprint if context else ""
     invites = [
         Invite(address, port, swarm.swarm, fingerprint, token)
-        for address in addresses(settings.host, settings.public)
+        for address in reachable_addresses(settings.host, settings.public)
         if fingerprint or is_loopback(address)
     ]
     _tell_admin(settings, invites, admin_key)
-    hosted = Hosted(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
+    hosted = RunningCoordinator(coordinator, store, runner, settings.host, port, invites, admin_key, listener)
     if listing is not None:
-        listing.invite = reachable(invites, settings.public)
+        listing.invite = listed_invite(invites, settings.public)
         hosted.directory = str(listing.address)
     return hosted
 
 
-def _runner(coordinator: Coordinator, admin_key: str, listing: Listing | None) -> web.AppRunner:
+def _runner(coordinator: Coordinator, admin_key: str, listing: SwarmListing | None) -> web.AppRunner:
     settings, application = coordinator.settings, coordinator.application()
     add_admin(application, coordinator, admin_key)
     add_tasks(application, coordinator)
@@ -141,13 +141,15 @@ def _runner(coordinator: Coordinator, admin_key: str, listing: Listing | None) -
     )
 
 
-async def serve(settings: CoordinatorSettings, listening: Callable[[Hosted], Awaitable[None]]) -> None:
+async def serve_coordinator(
+    settings: CoordinatorSettings, listening: Callable[[RunningCoordinator], Awaitable[None]]
+) -> None:
     """Host until SIGINT, SIGTERM or the host's stop. Prints the invite and every address. listening: called once,
     when it is up."""
     log_to_stderr()
     gc.set_threshold(*COLLECTED_AFTER)
-    hosted = await start(settings)
-    print(describe(hosted), flush=True)
+    hosted = await launch_coordinator(settings)
+    print(describe_coordinator(hosted), flush=True)
     ending = hosted.coordinator.ending
     loop = asyncio.get_running_loop()
     for name in ("SIGINT", "SIGTERM"):
@@ -167,7 +169,7 @@ def log_to_stderr() -> None:
     logging.basicConfig(handlers=[handler])
 
 
-def describe(hosted: Hosted) -> str:
+def describe_coordinator(hosted: RunningCoordinator) -> str:
     """What a person needs to know: the invite, the addresses, who may come in."""
     swarm = hosted.coordinator.swarm
     lines = [f"Swarm {safe_text(swarm.name, 40, lines=False)!r} ({swarm.swarm}) listens at {hosted.url}"]
@@ -214,7 +216,7 @@ def _refuse_to_replace(settings: CoordinatorSettings) -> None:
         access = read_access(path)
     except CoordinatorError:
         return
-    if access.swarm and access.store == digest(settings.store.encode()):
+    if access.swarm and access.store == sha256_hex(settings.store.encode()):
         raise StoreFormat(
             f"The store held the swarm {access.swarm} and is empty. Put its file back, or import it "
             f"(sapo-desktop swarm import FILE). To found a new swarm instead, remove {path}."
@@ -265,6 +267,6 @@ def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) 
         swarm=first.swarm,
         port=first.port,
         addresses=tuple(invite.host for invite in invites),
-        store=digest(settings.store.encode()),
+        store=sha256_hex(settings.store.encode()),
     )
     write_access(admin_path(settings), access)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import psutil
 
-from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.metrics import CoordinatorMetrics
 from sapo_swarm.coordinator.rules import prefix_of
 from sapo_swarm.loopback import is_loopback
 
@@ -25,7 +25,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts that mean every address of this machine."""
 
 
-def addresses(host: str, public: str = "") -> list[str]:
+def reachable_addresses(host: str, public: str = "") -> list[str]:
     """Where others may reach this host, the likeliest first: the name that its host gave, then itself, or every address of this
     machine when it listens on all."""
     named = [public] if public else []
@@ -79,7 +79,7 @@ class Listener:
     """Accepts connections for a server. most: open ones at once; fewer where the process may not have so many files."""
 
     def __init__(
-        self, protocols: Protocols, most: int, metrics: Metrics, context: ssl.SSLContext | None = None
+        self, protocols: Protocols, most: int, metrics: CoordinatorMetrics, context: ssl.SSLContext | None = None
     ) -> None:
         self.most = min(most, _files() - SPARE_FILES)
         self._metrics = metrics

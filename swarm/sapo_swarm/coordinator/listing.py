@@ -6,12 +6,12 @@ from aiohttp import web
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from sapo_swarm.coordinator.metrics import Cached
+from sapo_swarm.coordinator.metrics import CachedValue
 from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.window_stats import rounds_per_s
 from sapo_swarm.loopback import is_loopback
-from sapo_swarm.protocol.directory import Address, Entry, SwarmList, seal
+from sapo_swarm.protocol.directory import DirectoryAddress, DirectoryEntry, SwarmList, sign_directory
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -28,27 +28,27 @@ CHECKS = (
 )
 
 
-def signer(swarm: SwarmRecord) -> Identity:
+def directory_identity(swarm: SwarmRecord) -> Identity:
     """The key of the swarm's list: made from the swarm's private key, so that it moves with the swarm."""
     made = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
     return Identity(made)
 
 
-class Listing:
+class SwarmListing:
     """The list of this swarm. invite: how to reach it, told once it listens."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.invite: Invite | None = None
         self._coordinator = coordinator
-        self._identity = signer(coordinator.swarm)
-        self._sealed = Cached(self._seal, EVERY_S, lambda: coordinator.clock())
+        self._identity = directory_identity(coordinator.swarm)
+        self._sealed = CachedValue(self._seal, EVERY_S, lambda: coordinator.clock())
 
     @property
-    def address(self) -> Address | None:
+    def address(self) -> DirectoryAddress | None:
         """What readers put into their settings; None before it listens."""
         if self.invite is None:
             return None
-        return Address(self.invite.url + PATH, self._identity.node, self.invite.fingerprint)
+        return DirectoryAddress(self.invite.url + PATH, self._identity.node, self.invite.fingerprint)
 
     def add(self, app: web.Application) -> None:
         """The list's route."""
@@ -62,9 +62,9 @@ class Listing:
     async def _seal(self) -> bytes:
         coordinator, swarm, now = self._coordinator, self._coordinator.swarm, self._coordinator.clock()
         stats = await coordinator.stats()
-        entry = Entry(
+        entry = DirectoryEntry(
             name=safe_text(swarm.name, 39, lines=False) or swarm.swarm,
-            trains=trains(coordinator.settings.tasks),
+            trains=describe_tasks(coordinator.settings.tasks),
             nodes=stats.nodes,
             rounds_per_hour=round(3600 * rounds_per_s(stats, now), 1),
             who="anyone" if swarm.open else "invited",
@@ -73,17 +73,17 @@ class Listing:
             ask=safe_text(coordinator.settings.contact, 199, lines=False),
         )
         found = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
-        return seal(found, self._identity)
+        return sign_directory(found, self._identity)
 
 
-def reachable(invites: list[Invite], public: str) -> Invite:
+def listed_invite(invites: list[Invite], public: str) -> Invite:
     """The invite that is listed, without its token: at the name that the host gave, else at the first address that others can
     reach."""
     first = next((invite for invite in invites if not is_loopback(invite.host)), invites[0])
     return Invite(public or first.host, first.port, first.swarm, first.fingerprint)
 
 
-def trains(tasks: tuple[str, ...]) -> str:
+def describe_tasks(tasks: tuple[str, ...]) -> str:
     """What a swarm of these tasks trains on, in words."""
     if set(tasks) >= set(CATALOGUE):
         return f"any of the {len(CATALOGUE)} reasoning tasks"

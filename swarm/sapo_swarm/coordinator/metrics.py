@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from sapo_swarm.servers import Page
+from sapo_swarm.servers import MetricsPage
 
 # A value that requests share until it is too old.
 
 T = TypeVar("T")
 
 
-class Cached(Generic[T]):
+class CachedValue(Generic[T]):
     """What `make` gives, at most ttl_s seconds old by `clock`, which may be set back. Who asks while it is made waits for it."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Cached(Generic[T]):
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Metrics:
+class CoordinatorMetrics:
     """requests: (route, status) -> count. refused: reason -> groups. Names follow the Prometheus conventions."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Metrics:
 
     def text(self, pool: int, nodes: int) -> str:
         """The page that Prometheus reads. pool: live groups. nodes: seen lately."""
-        page = Page("sapo_")
+        page = MetricsPage("sapo_")
         requests = [
             ({"route": route, "status": str(status)}, float(count)) for (route, status), count in self.requests.items()
         ]

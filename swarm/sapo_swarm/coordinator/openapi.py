@@ -84,7 +84,7 @@ _SNAPSHOT = """AES-256-GCM with SnapshotNews.key, a nonce of 12 zero bytes and t
 swarm's, DER, of the invite's fingerprint; signature: ECDSA P-256 with SHA-256, DER, over "sapo-snapshot-v1\\n" + body."""
 
 
-def document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     """The whole description as JSON values."""
     _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     for schema in components.values():  # Python 3.13 keeps docstrings without their indentation
@@ -267,10 +267,10 @@ def _ref(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def rendered() -> str:
+def render_openapi() -> str:
     """The committed file's text."""
-    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    print(rendered(), end="")
+    print(render_openapi(), end="")

@@ -8,11 +8,11 @@ from collections import OrderedDict
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.metrics import Cached
+from sapo_swarm.coordinator.metrics import CachedValue
 from sapo_swarm.coordinator.records import Member
 from sapo_swarm.coordinator.requests import Refusal, check_protocol, json_reply
 from sapo_swarm.coordinator.server import Coordinator
-from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, SnapshotNews, seal
+from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, SnapshotNews, seal_snapshot
 from sapo_swarm.protocol.wire import TaskOffers
 
 # The read path that scales: a sealed snapshot of the pool every so many seconds, made when somebody asks for it.
@@ -25,7 +25,7 @@ KEPT = 4
 
 def add_snapshots(app: web.Application, coordinator: Coordinator) -> None:
     """Routes /v1/snapshots/newest and /v1/snapshots/{id}."""
-    snapshots = Snapshots(coordinator)
+    snapshots = SnapshotCache(coordinator)
 
     async def get_newest(request: web.Request) -> web.Response:
         """GET /v1/snapshots/newest: SnapshotNews, for members. Raises Refusal."""
@@ -45,12 +45,12 @@ def add_snapshots(app: web.Application, coordinator: Coordinator) -> None:
     app.router.add_get("/v1/snapshots/{id}", get_snapshot)
 
 
-class Snapshots:
+class SnapshotCache:
     """The newest KEPT of one process."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._newest = Cached(self._made, coordinator.settings.snapshot_s, lambda: coordinator.clock())
+        self._newest = CachedValue(self._made, coordinator.settings.snapshot_s, lambda: coordinator.clock())
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
 
     async def newest(self) -> SnapshotNews:
@@ -63,7 +63,7 @@ class Snapshots:
         swarm, now = self._coordinator.swarm, self._coordinator.clock()
         groups = await self._coordinator.store.snapshot(now, SNAPSHOT_GROUPS)
         every_s = self._coordinator.settings.snapshot_s
-        news, self._bodies[news.id] = seal(swarm.swarm, swarm.certificate, swarm.key, groups, now, every_s)
+        news, self._bodies[news.id] = seal_snapshot(swarm.swarm, swarm.certificate, swarm.key, groups, now, every_s)
         while len(self._bodies) > KEPT:
             self._bodies.popitem(last=False)
         return news

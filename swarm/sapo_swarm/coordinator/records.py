@@ -82,7 +82,7 @@ GIVE_WAY, LOOK_EVERY_S = 1000, 60.0
 """In a full swarm so many members, or some more, give way at once; after a look that found fewer the next one waits so long."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class PoolEntry(msgspec.Struct, frozen=True):
     """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of the
     one that admitted its node. task: generator of a task of members' own, "" for the app's tasks."""
 
@@ -94,12 +94,12 @@ class Entry(msgspec.Struct, frozen=True):
     task: str = ""
 
 
-def fits(entry: Entry, accepts: frozenset[str]) -> bool:
+def is_task_accepted(entry: PoolEntry, accepts: frozenset[str]) -> bool:
     """The group may be given to a node that accepted these tasks of members' own."""
     return not entry.task or entry.task in accepts
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class RoundExchange(msgspec.Struct, frozen=True, kw_only=True):
     """One round of one node. round_id: digest of node and body, so that a repeated upload is stored once. entries: one for each
     group of the upload, None where it was refused.
 
@@ -110,7 +110,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     nonce: str
     round_id: str
-    entries: tuple[Entry | None, ...]
+    entries: tuple[PoolEntry | None, ...]
     want: int
     have: frozenset[bytes]
     now: float
@@ -118,7 +118,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     accepts: frozenset[str] = frozenset()
 
 
-class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
+class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """stored: for each entry of the exchange, False when it was refused or the pool has its content already; a repeated round
     meets its first verdicts.
 

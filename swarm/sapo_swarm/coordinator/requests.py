@@ -19,11 +19,11 @@ import msgspec
 from aiohttp import hdrs, web
 
 from sapo_swarm.coordinator.listener import EVERYWHERE
-from sapo_swarm.coordinator.metrics import Metrics
-from sapo_swarm.coordinator.rules import UNKNOWN, Buckets, jittered, prefix_of
+from sapo_swarm.coordinator.metrics import CoordinatorMetrics
+from sapo_swarm.coordinator.rules import UNKNOWN, TokenBuckets, add_jitter, prefix_of
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.loopback import is_loopback
-from sapo_swarm.protocol.identity import Signed, request_text, verify
+from sapo_swarm.protocol.identity import SignatureHeaders, request_text, verify_signature
 from sapo_swarm.protocol.wire import (
     H_NODE,
     H_NONCE,
@@ -184,7 +184,7 @@ async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BO
     return bytes(body)
 
 
-def read_signature(request: web.Request) -> Signed:
+def read_signature(request: web.Request) -> SignatureHeaders:
     """The signature headers. Raises Refusal("bad_signature") when one is missing or malformed."""
     headers = request.headers
     try:
@@ -192,14 +192,14 @@ def read_signature(request: web.Request) -> Signed:
         text = headers[H_TIME]
         if len(text) > 16 or not (text.isascii() and text.isdigit()) or len(headers[H_SIGNATURE]) != 128:
             raise ValueError
-        return Signed(parts.node, int(text), parts.nonce, bytes.fromhex(headers[H_SIGNATURE]))
+        return SignatureHeaders(parts.node, int(text), parts.nonce, bytes.fromhex(headers[H_SIGNATURE]))
     except (KeyError, ValueError, msgspec.ValidationError) as error:
         names = ", ".join((H_NODE, H_TIME, H_NONCE, H_SIGNATURE))
         raise Refusal("bad_signature", f"The request must carry well-formed {names}.") from error
 
 
 def check_signature(
-    request: web.Request, signed: Signed, key: bytes, swarm: str, body: bytes | str, now: float, skew_s: float
+    request: web.Request, signed: SignatureHeaders, key: bytes, swarm: str, body: bytes | str, now: float, skew_s: float
 ) -> None:
     """Raises Refusal: clock_skew, bad_signature. The nonce is the store's business."""
     if abs(signed.ts / 1000 - now) > skew_s:
@@ -208,11 +208,11 @@ def check_signature(
             f"The request is dated {signed.ts / 1000 - now:+.0f} s from this clock; {skew_s:.0f} s are allowed.",
         )
     text = request_text(request.method, request.rel_url.raw_path, swarm, signed.ts, signed.nonce, body)
-    if not verify(key, signed.signature, text):
+    if not verify_signature(key, signed.signature, text):
         raise Refusal("bad_signature", "The signature does not match the request, the swarm or the node's key.")
 
 
-def parsed(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) -> T:
+def parse_body(parse: Callable[[bytes, type[T]], T], body: bytes, kind: type[T]) -> T:
     """The struct in a body. parse: of its encoding. Raises Refusal."""
     try:
         return parse(body, kind)
@@ -239,18 +239,18 @@ TASKS_PER_S, TASKS_BURST = 0.1, 20
 """Requests of a member for tasks: each may be answered with two megabytes."""
 
 
-class Admission:
+class AdmissionControl:
     """Every method raises Refusal for what stays outside. rng: jitter of Retry-After."""
 
-    def __init__(self, settings: CoordinatorSettings, metrics: Metrics, rng: random.Random) -> None:
+    def __init__(self, settings: CoordinatorSettings, metrics: CoordinatorMetrics, rng: random.Random) -> None:
         self.stopping = False
         self._settings, self._metrics, self._rng = settings, metrics, rng
         self._unread: Counter[bool] = Counter()
         self._unread_of: Counter[tuple[bool, str]] = Counter()
-        self._nodes = Buckets(1.0 / settings.round_every_s, settings.round_burst)
-        self._tasks = Buckets(TASKS_PER_S, TASKS_BURST)
-        self._prefixes = Buckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
-        self._joins = Buckets(settings.joins_per_s, 40 * settings.joins_per_s)
+        self._nodes = TokenBuckets(1.0 / settings.round_every_s, settings.round_burst)
+        self._tasks = TokenBuckets(TASKS_PER_S, TASKS_BURST)
+        self._prefixes = TokenBuckets(settings.prefix_per_s, 2 * settings.prefix_per_s)
+        self._joins = TokenBuckets(settings.joins_per_s, 40 * settings.joins_per_s)
 
     def request(self, request: web.Request) -> None:
         """Any request at all."""
@@ -308,10 +308,10 @@ class Admission:
 
     def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
         """To be raised: come again after about so many seconds."""
-        wait = jittered(wait_s, self._rng)
+        wait = add_jitter(wait_s, self._rng)
         return Refusal(code, f"{detail} Come again in {wait:.1f} s.", wait)
 
-    def _network(self, buckets: Buckets, request: web.Request, detail: str) -> None:
+    def _network(self, buckets: TokenBuckets, request: web.Request, detail: str) -> None:
         prefix = prefix_of(client_address(request, self._settings.trust_proxy))
         wait = buckets.take(prefix, time.monotonic()) if prefix else 0.0
         if wait:

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from sapo_swarm.coordinator.records import AHEAD_S
-from sapo_swarm.protocol.identity import group_text, verify
-from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack
+from sapo_swarm.protocol.identity import group_text, verify_signature
+from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack_msgpack
 from sapo_swarm.tasks.catalogue import is_train
 from sapo_swarm.tasks.own.library import PRESET, is_own
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
@@ -24,7 +24,7 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SwarmRules:
     """What a swarm accepts. own: (name, generator) of tasks of members' own. Ages in seconds."""
 
     swarm: str
@@ -37,7 +37,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GroupVerdict:
     """body is None when the group is refused for `reason`. content: digest of coordinates and texts."""
 
     reason: str
@@ -45,27 +45,27 @@ class Judged:
     content: str = ""
 
 
-def judge(
-    group: SignedGroup, uploader: str, key: bytes, rules: Rules, now: float, check_signature: bool = True
-) -> Judged:
+def judge_group(
+    group: SignedGroup, uploader: str, key: bytes, rules: SwarmRules, now: float, check_signature: bool = True
+) -> GroupVerdict:
     """The first reason to refuse the group, or its decoded body. Cheap checks come first.
 
     uploader, key: the member that signed the request, which covers the group too.
     """
     try:
-        body = unpack(group.body, GroupBody)
+        body = unpack_msgpack(group.body, GroupBody)
     except WireError:
-        return Judged("schema")
+        return GroupVerdict("schema")
     if body.node != uploader or group.key != key:
-        return Judged("author")
+        return GroupVerdict("author")
     reason = _coordinates(body, rules) or _age(body, rules, now)
     if reason:
-        return Judged(reason)
+        return GroupVerdict(reason)
     if any(len(c.text) * 4 > MAX_COMPLETION_BYTES and _size(c.text) > MAX_COMPLETION_BYTES for c in body.completions):
-        return Judged("too_long")
-    if check_signature and not verify(key, group.signature, group_text(rules.swarm, group.body)):
-        return Judged("signature")
-    return Judged("", body, content_digest(body))
+        return GroupVerdict("too_long")
+    if check_signature and not verify_signature(key, group.signature, group_text(rules.swarm, group.body)):
+        return GroupVerdict("signature")
+    return GroupVerdict("", body, content_digest(body))
 
 
 class _Coordinates(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class _Coordinates(msgspec.Struct, frozen=True):
 def task_of(blob: bytes) -> str:
     """Entry.task of a packed SignedGroup that was judged before; "" where it does not read."""
     try:
-        return own_generator(unpack(unpack(blob, SignedGroup).body, _Coordinates).ref)
+        return own_generator(unpack_msgpack(unpack_msgpack(blob, SignedGroup).body, _Coordinates).ref)
     except WireError:
         return ""
 
@@ -91,7 +91,7 @@ def _size(text: str) -> int:
     return len(text.encode())
 
 
-def _coordinates(body: GroupBody, rules: Rules) -> str:
+def _coordinates(body: GroupBody, rules: SwarmRules) -> str:
     ref = body.ref
     if ref.generator == rules.generator:
         known = ref.dataset in rules.tasks and ref.preset in rules.presets
@@ -102,7 +102,7 @@ def _coordinates(body: GroupBody, rules: Rules) -> str:
     return "" if is_train(ref) else "seed"
 
 
-def _age(body: GroupBody, rules: Rules, now: float) -> str:
+def _age(body: GroupBody, rules: SwarmRules, now: float) -> str:
     age = now - body.ts / 1000
     if age > rules.max_age_s:
         return "stale"
@@ -138,7 +138,7 @@ class _Bucket:
     at: float
 
 
-class Buckets:
+class TokenBuckets:
     """Token buckets by key, bounded in number: the longest unused one is forgotten first.
 
     rate: tokens a second. burst: tokens of a full bucket.
@@ -167,7 +167,7 @@ class Buckets:
         return (1.0 - bucket.tokens) / self.rate
 
 
-def jittered(seconds: float, rng: random.Random) -> float:
+def add_jitter(seconds: float, rng: random.Random) -> float:
     """Between 1 and 1.5 times the wait, so that refused clients do not come back together."""
     return seconds * (1.0 + 0.5 * rng.random())
 
@@ -183,7 +183,7 @@ def next_in_s(nodes: int, target_rounds_per_s: float, floor_s: float, rng: rando
 V = TypeVar("V")
 
 
-class Recent(Generic[V]):
+class RecentKeys(Generic[V]):
     """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that."""
 
     def __init__(self, lifetime_s: float) -> None:

@@ -12,36 +12,36 @@ from dataclasses import dataclass, replace
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.coordinator.metrics import Cached, Metrics
+from sapo_swarm.coordinator.metrics import CachedValue, CoordinatorMetrics
 from sapo_swarm.coordinator.records import (
     INVITE_OK,
     MINUTE,
     SWARM_FULL,
     WINDOW_MINUTES,
-    Entry,
-    Exchange,
-    Exchanged,
+    ExchangeOutcome,
     Member,
+    PoolEntry,
+    RoundExchange,
     SwarmRecord,
     WindowStats,
 )
 from sapo_swarm.coordinator.requests import (
-    Admission,
+    AdmissionControl,
     Refusal,
     check_announced,
     check_protocol,
     check_signature,
     http_refusal,
     json_reply,
-    parsed,
+    parse_body,
     read_body,
     read_signature,
 )
-from sapo_swarm.coordinator.rules import Judged, Rules, judge, next_in_s, own_generator
+from sapo_swarm.coordinator.rules import GroupVerdict, SwarmRules, judge_group, next_in_s, own_generator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
-from sapo_swarm.coordinator.window_stats import leaderboard, rounds_per_s
-from sapo_swarm.protocol.identity import Signed, node_id
+from sapo_swarm.coordinator.window_stats import build_leaderboard, rounds_per_s
+from sapo_swarm.protocol.identity import SignatureHeaders, node_id
 from sapo_swarm.protocol.invite import token_hash
 from sapo_swarm.protocol.safe_text import is_plain_name, safe_text
 from sapo_swarm.protocol.wire import (
@@ -58,13 +58,13 @@ from sapo_swarm.protocol.wire import (
     SwarmInfo,
     TaskOffer,
     Upload,
-    decode,
-    digest,
-    encode,
+    decode_message,
+    encode_message,
     group_id,
+    sha256_hex,
     unpack_json,
 )
-from sapo_swarm.servers import sparse
+from sapo_swarm.servers import limit_log_rate
 from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
 
 # One round: judge an upload, say what became of it. Between the two the store exchanges.
@@ -76,12 +76,12 @@ PRIVATE = "private"
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class RoundHandler:
     """clock: Unix time. rng: jitter and the choice of samples."""
 
     settings: CoordinatorSettings
-    rules: Rules
-    metrics: Metrics
+    rules: SwarmRules
+    metrics: CoordinatorMetrics
     clock: Callable[[], float]
     rng: random.Random
 
@@ -92,25 +92,27 @@ class Rounds:
         groups: tuple[SignedGroup, ...],
         now: float,
         own: frozenset[tuple[str, str]] = frozenset(),
-    ) -> list[Judged]:
+    ) -> list[GroupVerdict]:
         """Judge an upload. Under load one signature of it is checked, and all if that one is false.
 
         Receivers check every signature anyway, and the request's own covers the body: this keeps the pool clean.
         """
         rules = replace(self.rules, own=own)
         spot = self.rng.randrange(len(groups)) if groups and self.metrics.in_flight > BUSY_IN_FLIGHT else -1
-        if spot >= 0 and judge(groups[spot], node, key, rules, now).reason == "signature":
+        if spot >= 0 and judge_group(groups[spot], node, key, rules, now).reason == "signature":
             spot = -1
-        return [judge(group, node, key, rules, now, check_signature=spot == -1) for place, group in enumerate(groups)]
+        return [
+            judge_group(group, node, key, rules, now, check_signature=spot == -1) for place, group in enumerate(groups)
+        ]
 
     def judged(
-        self, signed: Signed, member: Member, round_id: str, upload: Upload, offers: Sequence[TaskOffer] = ()
-    ) -> tuple[Exchange, list[str]]:
+        self, signed: SignatureHeaders, member: Member, round_id: str, upload: Upload, offers: Sequence[TaskOffer] = ()
+    ) -> tuple[RoundExchange, list[str]]:
         """What goes to the store, and for each group "" or the reason it does not. offers: tasks of members' own that the member
         may know of."""
         now = self.clock()
         own = frozenset((offer.name, offer.generator) for offer in offers)
-        entries: list[Entry | None] = []
+        entries: list[PoolEntry | None] = []
         reasons: list[str] = []
         counts: dict[str, float] = {}
         for group, judged in zip(
@@ -124,14 +126,16 @@ class Rounds:
                 task = own_generator(judged.body.ref)
                 key = f"t/{PRIVATE if task else judged.body.ref.dataset}"
                 packed = msgspec.msgpack.encode(group)
-                entries.append(Entry(group_id(group.body), judged.content, signed.node, packed, member.invite, task))
+                entries.append(
+                    PoolEntry(group_id(group.body), judged.content, signed.node, packed, member.invite, task)
+                )
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
-        exchange = Exchange(
+        exchange = RoundExchange(
             node=signed.node,
             nonce=signed.nonce,
-            round_id=digest(f"{signed.node}/{round_id}".encode()),
+            round_id=sha256_hex(f"{signed.node}/{round_id}".encode()),
             entries=tuple(entries),
             want=upload.want,
             have=frozenset(upload.have),
@@ -141,7 +145,7 @@ class Rounds:
         )
         return exchange, reasons
 
-    def reply(self, reasons: list[str], done: Exchanged, rounds_per_s: float) -> bytes:
+    def reply(self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float) -> bytes:
         """The packed RoundReply; counts what it tells."""
         stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
         results = tuple(
@@ -166,7 +170,7 @@ class Rounds:
             pool=done.pool,
             next_in_s=next_in_s(done.nodes, self.settings.target_rounds_per_s, self.settings.round_every_s, self.rng),
         )
-        body = encode(reply)
+        body = encode_message(reply)
         self.metrics.bytes_out += len(body)
         return body
 
@@ -192,8 +196,8 @@ READY_S = 10.0
 def add_probes(
     app: web.Application,
     store: Store,
-    metrics: Metrics,
-    admission: Admission,
+    metrics: CoordinatorMetrics,
+    admission: AdmissionControl,
     stats: Callable[[], Awaitable[WindowStats]],
 ) -> None:
     """Routes /healthz, /readyz and /metrics."""
@@ -223,7 +227,7 @@ def add_probes(
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-log = sparse(logging.getLogger("sapo.coordinator.requests"))
+log = limit_log_rate(logging.getLogger("sapo.coordinator.requests"))
 MIN_CLIENT = "0.1.0"
 STATS_ROWS = 100
 STATS_TTL_S = 2.0
@@ -241,13 +245,13 @@ class Coordinator:
         self.swarm = swarm
         self.clock: Callable[[], float] = time.time
         rng = random.Random()
-        self.metrics = Metrics()
-        self.admission = Admission(settings, self.metrics, rng)
+        self.metrics = CoordinatorMetrics()
+        self.admission = AdmissionControl(settings, self.metrics, rng)
         self.epoch = int(self.clock())
         self.limits = Limits(
             round_every_s=settings.round_every_s, round_burst=settings.round_burst, group_age_s=settings.group_life_s
         )
-        self.rules = Rules(
+        self.rules = SwarmRules(
             swarm=swarm.swarm,
             tasks=frozenset(settings.tasks),
             presets=frozenset(settings.presets),
@@ -255,9 +259,9 @@ class Coordinator:
             max_age_s=settings.group_life_s,
             max_future_s=self.limits.clock_skew_s,
         )
-        self.own_tasks = Cached(store.tasks, OWN_TASKS_TTL_S)
-        self.rounds = Rounds(settings, self.rules, self.metrics, self.clock, rng)
-        self.stats = Cached(lambda: store.stats(self.clock(), STATS_ROWS), STATS_TTL_S)
+        self.own_tasks = CachedValue(store.tasks, OWN_TASKS_TTL_S)
+        self.rounds = RoundHandler(settings, self.rules, self.metrics, self.clock, rng)
+        self.stats = CachedValue(lambda: store.stats(self.clock(), STATS_ROWS), STATS_TTL_S)
         """The store's counters."""
         self.ending = asyncio.Event()
         """Set by who wants it to end in order."""
@@ -312,7 +316,7 @@ class Coordinator:
 
     async def authenticated(
         self, request: web.Request, body: bytes | str, paced: Callable[[str], None] | None = None
-    ) -> tuple[Signed, Member]:
+    ) -> tuple[SignatureHeaders, Member]:
         """The member that signed this request. body: itself or its digest. paced: its rate limit (a round's). Raises Refusal. The
         nonce is not yet used."""
         signed = read_signature(request)
@@ -363,7 +367,7 @@ class Coordinator:
         self.admission.join(request)
         body = await self._body(request, MAX_JSON, member=False)
         signed = read_signature(request)
-        join = parsed(unpack_json, body, JoinRequest)
+        join = parse_body(unpack_json, body, JoinRequest)
         key, now = bytes.fromhex(join.key), self.clock()
         if node_id(key) != signed.node:
             raise Refusal("bad_signature", "The node id does not belong to this key.")
@@ -396,9 +400,9 @@ class Coordinator:
         signed, member = await self.authenticated(request, round_id)
         body = await self._body(request, MAX_BODY, member=True)
         self.metrics.bytes_in += len(body)
-        if round_id != digest(body):
+        if round_id != sha256_hex(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
-        upload = parsed(decode, body, Upload)
+        upload = parse_body(decode_message, body, Upload)
         exchange, reasons = self.rounds.judged(signed, member, round_id, upload, await self.offered_to(member))
         done = await self.store.exchange(exchange)
         if done.banned:
@@ -420,7 +424,7 @@ class Coordinator:
     async def get_leaderboard(self, request: web.Request) -> web.Response:
         """GET /v1/leaderboard: Leaderboard."""
         check_protocol(request)
-        return json_reply(leaderboard(await self.stats(), self.clock()))
+        return json_reply(build_leaderboard(await self.stats(), self.clock()))
 
     async def post_leave(self, request: web.Request) -> web.Response:
         """POST /v1/leave: take the node's groups out of the pool. Raises Refusal."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.protocol.invite import DEFAULT_PORT, is_host
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 from sapo_swarm.tasks.catalogue import CATALOGUE, PRESETS, STRICT_PRESETS
 
 
@@ -78,4 +78,4 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         for kind, names, known in (("task", self.tasks, CATALOGUE), ("preset", self.presets, PRESETS)):
             for name in names:
                 if name not in known:
-                    raise ValueError(f"There is no {kind} {name!r}. {nearest(name, known)}")
+                    raise ValueError(f"There is no {kind} {name!r}. {suggest_names(name, known)}")

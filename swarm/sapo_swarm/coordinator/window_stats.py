@@ -14,7 +14,7 @@ from sapo_swarm.protocol.wire import Leaderboard, LeaderRow
 # Counters of the last hour by minute, with running totals per node; pure, the clock is passed in.
 
 
-class Counters:
+class WindowCounters:
     """minutes: the counters that belong to no node. groups, sampled: node -> count in the window. seen: node -> its last exchange
     in that window. dirty: (minute, key) -> what was added since it was last cleared."""
 
@@ -103,7 +103,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     leaders: tuple[LeaderRow, ...]
 
 
-def leaderboard(stats: WindowStats, now: float) -> Leaderboard:
+def build_leaderboard(stats: WindowStats, now: float) -> Leaderboard:
     """The window's nodes with most groups first; names made safe to show."""
     rows = tuple(
         LeaderRow(
@@ -127,7 +127,7 @@ def rounds_per_s(stats: WindowStats, now: float) -> float:
     return rounds / (MINUTE + now % MINUTE)
 
 
-def overview(stats: WindowStats, now: float) -> Overview:
+def build_overview(stats: WindowStats, now: float) -> Overview:
     """The figures of the status page at this Unix time."""
     newest = int(now) // MINUTE
     minutes = [stats.minutes.get(m, {}) for m in range(newest - WINDOW_MINUTES + 1, newest + 1)]
@@ -145,7 +145,7 @@ def overview(stats: WindowStats, now: float) -> Overview:
             round(counts.get("reward_sum", 0.0) / counts["reward_n"], 4) if counts.get("reward_n") else None
             for counts in minutes
         ),
-        leaders=leaderboard(stats, now).nodes[:20],
+        leaders=build_leaderboard(stats, now).nodes[:20],
     )
 
 

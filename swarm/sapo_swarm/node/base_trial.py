@@ -13,7 +13,7 @@ from functools import partial
 
 from sapo_backends.base import Completion, Sampling
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import Plan, TaskTrial, TrialMeasured
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
@@ -22,7 +22,7 @@ from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.node.round_warnings import MOSTLY_RIGHT, cause_in_words
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import generator_of, new_tokens, preset_of, train_seed
 from sapo_swarm.types import Question, TaskRef
 
@@ -70,16 +70,16 @@ class BaseTrial:
             self.seconds += time.perf_counter() - began
         return self._counted(context, scored, at_zero)
 
-    async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[Scored]:
+    async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[ScoredTexts]:
         questions = (self.questions or [])[: len(table)]
         verdict = await score_completions(context.host.engine.tokenizer, context.scorer, questions, table)
         return [scored for scored, *_ in verdict]
 
-    async def _ask(self, context: RoundContext, show: Show) -> list[Scored]:
+    async def _ask(self, context: RoundContext, show: Show) -> list[ScoredTexts]:
         """The verdicts on the groups. Where so far no answer was right, no more questions are asked: the next ones would say
         the same, and each costs seconds."""
         config, asked = context.config, self.questions or []
-        scored: list[Scored] = await self._scored(context, self.answers)
+        scored: list[ScoredTexts] = await self._scored(context, self.answers)
         while len(self.answers) < len(asked):
             show(0.8 * len(self.answers) / len(asked))
             part = asked[len(self.answers) : len(self.answers) + CHUNK]
@@ -104,7 +104,9 @@ class BaseTrial:
         self._begun = EvaluationProgress()
         return table
 
-    def _counted(self, context: RoundContext, scored: Sequence[Scored], at_zero: Sequence[Scored]) -> TrialMeasured:
+    def _counted(
+        self, context: RoundContext, scored: Sequence[ScoredTexts], at_zero: Sequence[ScoredTexts]
+    ) -> TrialMeasured:
         questions = self.questions or []
         by_task: dict[str, list[int]] = {}
         for place, question in enumerate(questions):
@@ -123,7 +125,7 @@ class BaseTrial:
             for task, places in by_task.items()
         )
         answers, right = sum(t.answers for t in tasks), sum(t.right for t in tasks)
-        low, high = wilson(right, answers)
+        low, high = wilson_interval(right, answers)
         sample = context.host.engine.tokenizer.decode(self.answers[0][0].tokens)
         return TrialMeasured(
             round=0,

@@ -17,7 +17,7 @@ import msgspec
 
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.errors import SwarmError
-from sapo_swarm.events import Event, PhaseName, State, decode
+from sapo_swarm.events import Event, PhaseName, State, decode_event
 from sapo_swarm.types import UNREADABLE
 
 # How the control API travels: a Unix socket, or loopback TCP with a token where there are none (Windows).
@@ -290,7 +290,7 @@ class ControlClient:
                     *lines, buffer = (buffer + chunk).split(b"\n")
                     for line in lines:
                         if line:
-                            yield decode(line)
+                            yield decode_event(line)
         except UNREADABLE as error:
             raise NodeUnreadable from error
         except TimeoutError as error:

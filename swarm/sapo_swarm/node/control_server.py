@@ -18,13 +18,13 @@ import msgspec
 from aiohttp import web
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import STATES, Evaluated, Event, GreedyScore, RoundFinished, SwarmUpdated, Vitals, encode
+from sapo_swarm.events import STATES, Evaluated, Event, GreedyScore, RoundFinished, SwarmUpdated, Vitals, encode_event
 from sapo_swarm.node import control_api
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, ControlEndpoint, NodeStatus, ProblemDetails, heartbeat_path
 from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.journal import EventBus, JournalError
-from sapo_swarm.servers import CONTENT_TYPE, FewConnections, Page, server_runner
+from sapo_swarm.servers import CONTENT_TYPE, FewConnections, MetricsPage, server_runner
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
@@ -197,10 +197,10 @@ class ControlServer:
         with contextlib.suppress(ConnectionResetError):
             async with self._node.bus.subscribe(after, kinds, tail) as (past, queue):
                 for start in range(0, len(past), 256):
-                    await reply.write(b"".join(encode(e) + b"\n" for e in past[start : start + 256]))
+                    await reply.write(b"".join(encode_event(e) + b"\n" for e in past[start : start + 256]))
                 while follow and (event := await queue.get()) is not None:
                     if not kinds or event.__struct_config__.tag in kinds:
-                        await reply.write(encode(event) + b"\n")
+                        await reply.write(encode_event(event) + b"\n")
         return reply
 
 
@@ -279,7 +279,7 @@ class EventTotals:
 
     def text(self, status: NodeStatus) -> str:
         """The page that Prometheus reads."""
-        page = Page("sapo_node_")
+        page = MetricsPage("sapo_node_")
         about = {"model": status.name, "backend": status.backend, "device": status.device, "version": status.version}
         page.add_each("info", "gauge", "What is trained, with what.", [(about, 1.0)])
         states = [({"state": state}, float(state == status.state)) for state in STATES]

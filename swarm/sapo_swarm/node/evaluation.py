@@ -18,7 +18,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import (
     ItemResult,
     eval_items,
-    evaluated,
+    evaluation_event,
     greedy_score,
     held_out_items,
     item_result,
@@ -376,7 +376,7 @@ class Evaluator:
             base_greedy = pair_with_base(greedy, await asyncio.to_thread(self._base.known, 0.0))
         self.forget()
         seconds = sum(part.seconds for part in begun.values())
-        event = evaluated(results, rounds_done, seconds, base.results, base.missing, len(refs))
+        event = evaluation_event(results, rounds_done, seconds, base.results, base.missing, len(refs))
         at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
         return msgspec.structs.replace(event, greedy=at_0)
 

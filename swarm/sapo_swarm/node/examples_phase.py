@@ -37,7 +37,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, new_tokens, preset_of, task_tokens, train_seed
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.row_roles import prompt_key
-from sapo_swarm.types import Question, TaskRef, finite
+from sapo_swarm.types import Question, TaskRef, finite_or_none
 
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
@@ -282,7 +282,7 @@ class _Reading:
             sequences = [TokenSequence(sample.prompt, sample.completion) for sample in samples]
             rows = await context.host.call(engine.logprobs, sequences, 1.0)
             values = [value for sample, row in zip(samples, rows, strict=True) for value in sample.masked(row)]
-            self.logprob = finite(sum(values) / len(values)) if values else None
+            self.logprob = finite_or_none(sum(values) / len(values)) if values else None
         questions = [example.question for example in apart]
         plans = [(self.greedy, questions, 0.0, 1)]
         if practice_follows:
@@ -578,13 +578,13 @@ class ExamplesPhase:
             tokens_trained=stats.tokens_local + stats.tokens_external,
             bytes_sent=0,
             bytes_received=0,
-            loss=finite(-stats.logprob_local),
-            grad_norm=finite(stats.grad_norm),
-            entropy=finite(stats.entropy),
-            clip_fraction=finite(stats.clip_fraction),
-            logprob_local=finite(stats.logprob_local),
+            loss=finite_or_none(-stats.logprob_local),
+            grad_norm=finite_or_none(stats.grad_norm),
+            entropy=finite_or_none(stats.entropy),
+            clip_fraction=finite_or_none(stats.clip_fraction),
+            logprob_local=finite_or_none(stats.logprob_local),
             logprob_external=None,
-            ratio_max=finite(stats.ratio_max),
+            ratio_max=finite_or_none(stats.ratio_max),
             task_rewards={},
             seconds=dict(work.seconds),
             examples=work.examples,

@@ -13,7 +13,7 @@ import msgspec
 from sapo_backends.base import TokenSequence
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.scoring.prompts import conversation
+from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import AnswerFormat, Group, Question
 
@@ -121,7 +121,7 @@ def token_logprobs(
     Call in the engine's thread.
     """
     engine = host.engine
-    prompt = tuple(engine.tokenizer.encode_chat(conversation(question, answer_format)))
+    prompt = tuple(engine.tokenizer.encode_chat(build_conversation(question, answer_format)))
     room = engine.info.context_length - len(prompt)
     completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
     return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []

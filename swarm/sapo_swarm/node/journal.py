@@ -25,8 +25,8 @@ from sapo_swarm.events import (
     RoundFinished,
     RunStarted,
     SwarmUpdated,
-    decode,
-    encode,
+    decode_event,
+    encode_event,
 )
 from sapo_swarm.types import UNREADABLE
 
@@ -241,7 +241,7 @@ def decode_event_row(body: object) -> Event | None:
         return None
     try:
         packed = body[: len(_ZSTD)] == _ZSTD
-        return decode(zstandard.decompress(body, max_output_size=LARGEST_EVENT) if packed else body)
+        return decode_event(zstandard.decompress(body, max_output_size=LARGEST_EVENT) if packed else body)
     except (zstandard.ZstdError, *UNREADABLE):
         return None
 
@@ -249,7 +249,7 @@ def decode_event_row(body: object) -> Event | None:
 def _stored(event: Event) -> bytes:
     """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes), and for the swarm with all its
     peers. First successes stay plain: thinning finds them by their text."""
-    plain = encode(event)
+    plain = encode_event(event)
     packs = isinstance(event, SwarmUpdated) or (isinstance(event, GroupRecorded) and not event.first_solved)
     return zstandard.compress(plain, 3) if packs else plain
 

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from itertools import groupby
 
-from sapo_swarm.events import Evaluated, RoundFinished, encode
+from sapo_swarm.events import Evaluated, RoundFinished, encode_event
 from sapo_swarm.node.downsampling import SPARSE_ROOM, merge_boundary, merge_rounds, sequences_to_drop
 from sapo_swarm.node.journal import Journal, JournalError, decode_event_row
 from sapo_swarm.sapo.tripwire import KINDS, TripwireState, update_tripwire
@@ -118,7 +118,7 @@ def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> 
     event = merge_rounds([event for _, event in found])
     *others, last = [seq for seq, _ in found]
     db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
-    db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode(event), last))
+    db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode_event(event), last))
     return 1
 
 

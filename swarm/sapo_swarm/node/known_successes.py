@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import msgspec
 
 from sapo_swarm.events import Event, GroupRecorded
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import is_own, is_train
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, Group, Question, TaskRef
@@ -123,7 +123,7 @@ async def verify_candidates(
     )
     passed: dict[str, tuple[Question, SuccessCandidate]] = {}
     for question, verdict in zip(questions, verdicts, strict=True):
-        if question.prompt_sha256 in excluded or not isinstance(verdict, Scored):
+        if question.prompt_sha256 in excluded or not isinstance(verdict, ScoredTexts):
             continue
         right = [c for c, reward in zip(known[question.ref], verdict.rewards, strict=True) if reward == 1.0]
         same = passed.get(question.prompt_sha256)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sapo_backends.base import Engine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode, encode
+from sapo_swarm.events import CheckpointSaved, Event, LogLine, decode_event, encode_event
 from sapo_swarm.node import going_back, resume_log
 from sapo_swarm.node.checkpoints import (
     CheckpointInfo,
@@ -146,9 +146,9 @@ class ModelStore:
     async def _agree(self, path: Path, state: CheckpointState, redone: Sequence[LoggedUpdate]) -> None:
         """Tell in the journal what is in the weights and not in it, and take back what is in it and not in the weights."""
         last = await asyncio.to_thread(self.journal.last_round)
-        events = [decode(line) for update in redone if update.round > last for line in update.events]
+        events = [decode_event(line) for update in redone if update.round > last for line in update.events]
         if not redone and last < state.rounds_done - 1:  # format 1: killed between the checkpoint and the journal
-            events = [decode(bytes(raw)) for raw in state.events]
+            events = [decode_event(bytes(raw)) for raw in state.events]
         newest = await asyncio.to_thread(self.journal.newest, "checkpoint")
         told = (newest.weights, newest.restored) if isinstance(newest, CheckpointSaved) else ("", -1)
         if state.weights and told != (state.weights, state.restored):
@@ -178,7 +178,7 @@ class ModelStore:
 
     def finished(self, work: RoundWork, events: Sequence[Event], solved: set[str]) -> None:
         """A round is done: it is in the log before anybody is told. Raises OSError."""
-        call, lines = work.call, [encode(event) for event in events]
+        call, lines = work.call, [encode_event(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(make_logged_update(work.round, seed, policy, batch, lines, sorted(solved)))
         self.rounds_done, self.solved, self.restored = work.round + 1, frozenset(solved), -1

@@ -11,11 +11,11 @@ from sapo_backends.base import Completion, Engine, RowSeed, Sampling, TokenIds, 
 from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.round_context import BatchSizer
-from sapo_swarm.scoring.environments import Step
-from sapo_swarm.scoring.prompts import conversation
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.environments import EpisodeStep
+from sapo_swarm.scoring.prompts import build_conversation
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import STRICT, Group, Question, RewardRule, Rollout, TaskRef, Turn
+from sapo_swarm.types import STRICT, EpisodeTurn, Group, Question, RewardRule, Rollout, TaskRef
 
 # Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a mask.
 #
@@ -29,7 +29,7 @@ Place = tuple[int, int]
 
 def prompt_ids(tokenizer: Tokenizer, scorer: Scorer, question: Question) -> list[int]:
     """A question as the model reads it, with the tools of its environment. Raises BadTask."""
-    return tokenizer.encode_chat(conversation(question, scorer.answer_format), scorer.tools(question.ref))
+    return tokenizer.encode_chat(build_conversation(question, scorer.answer_format), scorer.tools(question.ref))
 
 
 def turn_length(completion: Completion) -> int:
@@ -71,7 +71,7 @@ async def score_answers(
     return found
 
 
-def _extended(tokenizer: Tokenizer, completion: Completion, step: Step) -> Completion:
+def _extended(tokenizer: Tokenizer, completion: Completion, step: EpisodeStep) -> Completion:
     """The turn up to the end of its tool call, and the answer behind it: context that carries no loss."""
     start = len(completion.tokens) - turn_length(completion)
     kept = _cut(tokenizer, completion.tokens, start, step.cut)
@@ -108,7 +108,7 @@ async def score_episodes(
     scorer: Scorer,
     groups: Sequence[tuple[TaskRef, Sequence[Completion]]],
     rule: RewardRule = STRICT,
-) -> list[tuple[Scored, list[tuple[Turn, ...]]]]:
+) -> list[tuple[ScoredTexts, list[tuple[EpisodeTurn, ...]]]]:
     """Rewards of episodes that are over, and their turns as text; by group. Raises ScorerUnavailable."""
     written = [[model_turns(tokenizer, c) for c in completions] for _, completions in groups]
     flat = [(ref, turns) for (ref, _), group in zip(groups, written, strict=True) for turns in group]
@@ -116,17 +116,17 @@ async def score_episodes(
     found = []
     for group in written:
         ends = [next(steps) for _ in group]
-        scored = Scored(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
+        scored = ScoredTexts(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
         found.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
     return found
 
 
-def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[Turn, ...]:
-    turns: list[Turn] = []
+def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[EpisodeTurn, ...]:
+    turns: list[EpisodeTurn] = []
     for place, text in enumerate(written):
-        turns.append(Turn(text))
+        turns.append(EpisodeTurn(text))
         if place < min(len(replies), len(written) - 1):
-            turns.append(Turn(replies[place], environment=True))
+            turns.append(EpisodeTurn(replies[place], environment=True))
     return tuple(turns)
 
 
@@ -150,7 +150,7 @@ async def score_completions(
     questions: Sequence[Question],
     completions: Sequence[Sequence[Completion]],
     rule: RewardRule = STRICT,
-) -> list[tuple[Scored, list[str], list[tuple[Turn, ...]]]]:
+) -> list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]]:
     """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
     are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
     both = list(zip(questions, completions, strict=True))
@@ -160,7 +160,7 @@ async def score_completions(
     ]
     played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
-    found: list[tuple[Scored, list[str], list[tuple[Turn, ...]]]] = []
+    found: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
     for question in questions:
         if library.episode_turns(question.ref):
             scored, turns = next(played)

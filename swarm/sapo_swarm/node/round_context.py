@@ -22,7 +22,7 @@ from sapo_swarm.sapo import adaptive_sampling, training_batch
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior, group_sizes
 from sapo_swarm.sapo.stages import AnsweredPrompt, StagePrompt
 from sapo_swarm.sapo.training_batch import ReplayEntry
-from sapo_swarm.scoring.rubric import Judge
+from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, TaskRef
 
@@ -225,7 +225,7 @@ class RoundWork:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     @contextmanager
-    def judging(self, judge: Judge | None) -> Iterator[None]:
+    def judging(self, judge: RubricJudge | None) -> Iterator[None]:
         """Adds what the judge reads and writes inside to judge_tokens."""
         before = judge.tokens if judge else 0
         try:

@@ -48,7 +48,7 @@ from sapo_swarm.tasks.catalogue import (
     train_seed,
 )
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import Group, Question, TaskRef, finite
+from sapo_swarm.types import Group, Question, TaskRef, finite_or_none
 
 # The phases of one round (SAPO, Algorithm 1) up to its update, which is in training.py: plan, generate, score, exchange.
 #
@@ -543,13 +543,13 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             tokens_trained=stats.tokens_local + stats.tokens_external,
             bytes_sent=work.bytes_sent,
             bytes_received=work.bytes_received,
-            loss=finite(stats.loss),
-            grad_norm=finite(stats.grad_norm),
-            entropy=finite(stats.entropy),
-            clip_fraction=finite(stats.clip_fraction),
-            logprob_local=finite(stats.logprob_local),
-            logprob_external=finite(stats.logprob_external),
-            ratio_max=finite(stats.ratio_max),
+            loss=finite_or_none(stats.loss),
+            grad_norm=finite_or_none(stats.grad_norm),
+            entropy=finite_or_none(stats.entropy),
+            clip_fraction=finite_or_none(stats.clip_fraction),
+            logprob_local=finite_or_none(stats.logprob_local),
+            logprob_external=finite_or_none(stats.logprob_external),
+            ratio_max=finite_or_none(stats.ratio_max),
             task_rewards=_by_task(work.local),
             seconds=dict(work.seconds),
             figures=work.figures | {name: float(count) for name, count in counts.items() if count},

@@ -24,7 +24,7 @@ from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
-from sapo_swarm.scoring.rubric import Judge
+from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 
@@ -63,7 +63,7 @@ class NodeSetup:
     notes: tuple[str, ...] = ()
     trial: str = ""
     fetch: Fetch = lambda _progress: None
-    judge: Judge | None = None
+    judge: RubricJudge | None = None
     deaths: int = 0
     as_left: bool = False
     written: Path | None = None

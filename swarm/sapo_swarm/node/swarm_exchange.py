@@ -22,7 +22,7 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import ReceivedGroups, least_likely
 from sapo_swarm.node.swarm_stats import ExchangeHold, LeaderboardPoller, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     MAX_GROUPS,
@@ -33,8 +33,8 @@ from sapo_swarm.protocol.wire import (
     SwarmInfo,
     WireError,
     group_id,
-    label,
-    unpack,
+    printable_label,
+    unpack_msgpack,
 )
 from sapo_swarm.sapo.training_batch import NOTHING, find_strategy, has_advantage, questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
@@ -237,7 +237,7 @@ class SnapshotReader:
     def _is_new(self, raw: msgspec.Raw) -> bool:
         """Another's group that no snapshot had before."""
         try:
-            group = unpack(raw, SignedGroup)
+            group = unpack_msgpack(raw, SignedGroup)
         except WireError:
             return False
         key = group_id(group.body)
@@ -296,7 +296,7 @@ class SwarmExchange:
     def __post_init__(self) -> None:
         self.pool = ExternalPool(self.sampling)
         self.stats = SwarmStats(self.client.invite.url, self.client.identity.node)
-        self._receiver: Receiver | None = None
+        self._receiver: GroupReceiver | None = None
         self._outbox: UploadOutbox | None = None
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -323,7 +323,7 @@ class SwarmExchange:
         if host.loaded is not None:
             self.pool.per_source = groups_of_a_source(host.loaded.parameters)
         swarm, node = self.client.invite.swarm, self.client.identity.node
-        self._receiver = Receiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
+        self._receiver = GroupReceiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
             self._receiver.phrases, said = aha_trail.load_phrase_watch(self.memory)
             if said:
@@ -331,7 +331,7 @@ class SwarmExchange:
         self._receiver.phrases.answer_format = scorer.answer_format
 
     @property
-    def receiver(self) -> Receiver:
+    def receiver(self) -> GroupReceiver:
         """What judges received groups. Raises RuntimeError before attach()."""
         if self._receiver is None:
             raise RuntimeError("attach() comes before the first round.")
@@ -495,7 +495,7 @@ class SwarmExchange:
         size, part = 0, 1.0 if self.share_fraction is None else self.share_fraction
         for number, group in outbox.selected(part, self.policy.own):
             ts = int(self.client.unix_time() * 1000)
-            body = body_of(group, number, self.client.identity.node, label(self.model), ts)
+            body = body_of(group, number, self.client.identity.node, printable_label(self.model), ts)
             packed = self.client.identity.sign_group(self.client.invite.swarm, body)
             size += len(packed.body)
             if size > UPLOAD_BYTES:

@@ -26,7 +26,7 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.reasons import in_words
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.snapshot import Snapshot, SnapshotNews, opened
+from sapo_swarm.protocol.snapshot import PoolSnapshot, SnapshotNews, open_snapshot
 from sapo_swarm.protocol.wire import (
     H_PROTO,
     H_TIME,
@@ -45,13 +45,13 @@ from sapo_swarm.protocol.wire import (
     TaskOffers,
     Upload,
     WireError,
-    decode,
-    digest,
-    encode,
+    decode_message,
+    encode_message,
     group_id,
-    label,
-    unpack,
+    printable_label,
+    sha256_hex,
     unpack_json,
+    unpack_msgpack,
     unpack_task,
 )
 from sapo_swarm.tasks.own.folder import OwnTask
@@ -88,7 +88,7 @@ class Refused(CoordinatorError):
         self.retry_after_s = retry_after_s
 
 
-class Response(aiohttp.ClientResponse):
+class BoundedResponse(aiohttp.ClientResponse):
     """An answer before which only so many interim ones (1xx) may come: without a limit they keep a client busy for ever."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
@@ -121,14 +121,14 @@ def open_session(
         base_url=url,
         connector=aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s)),
-        response_class=Response,
+        response_class=BoundedResponse,
         auto_decompress=False,
         headers={"User-Agent": "sapo-desktop", "Accept-Encoding": "identity", **headers},
         cookie_jar=aiohttp.DummyCookieJar(),
     )
 
 
-class Transport:
+class CoordinatorTransport:
     """Requests of one node to one coordinator; open() comes first. bytes_sent, bytes_received: bodies, ever.
 
     wall: Unix time; the coordinator's own time, in its answers to signed requests, corrects it.
@@ -215,7 +215,7 @@ class Transport:
         self.bytes_received += len(content)
         if len(content) > limit:
             raise Refused("bad_reply", "The coordinator's answer is longer than the protocol allows.")
-        return checked(response.status, bytes(content))
+        return require_success(response.status, bytes(content))
 
     def _correct_clock(self, text: str) -> None:
         if text.isascii() and text.isdigit() and len(text) <= 16:
@@ -239,7 +239,7 @@ def why_not(error: Exception) -> str:
     return f"{safe_text(str(error), 120, lines=False) or type(error).__name__}."
 
 
-def checked(status: int, body: bytes) -> bytes:
+def require_success(status: int, body: bytes) -> bytes:
     """The body of a 2xx answer. Raises Refused."""
     if 200 <= status < 300:
         return body
@@ -254,7 +254,7 @@ def checked(status: int, body: bytes) -> bytes:
 _T = TypeVar("_T")
 
 
-def parsed(body: bytes, kind: type[_T]) -> _T:
+def parse_reply(body: bytes, kind: type[_T]) -> _T:
     """The JSON body of an answer. Raises Refused."""
     try:
         return unpack_json(body, kind)
@@ -331,7 +331,7 @@ class NodeClient:
         """When the next exchange will go out, on the client's clock."""
         self._clock = clock
         self._rng = rng or random.Random()
-        self._transport = Transport(invite, identity, wall, timeout_s)
+        self._transport = CoordinatorTransport(invite, identity, wall, timeout_s)
         self._have: deque[bytes] = deque(maxlen=REMEMBERED)
         self._pool = 0
 
@@ -366,23 +366,23 @@ class NodeClient:
             key=self.identity.public_key.hex(),
             invite=self.invite.token,
             name=safe_text(name, lines=False)[:40].strip(),
-            model=label(model),
+            model=printable_label(model),
         )
         body = msgspec.json.encode(request)
-        return parsed(await self._transport.signed("POST", "/v1/join", body, "application/json"), SwarmInfo)
+        return parse_reply(await self._transport.signed("POST", "/v1/join", body, "application/json"), SwarmInfo)
 
     async def info(self) -> SwarmInfo:
         """Raises Unreachable, Refused."""
-        return parsed(await self._transport.get("/v1/swarm"), SwarmInfo)
+        return parse_reply(await self._transport.get("/v1/swarm"), SwarmInfo)
 
     async def leaderboard(self) -> Leaderboard:
         """Raises Unreachable, Refused."""
-        return parsed(await self._transport.get("/v1/leaderboard"), Leaderboard)
+        return parse_reply(await self._transport.get("/v1/leaderboard"), Leaderboard)
 
     async def tasks(self) -> tuple[TaskOffer, ...]:
         """The tasks of members' own that this swarm trains on. Raises Unreachable, Refused."""
         body = await self._transport.signed("GET", "/v1/tasks", b"", "application/json")
-        return parsed(body, TaskOffers).tasks
+        return parse_reply(body, TaskOffers).tasks
 
     async def task(self, offer: TaskOffer) -> OwnTask:
         """Fetch a task, read as strictly as a folder. Nothing of it is stored. Raises Unreachable, Refused, BadTask."""
@@ -394,18 +394,18 @@ class NodeClient:
         """Take this node's groups out of the pool. Raises Unreachable, Refused."""
         await self._transport.signed("POST", "/v1/leave", b"", "application/json")
 
-    async def snapshot(self, known: str) -> tuple[SnapshotNews, Snapshot | None]:
+    async def snapshot(self, known: str) -> tuple[SnapshotNews, PoolSnapshot | None]:
         """Of the swarm's pool: which is the newest, and itself where its id is not `known`.
 
         Raises Unreachable, Refused (code not_found: this coordinator makes none).
         """
         raw = await self._transport.signed("GET", "/v1/snapshots/newest", b"", "application/json")
-        news = parsed(raw, SnapshotNews)
+        news = parse_reply(raw, SnapshotNews)
         if news.id == known:
             return news, None
         data = await self._transport.get(f"/v1/snapshots/{news.id}")
         try:
-            return news, opened(data, news, self.invite.swarm, self.invite.fingerprint)
+            return news, open_snapshot(data, news, self.invite.swarm, self.invite.fingerprint)
         except WireError as error:
             raise Refused("bad_reply", str(error)) from error
 
@@ -434,9 +434,11 @@ class NodeClient:
         have = tuple(self._have) if self._pool <= LARGE_POOL else ()
         try:
             accepted = tuple(accepts)
-            body = encode(Upload(groups=groups, want=want, have=have, reward_local=reward_local, accepts=accepted))
-            path = f"/v1/rounds/{digest(body)}"
-            answer = decode(await self._transport.signed("PUT", path, body, MEDIA_TYPE), RoundReply)
+            body = encode_message(
+                Upload(groups=groups, want=want, have=have, reward_local=reward_local, accepts=accepted)
+            )
+            path = f"/v1/rounds/{sha256_hex(body)}"
+            answer = decode_message(await self._transport.signed("PUT", path, body, MEDIA_TYPE), RoundReply)
         except (CoordinatorError, WireError) as error:
             return self._failed(error, len(groups))
         result = self._done(answer, len(groups))
@@ -452,7 +454,7 @@ class NodeClient:
                 refused[reason] = refused.get(reason, 0) + 1
         for raw in answer.sample:
             try:
-                self._have.append(group_id(unpack(raw, SignedGroup).body))
+                self._have.append(group_id(unpack_msgpack(raw, SignedGroup).body))
             except WireError:
                 continue  # the receiver counts it
         return ExchangeResult(

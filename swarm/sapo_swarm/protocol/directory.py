@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.client import open_session, why_not
-from sapo_swarm.protocol.identity import Identity, node_id, verify
+from sapo_swarm.protocol.identity import Identity, node_id, verify_signature
 from sapo_swarm.protocol.invite import BadInvite, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
@@ -39,7 +39,7 @@ class BadDirectory(ValueError):
     """A directory that cannot be used; the message is one sentence that says why."""
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One swarm. trains, checks: what on, and how groups are checked, in its host's words. join: an invite line without its
     token; "" where one has to ask. ask: whom to ask for an invite."""
 
@@ -60,10 +60,10 @@ class SwarmList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     name: Annotated[str, Meta(max_length=60)] = ""
     issued: Annotated[int, Meta(ge=0, le=2**40)] = 0
     expires: Annotated[int, Meta(ge=0, le=2**40)] = 0
-    swarms: Annotated[tuple[Entry, ...], Meta(max_length=100)] = ()
+    swarms: Annotated[tuple[DirectoryEntry, ...], Meta(max_length=100)] = ()
 
 
-class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SignedDirectory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The file. key: the signer's public key, signature: over the list's bytes; both hex."""
 
     list: msgspec.Raw
@@ -72,7 +72,7 @@ class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class DirectoryAddress:
     """Where a directory is. key: the id of its signer's key; "" where it is not known yet. fingerprint: of a certificate
     that no authority vouches for, 64 hex digits; else ""."""
 
@@ -90,7 +90,7 @@ class Address:
         return urlsplit(self.url).hostname or ""
 
 
-def parse_address(text: str, need_key: bool = True) -> Address:
+def parse_address(text: str, need_key: bool = True) -> DirectoryAddress:
     """The line that names a directory. Raises BadDirectory."""
     text = text.strip()
     if len(text) > 500 or not re.fullmatch(r"[!-+\--~]+", text):
@@ -116,7 +116,7 @@ def parse_address(text: str, need_key: bool = True) -> Address:
     if parts.scheme == "http" and (fields.get("fp") or not _near(host)):
         raise BadDirectory("A directory outside your own network is read by https:// only.")
     bare = urlunsplit((parts.scheme, parts.netloc, parts.path or "/", parts.query, ""))
-    return Address(bare, fields.get("key", ""), fields.get("fp", ""))
+    return DirectoryAddress(bare, fields.get("key", ""), fields.get("fp", ""))
 
 
 def _near(host: str) -> bool:
@@ -128,14 +128,14 @@ def _near(host: str) -> bool:
     return address.is_private and not address.is_unspecified
 
 
-def seal(listing: SwarmList, identity: Identity) -> bytes:
+def sign_directory(listing: SwarmList, identity: Identity) -> bytes:
     """The signed file, for people to read too. Raises BadDirectory where it could not be read again."""
     inner = as_text(listing)
-    sealed = Sealed(
+    sealed = SignedDirectory(
         list=msgspec.Raw(inner), key=identity.public_key.hex(), signature=identity.sign(_DOMAIN + inner).hex()
     )
     data = msgspec.json.encode(sealed) + b"\n"
-    opened(data, identity.node, listing.issued)
+    verify_directory(data, identity.node, listing.issued)
     return data
 
 
@@ -144,7 +144,7 @@ def as_text(listing: SwarmList) -> bytes:
     return msgspec.json.format(msgspec.json.encode(listing), indent=2)
 
 
-def opened(data: bytes, key: str, now: float) -> SwarmList:
+def verify_directory(data: bytes, key: str, now: float) -> SwarmList:
     """The list in the file, if that key ("" = whichever is in it) signed it and it counts at this Unix time. Raises
     BadDirectory."""
     sealed = sealed_in(data)
@@ -153,9 +153,9 @@ def opened(data: bytes, key: str, now: float) -> SwarmList:
         raise BadDirectory(
             f"It is signed by another key ({node_id(public)}) than the one in your settings: do not trust it."
         )
-    if not verify(public, bytes.fromhex(sealed.signature), _DOMAIN + bytes(sealed.list)):
+    if not verify_signature(public, bytes.fromhex(sealed.signature), _DOMAIN + bytes(sealed.list)):
         raise BadDirectory("Its signature does not hold: it was forged, or changed after it was signed.")
-    listing = written(bytes(sealed.list))
+    listing = parse_swarm_list(bytes(sealed.list))
     if now < listing.issued - AHEAD_S:
         raise BadDirectory("It is dated in the future: look whether this machine's clock is right.")
     if not 0 < listing.expires - listing.issued <= LONGEST_S:
@@ -168,12 +168,12 @@ def opened(data: bytes, key: str, now: float) -> SwarmList:
     return listing
 
 
-def sealed_in(data: bytes) -> Sealed:
+def sealed_in(data: bytes) -> SignedDirectory:
     """The file's parts, nothing of it believed yet. Raises BadDirectory."""
     if len(data) > MAX_BYTES:
         raise BadDirectory(f"It has {len(data):,} bytes; a directory has {MAX_BYTES:,} at most.")
     try:
-        return msgspec.json.decode(data, type=Sealed)
+        return msgspec.json.decode(data, type=SignedDirectory)
     except UNREADABLE as error:
         try:
             found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
@@ -184,7 +184,7 @@ def sealed_in(data: bytes) -> Sealed:
         raise BadDirectory(f"It is no directory of swarms: {_where(error)}") from error
 
 
-def written(data: bytes) -> SwarmList:
+def parse_swarm_list(data: bytes) -> SwarmList:
     """A list as a person wrote it, every address in it sound. Raises BadDirectory."""
     try:
         listing = msgspec.json.decode(data, type=SwarmList)
@@ -214,7 +214,7 @@ def _where(error: Exception) -> str:
 TIMEOUT_S = 10.0
 
 
-async def fetch(address: Address, timeout_s: float = TIMEOUT_S) -> bytes:
+async def fetch_directory(address: DirectoryAddress, timeout_s: float = TIMEOUT_S) -> bytes:
     """The file's bytes, not judged yet. Raises BadDirectory."""
     try:
         async with (

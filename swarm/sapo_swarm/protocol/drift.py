@@ -34,12 +34,12 @@ _DISCARDED = 1
 """In a table; an empty place has 0."""
 
 
-def fingerprint(text: str) -> int:
+def text_fingerprint(text: str) -> int:
     """More than 1, and the same on every machine."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") | 2
 
 
-class Remembered:
+class RecentFingerprints:
     """Fingerprints: the `least` told last, and up to as many before them; 32 to 64 bytes for each of `least`, taken at once.
 
     Two generations, each a table with open addressing: when the newer one has `least`, the older one is forgotten, which costs
@@ -100,7 +100,7 @@ class Remembered:
         return len(self._known())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remembered) and sorted(self._known()) == sorted(other._known())
+        return isinstance(other, RecentFingerprints) and sorted(self._known()) == sorted(other._known())
 
 
 # How long and how varied a node's texts are now, beside what it wrote first: what a drift shows that has no phrase of its own.
@@ -125,7 +125,7 @@ _TEXT_DRIFT_WORD = re.compile(r"[^\W\d_]+|\d+")
 _Count = Annotated[int, Meta(ge=0, lt=2**40)]
 
 
-class Texts(msgspec.Struct, frozen=True):
+class TextCounts(msgspec.Struct, frozen=True):
     """Counts over texts. words: in all; buckets: by the word's checksum."""
 
     texts: _Count = 0
@@ -143,7 +143,7 @@ class Texts(msgspec.Struct, frozen=True):
         return -sum(count / self.words * math.log2(count / self.words) for count in self.buckets if count)
 
 
-def counted(texts: Iterable[str]) -> Texts:
+def count_texts(texts: Iterable[str]) -> TextCounts:
     """The counts of these texts."""
     number, words, buckets = 0, 0, [0] * BUCKETS
     for text in texts:
@@ -151,12 +151,12 @@ def counted(texts: Iterable[str]) -> Texts:
         for word in found:
             buckets[zlib.crc32(b"0" if word.isdigit() else word.encode()) % BUCKETS] += 1
         number, words = number + 1, words + len(found)
-    return Texts(number, words, tuple(buckets))
+    return TextCounts(number, words, tuple(buckets))
 
 
-def together(parts: Sequence[Texts]) -> Texts:
+def merge_counts(parts: Sequence[TextCounts]) -> TextCounts:
     """Their sum."""
-    return Texts(
+    return TextCounts(
         sum(part.texts for part in parts),
         sum(part.words for part in parts),
         tuple(map(sum, zip(*(part.buckets for part in parts), strict=True))) if parts else (0,) * BUCKETS,
@@ -166,16 +166,16 @@ def together(parts: Sequence[Texts]) -> Texts:
 class TextDrift(msgspec.Struct):
     """Mutable. first: of the first TEXTS texts; newest: parts of the newest ones after these, oldest first."""
 
-    first: Texts = Texts()
-    newest: Annotated[list[Texts], Meta(max_length=TEXTS + 1)] = []
+    first: TextCounts = TextCounts()
+    newest: Annotated[list[TextCounts], Meta(max_length=TEXTS + 1)] = []
 
     def observe(self, texts: Iterable[str]) -> None:
         """The node wrote these."""
-        part = counted(texts)
+        part = count_texts(texts)
         if not part.texts:
             return
         if self.first.texts < TEXTS:
-            self.first = together((self.first, part))
+            self.first = merge_counts((self.first, part))
             return
         self.newest.append(part)
         while sum(p.texts for p in self.newest[1:]) >= TEXTS:
@@ -188,7 +188,7 @@ class TextDrift(msgspec.Struct):
     @property
     def alarm(self) -> str:
         """What has changed far, in a sentence; "" while nothing has."""
-        now, first = together(self.newest), self.first
+        now, first = merge_counts(self.newest), self.first
         if now.texts < TEXTS or first.length < LEAST_WORDS:
             return ""
         ratio = now.length / first.length
@@ -293,7 +293,7 @@ def _long_numbers(text: str) -> Iterator[str]:
                     break
 
 
-def phrases(text: str, prompt: str) -> frozenset[str]:
+def extract_phrases(text: str, prompt: str) -> frozenset[str]:
     """The phrases of a text without its answer; prompt: the question, whose words say nothing. Linear in the length of both."""
     known = set(_PHRASES_WORD.findall(prompt.lower()))
     read = text if len(text) <= 2 * PHRASES_LONGEST else text[:PHRASES_LONGEST] + " " + text[-PHRASES_LONGEST:]
@@ -341,8 +341,8 @@ class PhraseWatch:
     answer_format: AnswerFormat = "tags"
     _drift: TextDrift = field(default_factory=TextDrift)
     _base: Counter[str] = field(default_factory=Counter)
-    _own: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
-    _foreign: Remembered = field(default_factory=lambda: Remembered(REMEMBERED))
+    _own: RecentFingerprints = field(default_factory=lambda: RecentFingerprints(REMEMBERED))
+    _foreign: RecentFingerprints = field(default_factory=lambda: RecentFingerprints(REMEMBERED))
     _taken: deque[frozenset[str]] = field(default_factory=deque)
     _taught: Counter[str] = field(default_factory=Counter)
     _carriers: deque[frozenset[str]] = field(default_factory=deque, compare=False)
@@ -364,10 +364,10 @@ class PhraseWatch:
                 self._count_base(found)
             for phrase in found:
                 if self._observed < BASE_LOCAL:
-                    self._foreign.discard(fingerprint(phrase))
+                    self._foreign.discard(text_fingerprint(phrase))
                 elif self._is_foreign(phrase):
                     continue
-                self._own.add(fingerprint(phrase))
+                self._own.add(text_fingerprint(phrase))
             self._observed += 1
             self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
             self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
@@ -382,11 +382,11 @@ class PhraseWatch:
     def _phrases(self, text: str, question: Question) -> frozenset[str]:
         """Of all but the answer that is judged."""
         elsewhere = library.answers_elsewhere(question.ref)
-        return phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
+        return extract_phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
 
     def _is_foreign(self, phrase: str) -> bool:
         """Others brought it: lately, or remembered from earlier."""
-        key = fingerprint(phrase)
+        key = text_fingerprint(phrase)
         return key in self._foreign or (phrase in self._taught and key not in self._own)
 
     def _is_watched(self, phrase: str) -> bool:
@@ -413,12 +413,12 @@ class PhraseWatch:
         if self._observed < MIN_LOCAL:
             return True
         found = frozenset().union(*(self._phrases(text, question) for text in taught))
-        foreign = frozenset(phrase for phrase in found if fingerprint(phrase) not in self._own)
+        foreign = frozenset(phrase for phrase in found if text_fingerprint(phrase) not in self._own)
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
         if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)):
             return False  # and nothing of it is remembered: what is refused must not push out what was taught
         for phrase in foreign:
-            self._foreign.add(fingerprint(phrase))
+            self._foreign.add(text_fingerprint(phrase))
         self._slide(self._taken, self._taught, foreign, WINDOW)
         rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
@@ -457,10 +457,12 @@ class PhraseWatch:
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
         own, foreign = (
-            known if isinstance(known, bytes) else b"".join(fingerprint(text).to_bytes(8, "little") for text in known)
+            known
+            if isinstance(known, bytes)
+            else b"".join(text_fingerprint(text).to_bytes(8, "little") for text in known)
             for known in (kept.own, kept.foreign)
         )
-        made = PhraseWatch(_own=Remembered(REMEMBERED, own), _foreign=Remembered(REMEMBERED, foreign))
+        made = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
         made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
         made._base = Counter(kept.base)
         for found in kept.taken:

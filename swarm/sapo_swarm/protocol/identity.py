@@ -16,7 +16,7 @@ import msgspec
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
-from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, GroupBody, SignedGroup, digest
+from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TIME, GroupBody, SignedGroup, sha256_hex
 from sapo_swarm.types import PROTOCOL_VERSION
 from sapo_swarm.whole_file import write_atomically
 
@@ -36,7 +36,7 @@ def node_id(public_key: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignatureHeaders:
     """The signature headers of a request, as strings. ts: milliseconds since the Unix epoch."""
 
     node: str
@@ -57,7 +57,7 @@ class Signed:
 
 def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes | str) -> bytes:
     """The bytes that a request's signature covers. body: itself or its digest, which is all that is signed of it."""
-    named = body if isinstance(body, str) else digest(body)
+    named = body if isinstance(body, str) else sha256_hex(body)
     return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, named)).encode()
 
 
@@ -66,7 +66,7 @@ def group_text(swarm: str, body: bytes) -> bytes:
     return _GROUP + swarm.encode() + b"\0" + body
 
 
-def verify(public_key: bytes, signature: bytes, text: bytes) -> bool:
+def verify_signature(public_key: bytes, signature: bytes, text: bytes) -> bool:
     """True when the key signed the text. libsodium's check: half the time of OpenSSL's, and no keys of small order."""
     try:
         VerifyKey(public_key).verify(text, signature)
@@ -94,10 +94,10 @@ class Identity:
         """The Ed25519 signature of the bytes, 64 bytes."""
         return self._key.sign(text).signature
 
-    def sign_request(self, method: str, path: str, swarm: str, ts: int, body: bytes) -> Signed:
+    def sign_request(self, method: str, path: str, swarm: str, ts: int, body: bytes) -> SignatureHeaders:
         """Signature headers with a fresh nonce: sign again for every attempt."""
         nonce = secrets.token_hex(16)
-        return Signed(self.node, ts, nonce, self.sign(request_text(method, path, swarm, ts, nonce, body)))
+        return SignatureHeaders(self.node, ts, nonce, self.sign(request_text(method, path, swarm, ts, nonce, body)))
 
     def sign_group(self, swarm: str, body: GroupBody) -> SignedGroup:
         """The group as it is uploaded. body.node must be this node."""
@@ -284,7 +284,7 @@ def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None
     """
     path, before = folder / f"{name}.secret", entry_named(folder, name)
     try:
-        forget(in_keyring([before] if before else [], keyring, timeout_s), keyring, timeout_s)
+        delete_keyring_entries(in_keyring([before] if before else [], keyring, timeout_s), keyring, timeout_s)
     except KeyStoreError as error:
         raise KeyStoreError(f"{error} It holds the one before. Unlock it, or remove {path}.") from error
     try:
@@ -354,7 +354,7 @@ def in_keyring(names: Sequence[str], keyring: Keyring | None = None, timeout_s: 
     return _asked(lambda: [n for n in names if ring and ring.get_password(SERVICE, n) is not None], timeout_s)
 
 
-def forget(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> None:
+def delete_keyring_entries(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> None:
     """Remove these entries from the keyring. Raises KeyStoreError where one of them stays."""
     ring = keyring if keyring is not None else _system_keyring()
 

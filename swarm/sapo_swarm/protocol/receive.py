@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sapo_swarm.protocol.drift import PhraseWatch, UnlikelySources
-from sapo_swarm.protocol.identity import group_text, node_id, verify
+from sapo_swarm.protocol.identity import group_text, node_id, verify_signature
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack_msgpack
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import CATALOGUE, STRICT_PRESETS, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import GENERATOR_VERSION, MAX_COMPLETION_BYTES, STRICT, Group, Question, RewardRule, Rollout
@@ -154,7 +154,7 @@ class _Case:
 
 
 @dataclass(slots=True)
-class Receiver:
+class GroupReceiver:
     """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
     excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own, since a coordinator
     may say what it likes about the date. hold: of the engine, for many likelihoods in a row."""
@@ -211,10 +211,10 @@ class Receiver:
     def _form(self, raw: msgspec.Raw | bytes, sources: Counter[str], now: float) -> tuple[GroupBody | None, str]:
         """Everything that can be told without the scorer: the body, or why not."""
         try:
-            signed = unpack(raw, SignedGroup)
-            if not verify(signed.key, signed.signature, group_text(self.swarm, signed.body)):
+            signed = unpack_msgpack(raw, SignedGroup)
+            if not verify_signature(signed.key, signed.signature, group_text(self.swarm, signed.body)):
                 return None, "signature"
-            body = unpack(signed.body, GroupBody)
+            body = unpack_msgpack(signed.body, GroupBody)
         except WireError:
             return None, "schema"
         reason = (
@@ -290,10 +290,10 @@ class Receiver:
             judged = [await self._judged(*one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
         return [group for group in judged if group is not None]
 
-    async def _judged(self, case: _Case, question: Question, verdict: Scored | ScoringFailed) -> Group | None:
+    async def _judged(self, case: _Case, question: Question, verdict: ScoredTexts | ScoringFailed) -> Group | None:
         body = case.body
-        if not isinstance(verdict, Scored) or len(verdict.rewards) != len(body.completions):
-            if isinstance(verdict, Scored) or verdict.fault != "task":
+        if not isinstance(verdict, ScoredTexts) or len(verdict.rewards) != len(body.completions):
+            if isinstance(verdict, ScoredTexts) or verdict.fault != "task":
                 _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
             reason = "unscorable"
         elif not self.quota.allows(body.node, self.clock()):
@@ -336,7 +336,7 @@ def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
     return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
 
 
-def _group(body: GroupBody, question: Question, verdict: Scored) -> Group:
+def _group(body: GroupBody, question: Question, verdict: ScoredTexts) -> Group:
     rollouts = tuple(
         Rollout(completion.text, completion.finish, float(reward), shortcut=place in verdict.shortcut)
         for place, (completion, reward) in enumerate(zip(body.completions, verdict.rewards, strict=True))

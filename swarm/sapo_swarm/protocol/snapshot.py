@@ -27,10 +27,10 @@ from sapo_swarm.protocol.wire import (
     SwarmId,
     UnixTime,
     WireError,
-    decode,
-    digest,
-    encode,
-    unpack,
+    decode_message,
+    encode_message,
+    sha256_hex,
+    unpack_msgpack,
 )
 from sapo_swarm.types import Sha256
 
@@ -51,7 +51,7 @@ class SnapshotNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     groups: Count
 
 
-class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PoolSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is signed. groups: SignedGroups of many nodes, at most one a source, each to be judged on its own."""
 
     swarm: SwarmId
@@ -65,27 +65,29 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     signature: Annotated[bytes, Meta(max_length=256)]
 
 
-def seal(
+def seal_snapshot(
     swarm: str, certificate: bytes, key: bytes, groups: Sequence[bytes], made: float, every_s: float
 ) -> tuple[SnapshotNews, bytes]:
     """The news of a snapshot, and its bytes. certificate, key: of the swarm, PEM. Raises TooLarge."""
-    body = msgspec.msgpack.encode(Snapshot(swarm=swarm, made=made, groups=[msgspec.Raw(group) for group in groups]))
+    body = msgspec.msgpack.encode(PoolSnapshot(swarm=swarm, made=made, groups=[msgspec.Raw(group) for group in groups]))
     signer = serialization.load_pem_private_key(key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     der = x509.load_pem_x509_certificate(certificate).public_bytes(serialization.Encoding.DER)
     signature = signer.sign(_CONTEXT + body, ec.ECDSA(hashes.SHA256()))
     secret = secrets.token_bytes(32)
-    data = AESGCM(secret).encrypt(_NONCE, encode(_Sealed(body=body, certificate=der, signature=signature)), None)
-    news = SnapshotNews(id=digest(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
+    data = AESGCM(secret).encrypt(
+        _NONCE, encode_message(_Sealed(body=body, certificate=der, signature=signature)), None
+    )
+    news = SnapshotNews(id=sha256_hex(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
     return news, data
 
 
-def opened(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str) -> Snapshot:
+def open_snapshot(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str) -> PoolSnapshot:
     """The snapshot in these bytes, wherever they came from. fingerprint: of the invite, "" on loopback. Raises WireError."""
-    if len(data) > MAX_BODY + 16 or digest(data) != news.id:
+    if len(data) > MAX_BODY + 16 or sha256_hex(data) != news.id:
         raise WireError("The snapshot is not the one that was announced.")
     try:
-        sealed = decode(AESGCM(bytes.fromhex(news.key)).decrypt(_NONCE, data, None), _Sealed)
+        sealed = decode_message(AESGCM(bytes.fromhex(news.key)).decrypt(_NONCE, data, None), _Sealed)
         if fingerprint and hashlib.sha256(sealed.certificate).hexdigest() != fingerprint:
             raise WireError("The snapshot carries another certificate than the invite's.")
         signer = x509.load_der_x509_certificate(sealed.certificate).public_key()
@@ -94,7 +96,7 @@ def opened(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str) -> Sna
         signer.verify(sealed.signature, _CONTEXT + sealed.body, ec.ECDSA(hashes.SHA256()))
     except (InvalidTag, InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise WireError("The snapshot is not signed by this swarm.") from error
-    found = unpack(sealed.body, Snapshot)
+    found = unpack_msgpack(sealed.body, PoolSnapshot)
     if found.swarm != swarm or found.made != news.made:
         raise WireError("The snapshot is of another swarm, or of another time.")
     return found

@@ -230,7 +230,7 @@ _compress = zstandard.ZstdCompressor(level=1, write_content_size=True)
 _decompress = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
 
-def unpack(data: bytes | bytearray | memoryview | msgspec.Raw, kind: type[T]) -> T:
+def unpack_msgpack(data: bytes | bytearray | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """The struct in msgpack bytes. Raises WireError for anything that is not exactly one."""
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -249,7 +249,7 @@ def unpack_json(data: bytes, kind: type[T]) -> T:
         raise WireError(f"The message is not a valid {kind.__name__}: {str(error)[:200]}") from error
 
 
-def inflate(data: bytes, most: int = MAX_BODY, most_raw: int = MAX_RAW) -> bytes:
+def decompress_body(data: bytes, most: int = MAX_BODY, most_raw: int = MAX_RAW) -> bytes:
     """Undo one zstd frame. The header is judged before a byte is decompressed. Raises WireError, TooLarge."""
     if len(data) > most:
         raise TooLarge(f"The body has {len(data)} bytes; the limit is {most}.")
@@ -266,12 +266,12 @@ def inflate(data: bytes, most: int = MAX_BODY, most_raw: int = MAX_RAW) -> bytes
         raise WireError(f"The body is not one zstd frame: {str(error)[:100]}") from error
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode_message(data: bytes, kind: type[T]) -> T:
     """One compressed message. Raises WireError, TooLarge."""
-    return unpack(inflate(data), kind)
+    return unpack_msgpack(decompress_body(data), kind)
 
 
-def encode(message: msgspec.Struct) -> bytes:
+def encode_message(message: msgspec.Struct) -> bytes:
     """Inverse of decode. Raises TooLarge when the other side would refuse it."""
     raw = msgspec.msgpack.encode(message)
     packed = _compress.compress(raw)
@@ -280,12 +280,12 @@ def encode(message: msgspec.Struct) -> bytes:
     return packed
 
 
-def label(text: str) -> str:
+def printable_label(text: str) -> str:
     """The text as a Label: what is not printable ASCII becomes "?", cut to 80."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:80]
 
 
-def digest(data: bytes) -> str:
+def sha256_hex(data: bytes) -> str:
     """Lower-case hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
@@ -352,7 +352,7 @@ class TaskUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     packed: Annotated[bytes, Meta(max_length=MAX_PACKED)]
 
 
-def pack(task: OwnTask, held_out: bool) -> TaskUpload:
+def build_task_upload(task: OwnTask, held_out: bool) -> TaskUpload:
     """The task for a swarm, with its held-out rows or without. Raises BadTask for one that cannot travel."""
     raw = folder.pack_task(task, held_out)
     body = _task_offer_compress.compress(raw)
@@ -363,7 +363,7 @@ def pack(task: OwnTask, held_out: bool) -> TaskUpload:
         )
     offer = TaskOffer(
         name=spec.name,
-        hash=digest(raw),
+        hash=sha256_hex(raw),
         description=spec.description,
         licence=spec.licence,
         train=len(task.train),
@@ -379,10 +379,10 @@ def unpack_task(offer: TaskOffer, body: bytes) -> OwnTask:
     if offer.name in CATALOGUE:
         raise BadTask(f"Task {offer.name!r} has the name of one of the app's tasks. Its host must rename it.")
     try:
-        raw = inflate(body, MAX_PACKED, folder.MAX_BYTES)
+        raw = decompress_body(body, MAX_PACKED, folder.MAX_BYTES)
     except (TooLarge, WireError) as error:
         raise BadTask(f"Task {offer.name!r} cannot be unpacked: {error}") from error
-    if digest(raw) != offer.hash or len(raw) != offer.size:
+    if sha256_hex(raw) != offer.hash or len(raw) != offer.size:
         raise BadTask(f"What came is not the task {offer.name!r} that was offered: its hash is another one.")
     task = folder.unpack_task(raw, offer.name, offer.description, offer.licence)
     if (len(task.train), len(task.held_out)) != (offer.train, offer.held_out):

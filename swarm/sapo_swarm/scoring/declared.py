@@ -56,7 +56,7 @@ from sapo_swarm.types import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class VerifierCase:
     """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells.
     environment: what the task's environment says in the end. answer_format: where a text's answer stands, if it is extracted
     by tags."""
@@ -70,12 +70,12 @@ class Case:
     answer_format: AnswerFormat = "tags"
 
 
-def plain(text: str) -> str:
+def normalise_text(text: str) -> str:
     """NFKC, white space collapsed, outer white space gone: how all texts are compared."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-def unquoted(text: str) -> str:
+def strip_quotes(text: str) -> str:
     """The text without the quotes around it. One at its end alone is its own: f' is not f."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
@@ -93,7 +93,7 @@ _PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
 _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
 
 
-def number_match(part: NumberVerifier, case: Case) -> float:
+def number_match(part: NumberVerifier, case: VerifierCase) -> float:
     """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are no numbers."""
     answer, unit = parse_measure(case.answer, part)
     truth, wanted = parse_measure(case.truth, part)
@@ -107,8 +107,8 @@ def parse_measure(text: str, part: NumberVerifier) -> tuple[Fraction | None, str
     """A number (None where the text is none) and the unit behind or before it, "" for none."""
     if _RAISED.search(text):
         return None, ""
-    names = sorted(filter(None, map(plain, part.units)), key=len, reverse=True)
-    left, unit = plain(text.translate(MINUS)), ""
+    names = sorted(filter(None, map(normalise_text, part.units)), key=len, reverse=True)
+    left, unit = normalise_text(text.translate(MINUS)), ""
     if part.need_unit:
         left = _in_case(left, names)
     if not left.endswith(tuple(names)):
@@ -198,17 +198,17 @@ MATCHED = 2000
 _AROUND = "()[]{}.: "
 
 
-def exact_match(part: ExactVerifier, case: Case) -> float:
+def exact_match(part: ExactVerifier, case: VerifierCase) -> float:
     """1.0 for the truth, or one of its alternatives, after normalisation."""
 
     def form(text: str) -> str:
-        return plain(text) if part.case else plain(text).casefold()
+        return normalise_text(text) if part.case else normalise_text(text).casefold()
 
     truths = case.truth.split(part.alternatives) if part.alternatives else [case.truth]
     return float(form(case.answer) in {form(truth) for truth in truths if truth.strip()})
 
 
-def choice_match(part: ChoiceVerifier, case: Case) -> float:
+def choice_match(part: ChoiceVerifier, case: VerifierCase) -> float:
     """1.0 for the truth's option alone; two options in one answer are none."""
     chosen = normalised_label(case.answer)
     if part.options and chosen not in {normalised_label(option) for option in part.options}:
@@ -218,10 +218,10 @@ def choice_match(part: ChoiceVerifier, case: Case) -> float:
 
 def normalised_label(text: str) -> str:
     """An option's name without brackets, the quotes around it, a full stop and case."""
-    return unquoted(plain(text).casefold().strip(_AROUND)).strip(_AROUND)
+    return strip_quotes(normalise_text(text).casefold().strip(_AROUND)).strip(_AROUND)
 
 
-def regex_match(part: RegexVerifier, case: Case) -> float:
+def regex_match(part: RegexVerifier, case: VerifierCase) -> float:
     """1.0 where the whole answer matches. The worker's deadline ends a match that would not."""
     if len(case.answer) > MATCHED:
         return 0.0
@@ -229,12 +229,12 @@ def regex_match(part: RegexVerifier, case: Case) -> float:
     return float(pattern.fullmatch(case.answer) is not None)
 
 
-def length_match(part: LengthVerifier, case: Case) -> float:
+def length_match(part: LengthVerifier, case: VerifierCase) -> float:
     """1.0 inside the limits."""
     return float(part.least <= len(case.text if part.whole else case.answer) <= part.most)
 
 
-def format_match(part: FormatVerifier, case: Case) -> float:
+def format_match(part: FormatVerifier, case: VerifierCase) -> float:
     """1.0 for one answer with the wanted beginning and end, and nothing behind it."""
     if not (case.answer.startswith(part.starts) and case.answer.endswith(part.ends)):
         return 0.0
@@ -279,7 +279,7 @@ def _deeper(value: Any, left: int) -> bool:
     return left == 0 or any(_deeper(item, left - 1) for item in inner)
 
 
-def json_equal(part: JsonEqual, case: Case) -> float:
+def json_equal(part: JsonEqual, case: VerifierCase) -> float:
     """1.0 for an equal value, else the share of leaves that agree; 0 where either is no JSON."""
     try:
         mine, truth = parse_json(case.answer), parse_json(case.truth)
@@ -321,7 +321,7 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
     return type(one) is type(other) and one == other
 
 
-def fits_schema(_part: JsonSchema, case: Case) -> float:
+def fits_schema(_part: JsonSchema, case: VerifierCase) -> float:
     """1.0 for JSON that the folder's schema allows. References outside the schema are errors: nothing is fetched."""
     try:
         value = parse_json(case.answer)
@@ -375,7 +375,7 @@ MAX_ITEMS = 200
 """Items of an answer; one with more is wrong."""
 
 
-def list_equal(part: ListVerifier, case: Case) -> float:
+def list_equal(part: ListVerifier, case: VerifierCase) -> float:
     """Share of places that agree, over the longer of both lists."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS:
@@ -383,7 +383,7 @@ def list_equal(part: ListVerifier, case: Case) -> float:
     return sum(a == b for a, b in zip(mine, theirs, strict=False)) / max(len(mine), len(theirs))
 
 
-def set_overlap(part: ItemSet, case: Case) -> float:
+def set_overlap(part: ItemSet, case: VerifierCase) -> float:
     """Shared items over all items (Jaccard)."""
     mine, theirs = set(split_items(case.answer, part.separator)), set(split_items(case.truth, part.separator))
     if not theirs or len(mine) > MAX_ITEMS:
@@ -391,7 +391,7 @@ def set_overlap(part: ItemSet, case: Case) -> float:
     return len(mine & theirs) / len(mine | theirs)
 
 
-def order_agreement(part: OrderVerifier, case: Case) -> float:
+def order_agreement(part: OrderVerifier, case: VerifierCase) -> float:
     """Share of pairs in the truth's order; 0 where the items are not the truth's, each once."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS or sorted(mine) != sorted(set(theirs)):
@@ -416,7 +416,7 @@ def split_items(text: str, separator: str) -> list[str]:
 
 
 def _item(text: str) -> str:
-    return unquoted(plain(text)).casefold()
+    return strip_quotes(normalise_text(text)).casefold()
 
 
 # The verifier of SQL: both queries on a copy of the fixture in memory, read only, with bounds on time, rows and size.
@@ -435,7 +435,7 @@ _DENIED = frozenset({"random", "randomblob", "zeroblob", "printf", "format", "lo
 """Functions that make a verdict a matter of luck, or megabytes out of a few letters."""
 
 
-def same_result(part: SqlVerifier, case: Case) -> float:
+def same_result(part: SqlVerifier, case: VerifierCase) -> float:
     """1.0 where the answer gives the truth's rows. The names of columns do not count; a truth without rows is never met."""
     wanted = _wanted(case.task.fixture, case.truth)
     if not wanted:
@@ -518,7 +518,7 @@ _FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.I
 _DEPTH = 32
 
 
-def passes_tests(_part: PythonTests, case: Case) -> float:
+def passes_tests(_part: PythonTests, case: VerifierCase) -> float:
     """The share of tests that pass. Raises RunnerUnavailable, BadTask."""
     tests = unit_tests(case.truth)
     fenced = _FENCED.findall(case.answer)
@@ -593,7 +593,7 @@ class NoReward(ValueError):
     """reward.py gives no reward: no such function, an error in it, or something else than a number."""
 
 
-def own_function(_part: FunctionVerifier, case: Case) -> float:
+def own_function(_part: FunctionVerifier, case: VerifierCase) -> float:
     """What the function says of one completion, cut to [0, 1]. Raises NoReward, and whatever the function raises."""
     found = load_reward(case.task.code)(
         prompts=[case.task.spec.fill(dict(case.row))],
@@ -645,7 +645,7 @@ def _fits(function: Any) -> bool:
 
 # A completion against a row of an own task: extraction, then every declared verifier.
 
-JUDGES: dict[type[kinds.VerifierPart], Callable[[Any, Case], float]] = {
+JUDGES: dict[type[kinds.VerifierPart], Callable[[Any, VerifierCase], float]] = {
     kinds.ExactVerifier: exact_match,
     kinds.NumberVerifier: number_match,
     kinds.ChoiceVerifier: choice_match,
@@ -679,7 +679,7 @@ def score_declared(
     total = weights = 0.0
     for part in task.spec.verifier:
         truth = row.get(truth_column(task.spec, part), "")
-        case = Case(task, answer, truth, text, row, environment, answer_format)
+        case = VerifierCase(task, answer, truth, text, row, environment, answer_format)
         total += part.weight * JUDGES[type(part)](part, case)
         weights += part.weight
     return total / weights

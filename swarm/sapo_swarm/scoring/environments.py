@@ -40,7 +40,7 @@ class NoEnvironment(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class EnvironmentSpec:
     """A class of environments. schemas: its tools by name, as JSON Schema of a function (OpenAI's, and chat templates').
 
     reward: the file's function for environments without get_reward(), or None. calls: the environment's own pattern of a tool
@@ -54,7 +54,7 @@ class Blueprint:
 
 
 @lru_cache(maxsize=4)
-def blueprint(code: bytes) -> Blueprint:
+def load_environment_spec(code: bytes) -> EnvironmentSpec:
     """The environment in this file. Raises NoEnvironment, what the file raises, PermissionError without the person's yes."""
     module = execute_file(code, "environment.py")
     own = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__]
@@ -65,21 +65,21 @@ def blueprint(code: bytes) -> Blueprint:
         raise NoEnvironment(f"environment.py has {len(fits)} classes with a method reset; it needs exactly one.")
     (made,) = fits
     reward = _reward(module, made)
-    schemas = {name: schema(name, method) for name, method in _tools(made)}
+    schemas = {name: tool_schema(name, method) for name, method in _tools(made)}
     pattern = getattr(made, "calls", None)
     if not schemas:
         raise NoEnvironment(
             f"{made.__name__} has no tool: a public method with typed arguments and a docstring is one."
         )
     if pattern is None:
-        return Blueprint(made, schemas, reward, None)
+        return EnvironmentSpec(made, schemas, reward, None)
     try:
         compiled = re.compile(pattern)
     except (re.error, TypeError) as error:
         raise NoEnvironment(f"{made.__name__}.calls is no regular expression ({error}).") from error
     if not compiled.groupindex or not set(compiled.groupindex) <= set(schemas):
         raise NoEnvironment(f"{made.__name__}.calls needs groups that are named as tools: {', '.join(schemas)}.")
-    return Blueprint(made, schemas, reward, compiled)
+    return EnvironmentSpec(made, schemas, reward, compiled)
 
 
 def _reward(module: ModuleType, made: type) -> Callable[..., Any] | None:
@@ -105,7 +105,7 @@ def _tools(made: type) -> list[tuple[str, Callable[..., Any]]]:
     ]
 
 
-def schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
+def tool_schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
     """A method as a tool: what it does from its docstring, its arguments from their annotations. Raises NoEnvironment."""
     text = inspect.getdoc(method) or ""
     if not text:
@@ -156,7 +156,7 @@ def _kind(hint: Any) -> dict[str, Any]:
     return {"type": _KINDS.get(origin or hint, "string")}
 
 
-def reward_of(found: Blueprint, environment: Any, row: Mapping[str, str], prompt: str, text: str) -> float:
+def reward_of(found: EnvironmentSpec, environment: Any, row: Mapping[str, str], prompt: str, text: str) -> float:
     """What the environment, or the file's function, says in the end, cut to [0, 1]. Raises NoEnvironment, and what it raises."""
     if found.reward is None:
         value = environment.get_reward()
@@ -188,7 +188,7 @@ MAX_ARGUMENTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call that can be made, or (error) one that cannot. end: characters of the turn up to the end of the call."""
 
     name: str
@@ -197,31 +197,31 @@ class Call:
     error: str = ""
 
 
-def first_call(text: str, found: Blueprint) -> Call | None:
+def first_call(text: str, found: EnvironmentSpec) -> ToolCall | None:
     """The call that ends first; None where the turn holds none, so that it is the model's last."""
     calls = [call for call in (_json(text, found), _bare(text, found), _simple(text, found)) if call is not None]
     return min(calls, key=lambda call: call.end) if calls else None
 
 
-def _json(text: str, found: Blueprint) -> Call | None:
+def _json(text: str, found: EnvironmentSpec) -> ToolCall | None:
     match = _JSON_CALL.search(text)
     return None if match is None else _parsed(match[1], match.end(), found)
 
 
-def _bare(text: str, found: Blueprint) -> Call | None:
+def _bare(text: str, found: EnvironmentSpec) -> ToolCall | None:
     plain = text.strip()
     if not (plain.startswith("{") and plain.endswith("}") and '"name"' in plain):
         return None
     return _parsed(plain, len(text), found)
 
 
-def _parsed(text: str, end: int, found: Blueprint) -> Call:
+def _parsed(text: str, end: int, found: EnvironmentSpec) -> ToolCall:
     try:
         value = json.loads(text) if len(text) <= MAX_ARGUMENTS else None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return Call("", {}, end, 'a call is {"name": ..., "arguments": {...}}')
+        return ToolCall("", {}, end, 'a call is {"name": ..., "arguments": {...}}')
     given = value.get("arguments", value.get("parameters", {}))
     if isinstance(given, str):  # some models write the arguments as JSON in JSON
         try:
@@ -231,7 +231,7 @@ def _parsed(text: str, end: int, found: Blueprint) -> Call:
     return _checked(value["name"], given, end, found)
 
 
-def _simple(text: str, found: Blueprint) -> Call | None:
+def _simple(text: str, found: EnvironmentSpec) -> ToolCall | None:
     if found.calls is not None:
         match = found.calls.search(text)
         name = match.lastgroup if match else None
@@ -241,31 +241,31 @@ def _simple(text: str, found: Blueprint) -> Call | None:
     return None if match is None else _positional(match[1], match[2], match.end(), found)
 
 
-def _positional(name: str, text: str, end: int, found: Blueprint) -> Call:
+def _positional(name: str, text: str, end: int, found: EnvironmentSpec) -> ToolCall:
     """Arguments as text: the whole of it for a tool with one, else separated by commas, in order."""
     properties = found.schemas[name]["function"]["parameters"]["properties"]
     parts = [text] if len(properties) == 1 else text.split(",") if text.strip() else []
     if len(text) > MAX_ARGUMENTS or len(parts) > len(properties):
-        return Call(name, {}, end, f"{name} takes {len(properties)} arguments")
+        return ToolCall(name, {}, end, f"{name} takes {len(properties)} arguments")
     return _checked(name, dict(zip(properties, (part.strip() for part in parts), strict=False)), end, found)
 
 
-def _checked(name: str, given: Any, end: int, found: Blueprint) -> Call:
+def _checked(name: str, given: Any, end: int, found: EnvironmentSpec) -> ToolCall:
     if name not in found.schemas:
-        return Call(name, {}, end, f"there is no tool {name[:40]}; there are: {', '.join(found.schemas)}")
+        return ToolCall(name, {}, end, f"there is no tool {name[:40]}; there are: {', '.join(found.schemas)}")
     parameters = found.schemas[name]["function"]["parameters"]
     if not isinstance(given, dict):
-        return Call(name, {}, end, "the arguments of a call are a JSON object")
+        return ToolCall(name, {}, end, "the arguments of a call are a JSON object")
     unknown = [key for key in given if key not in parameters["properties"]]
     missing = [key for key in parameters["required"] if key not in given]
     if unknown or missing:
-        return Call(name, {}, end, f"{name} takes: {', '.join(parameters['properties']) or 'no arguments'}")
+        return ToolCall(name, {}, end, f"{name} takes: {', '.join(parameters['properties']) or 'no arguments'}")
     try:
         values = {key: _typed(value, parameters["properties"][key].get("type", "")) for key, value in given.items()}
     except (ValueError, OverflowError, RecursionError):
         kinds = ", ".join(f"{key} is {value.get('type', 'any')}" for key, value in parameters["properties"].items())
-        return Call(name, {}, end, f"{name}: {kinds}")
-    return Call(name, values, end)
+        return ToolCall(name, {}, end, f"{name}: {kinds}")
+    return ToolCall(name, values, end)
 
 
 def _typed(value: Any, kind: str) -> Any:
@@ -289,7 +289,7 @@ MAX_REPLY = 4000
 """Characters of an environment's reply that the model gets to read."""
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class EpisodeStep(msgspec.Struct, frozen=True, array_like=True):
     """Where an episode stands after the model's last turn.
 
     replies: what the environment said to each call, in order. cut: characters of the last turn up to the end of its call, -1
@@ -304,7 +304,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     well_formed: bool = True
 
 
-def opened(found: Blueprint, row: Mapping[str, str], prompt: str, seed: str) -> tuple[Any, str]:
+def start_environment(found: EnvironmentSpec, row: Mapping[str, str], prompt: str, seed: str) -> tuple[Any, str]:
     """A new environment, reset with the row; and the prompt, with what reset() said behind it. Raises what the class raises."""
     random.seed(seed)
     environment = found.made()
@@ -312,14 +312,14 @@ def opened(found: Blueprint, row: Mapping[str, str], prompt: str, seed: str) -> 
     return environment, f"{prompt}\n\n{_text(said)}" if isinstance(said, str) and said else prompt
 
 
-def play(
-    found: Blueprint, row: Mapping[str, str], prompt: str, seed: str, turns: Sequence[str], most: int, final: bool
-) -> Step:
+def replay_episode(
+    found: EnvironmentSpec, row: Mapping[str, str], prompt: str, seed: str, turns: Sequence[str], most: int, final: bool
+) -> EpisodeStep:
     """most: turns of the model, the last of which calls nothing. final: there is no room for another turn.
 
     The reward is the environment's alone. Raises what the class raises in reset() and get_reward().
     """
-    environment, _ = opened(found, row, prompt, seed)
+    environment, _ = start_environment(found, row, prompt, seed)
     replies: list[str] = []
     cut, over = -1, True
     for number, text in enumerate(turns, 1):
@@ -333,10 +333,10 @@ def play(
             break
     over = over or final or not turns
     reward = reward_of(found, environment, row, prompt, turns[-1] if turns else "") if over else 0.0
-    return Step(tuple(replies), cut, over, reward)
+    return EpisodeStep(tuple(replies), cut, over, reward)
 
 
-def _answer(environment: Any, call: Call) -> str:
+def _answer(environment: Any, call: ToolCall) -> str:
     """The tool's result as text; an error is told to the model, as a result."""
     if call.error:
         return _text(f"error: {call.error}")

@@ -6,7 +6,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from sapo_swarm.scoring.environments import Step
+from sapo_swarm.scoring.environments import EpisodeStep
 from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20
@@ -16,7 +16,7 @@ machine that is busy: a node steps back for others."""
 Stage = Literal["", "generate", "score", "worker"]
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class ScoringJob(msgspec.Struct, frozen=True, array_like=True):
     """Regenerate a question and score texts against it (none: only the question is wanted).
 
     turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another.
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     example: bool = False
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class ScoringReply(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one Job. failure is empty on success; stage says where it failed.
 
     stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
@@ -55,12 +55,12 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     costly: bool = False
     seconds: float = 0.0
     tools: str = ""
-    step: Step | None = None
+    step: EpisodeStep | None = None
     truth: str = ""
     last: bool = False
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class WorkerHello(msgspec.Struct, frozen=True, array_like=True):
     """The worker's first frame: its limits in force, or why it cannot work."""
 
     limits: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
-def cap(text: str) -> str:
+def cap_completion(text: str) -> str:
     """The last MAX_COMPLETION_BYTES of the text in UTF-8: the answer stands at the end. Lone surrogates become "?"."""
     if text.isascii() and len(text) <= MAX_COMPLETION_BYTES:
         return text

@@ -15,7 +15,15 @@ import msgspec
 import psutil
 
 from sapo_swarm.errors import SwarmError
-from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, read_frame, write_frame
+from sapo_swarm.scoring.messages import (
+    START_S,
+    ConnectionLost,
+    ScoringJob,
+    ScoringReply,
+    WorkerHello,
+    read_frame,
+    write_frame,
+)
 from sapo_swarm.tasks.own import library
 
 JOB_S = 1.0
@@ -136,7 +144,7 @@ class WorkerProcess:
     def __init__(
         self, memory_bytes: int, margin_s: float = MARGIN_S, command: Sequence[str] = (), niceness: int = 0
     ) -> None:
-        self.hello = Hello()
+        self.hello = WorkerHello()
         self.restarts = 0
         self._environment = worker_environment(memory_bytes, niceness)
         self._patience_s = JOB_S + margin_s
@@ -149,7 +157,7 @@ class WorkerProcess:
         self._closed = False
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self._decoder = msgspec.msgpack.Decoder(ScoringReply)
 
     @property
     def pid(self) -> int | None:
@@ -187,13 +195,13 @@ class WorkerProcess:
             self._answered = 0
         self._greet(process)
 
-    def run(self, jobs: Sequence[Job]) -> list[Reply]:
+    def run(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         """One reply a job, in order. A job that kills or hangs the worker fails; the others are unaffected.
 
         Where memory ran out, earlier jobs may have filled it: the job is tried once more in a worker of its own.
         Raises ScorerUnavailable.
         """
-        replies: list[Reply] = []
+        replies: list[ScoringReply] = []
         suspects = 0  # jobs to send one by one: replies of a dead worker may be lost in its buffer
         while len(replies) < len(jobs):
             if self._watchdog.works_on():
@@ -217,7 +225,9 @@ class WorkerProcess:
                 raise ScorerUnavailable("The scorer was closed.")
             suspects = len(frame) - (len(replies) - before)
             if len(frame) == 1:
-                replies.append(Reply(failure="The scorer worker had to be stopped.", stage="worker", seconds=JOB_S))
+                replies.append(
+                    ScoringReply(failure="The scorer worker had to be stopped.", stage="worker", seconds=JOB_S)
+                )
         return replies
 
     def close(self) -> None:
@@ -226,20 +236,20 @@ class WorkerProcess:
             self._closed = True
             self._discard()
 
-    def _has_read(self, jobs: Sequence[Job]) -> bool:
+    def _has_read(self, jobs: Sequence[ScoringJob]) -> bool:
         """Have the worker read the person's tasks that it does not know yet, with the time of a start: a large one takes long.
         False when it died; that task gets the time of any other job from then on."""
         for ref in (job.ref for job in jobs if library.is_own(job.ref)):
             name = ref.dataset
             if name in self._read or name in self._too_long or not library.has_task(name):
                 continue
-            if not self._exchange([Job(ref, read=True)], [], START_S):
+            if not self._exchange([ScoringJob(ref, read=True)], [], START_S):
                 self._too_long.add(name)
                 return False
             self._read.add(name)
         return True
 
-    def _exchange(self, jobs: Sequence[Job], replies: list[Reply], patience_s: float) -> bool:
+    def _exchange(self, jobs: Sequence[ScoringJob], replies: list[ScoringReply], patience_s: float) -> bool:
         """Send one frame and append the replies, up to one after which the worker ends itself; False when it died before.
         patience_s: for each reply."""
         process = self._process
@@ -268,7 +278,7 @@ class WorkerProcess:
         assert process.stdout is not None
         self._watchdog.guard(process, START_S)
         try:
-            self.hello = msgspec.msgpack.decode(read_frame(process.stdout), type=Hello)  # type: ignore[arg-type]
+            self.hello = msgspec.msgpack.decode(read_frame(process.stdout), type=WorkerHello)  # type: ignore[arg-type]
         except (ConnectionLost, OSError, ValueError) as error:
             self._discard()
             reason = f"The scorer worker ended while it started ({error})."

@@ -28,15 +28,15 @@ SYSTEM_PROMPTS: Mapping[AnswerFormat, str] = {
 """How each answer format is asked for."""
 
 
-def messages(question: str, system: str = "", answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
+def build_messages(question: str, system: str = "", answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
     """A question's conversation. system: "" is the app's own prompt for the format."""
     system = system or SYSTEM_PROMPTS[answer_format]
     return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
-def conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
+def build_conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
     """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
-    return messages(question.prompt, library.task_system_prompt(question.ref), answer_format)
+    return build_messages(question.prompt, library.task_system_prompt(question.ref), answer_format)
 
 
 def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") -> str:

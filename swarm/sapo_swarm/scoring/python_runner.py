@@ -77,7 +77,7 @@ current: PythonRunner | None = None
 """The worker's, where its tasks need one."""
 
 
-def start(worker_pipes: Sequence[int]) -> None:
+def start_python_runner(worker_pipes: Sequence[int]) -> None:
     """Fork the starter; call before the worker's limits are in force and before threads exist. worker_pipes: descriptors that
     belong to the worker alone. Does nothing where processes cannot be forked."""
     global current

@@ -40,12 +40,14 @@ Does the answer fulfil the whole rubric? Think in at most three sentences. Then 
 line, YES or NO."""
 
 
-def ask(rubric: str, question: str, answer: str, token: Callable[[], str] = lambda: secrets.token_hex(6)) -> str:
+def build_judge_prompt(
+    rubric: str, question: str, answer: str, token: Callable[[], str] = lambda: secrets.token_hex(6)
+) -> str:
     """The message to the judge. token: makes the mark that no answer can know before."""
     return _ASK.format(mark=f"=== {token()}", rubric=rubric, question=question, answer=answer[:MAX_ANSWER])
 
 
-def verdict(reply: str) -> bool | None:
+def parse_verdict(reply: str) -> bool | None:
     """Its last line is YES or NO, apart from case and punctuation around it; None for anything else."""
     lines = [line for line in (line.strip(" \t\r*_.!\"'`") for line in reply.splitlines()[-20:]) if line]
     return {"yes": True, "no": False}.get(lines[-1].lower()) if lines else None
@@ -81,7 +83,7 @@ class BadEndpoint(ValueError):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class JudgeEndpoint:
     """url: up to and with /v1. model: as the endpoint calls it. key: "" where none is asked for."""
 
     url: str
@@ -111,7 +113,7 @@ class _Reply(msgspec.Struct):
     usage: _Usage | None = None
 
 
-def checked(url: str) -> str:
+def validate_judge_url(url: str) -> str:
     """The address without a slash at its end. Raises BadEndpoint: https, or http on this machine, where nobody listens."""
     text = url.strip().rstrip("/")
     try:
@@ -126,7 +128,7 @@ def checked(url: str) -> str:
     return text
 
 
-class Judge:
+class RubricJudge:
     """Asks one endpoint, a few answers at a time. A verdict is asked for once: what was judged is remembered, so that a round
     that was interrupted pays for nothing twice.
 
@@ -135,7 +137,7 @@ class Judge:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: JudgeEndpoint,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         deadline_s: float = DEADLINE_S,
     ) -> None:
@@ -188,7 +190,7 @@ class Judge:
 
     async def _verdict(self, session: aiohttp.ClientSession, case: Case) -> bool | None:
         for _ in range(2):
-            said = verdict(await self._reply(session, ask(*case)))
+            said = parse_verdict(await self._reply(session, build_judge_prompt(*case)))
             if said is not None:
                 return said
         return None
@@ -259,7 +261,7 @@ LEAST_EACH = 5
 Z95 = 1.959963984540054
 
 
-class Agreement(msgspec.Struct, frozen=True):
+class JudgeAgreement(msgspec.Struct, frozen=True):
     """Over `items` answers that a person rated, `good` of them good. unreadable: the judge gave no verdict; they count as bad.
 
     tokens: that the judge read and wrote for all of them, as it says. Intervals are of 95 %: Wilson's for the accuracy, for
@@ -283,9 +285,9 @@ class Agreement(msgspec.Struct, frozen=True):
         return self.items >= LEAST and min(self.good, self.items - self.good) >= LEAST_EACH
 
 
-def agreement(
+def compute_agreement(
     person: Sequence[bool], judge: Sequence[bool | None], wilson: tuple[float, float] = (0, 1), tokens: int = 0
-) -> Agreement:
+) -> JudgeAgreement:
     """person, judge: (N,) good or not, N > 0; None where the judge gave no verdict. wilson: the accuracy's interval."""
     n = len(person)
     said = [verdict is True for verdict in judge]
@@ -298,7 +300,7 @@ def agreement(
     by_chance = sum(rows[i] * columns[i] for i in (0, 1))
     kappa = (observed - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
     half = Z95 * _error(table, rows, columns, observed, by_chance, n) if by_chance < 1 else 1.0
-    return Agreement(
+    return JudgeAgreement(
         items=n,
         good=sum(person),
         accuracy=observed,

@@ -102,7 +102,7 @@ def apply_kernel_limits(also: Sequence[Path] = ()) -> tuple[list[str], list[str]
     return applied, missing
 
 
-def readable() -> list[str]:
+def interpreter_folders() -> list[str]:
     """Folders that the interpreter and its packages lie in. Of sys.path only what holds nothing but packages: it may name the
     current folder, or one that the person's own files lie in."""
     roots = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
@@ -127,7 +127,7 @@ def _restrict_files(libc: ctypes.CDLL, also: Sequence[Path]) -> bool:
     if ruleset < 0:
         return False
     try:
-        for place in (*readable(), *(str(folder) for folder in also if folder.exists())):
+        for place in (*interpreter_folders(), *(str(folder) for folder in also if folder.exists())):
             _allow_reading(libc, ruleset, place)
         return int(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)) == 0
     finally:

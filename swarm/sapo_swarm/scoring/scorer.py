@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from sapo_swarm.scoring.declared import extract_answer
-from sapo_swarm.scoring.environments import Step
-from sapo_swarm.scoring.messages import Job, Reply, cap
+from sapo_swarm.scoring.environments import EpisodeStep
+from sapo_swarm.scoring.messages import ScoringJob, ScoringReply, cap_completion
 from sapo_swarm.scoring.process import MARGIN_S, ScorerUnavailable, WorkerProcess
 from sapo_swarm.scoring.prompts import after_reasoning
-from sapo_swarm.scoring.rubric import Judge, JudgeAway
+from sapo_swarm.scoring.rubric import JudgeAway, RubricJudge
 from sapo_swarm.scoring.sandbox import MEMORY_BYTES
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import STRICT, AnswerFormat, Question, RewardRule, TaskRef
@@ -32,7 +32,7 @@ Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
 
 
 async def judged_groups(
-    judge: Judge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], rule: RewardRule
+    judge: RubricJudge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], rule: RewardRule
 ) -> list[Verdicts]:
     """groups: (reference, its question's text, texts). A text without an answer earns nothing and is not shown to the judge,
     nor is any where the question is "". Raises JudgeAway, BadTask.
@@ -44,7 +44,7 @@ async def judged_groups(
     table = []
     for ref, question, texts in groups:
         spec = library.load_task(ref.dataset).spec
-        said = [after_reasoning(cap(text), rule.in_reasoning) if question else "" for text in texts]
+        said = [after_reasoning(cap_completion(text), rule.in_reasoning) if question else "" for text in texts]
         table.append(
             [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in said]
         )
@@ -64,7 +64,7 @@ async def judged_groups(
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswerable:
+class UnanswerableQuestion:
     """A reference that regenerates no question here: treat as "no such task". costly: finding that out took all the time or
     memory that a job may have, or the worker."""
 
@@ -74,7 +74,7 @@ class Unanswerable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTexts:
     """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text; places of the
     texts that would earn more were it not for other questions that they answer too (RewardRule.contrast)."""
 
@@ -119,17 +119,17 @@ class Scorer:
         command: Sequence[str] = (),
         niceness: int = 0,
         answer_format: AnswerFormat = "tags",
-        judge: Judge | None = None,
+        judge: RubricJudge | None = None,
     ) -> None:
         self.judge = judge
         self.answer_format: AnswerFormat = answer_format
         self.in_reasoning = False
         self.worker = WorkerProcess(memory_bytes, margin_s, command, niceness)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
-        self._pending: list[tuple[Sequence[Job], asyncio.Future[list[Reply]]]] = []
+        self._pending: list[tuple[Sequence[ScoringJob], asyncio.Future[list[ScoringReply]]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._warm: asyncio.Future[None] | None = None
-        self._hopeless: OrderedDict[TaskRef, Reply] = OrderedDict()
+        self._hopeless: OrderedDict[TaskRef, ScoringReply] = OrderedDict()
         self._tools: dict[str, tuple[dict[str, Any], ...]] = {}
 
     async def __aenter__(self) -> Scorer:
@@ -153,9 +153,9 @@ class Scorer:
 
     async def questions(
         self, refs: Sequence[TaskRef], spent: list[float] | None = None
-    ) -> list[Question | Unanswerable]:
+    ) -> list[Question | UnanswerableQuestion]:
         """Regenerate questions, in order. spent: gets the processor seconds of each. Raises ScorerUnavailable."""
-        replies = await self._submit([Job(ref) for ref in refs])
+        replies = await self._submit([ScoringJob(ref) for ref in refs])
         _tell(spent, replies)
         return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
 
@@ -164,20 +164,20 @@ class Scorer:
 
         Raises ScorerUnavailable.
         """
-        reply = (await self._submit([Job(question.ref, truth=True)]))[0]
+        reply = (await self._submit([ScoringJob(question.ref, truth=True)]))[0]
         return reply.truth if reply.prompt == question.prompt else ""
 
     async def examples(self, refs: Sequence[TaskRef]) -> list[tuple[Question, str] | None]:
         """Of each reference its question and a completion that earns everything, in the form that its prompt asks for; None
         where the task gives no answer that passes its own verifier, or no such question. Raises ScorerUnavailable."""
-        jobs = [Job(ref, rule=self._rule(STRICT), example=True) for ref in refs]
+        jobs = [ScoringJob(ref, rule=self._rule(STRICT), example=True) for ref in refs]
         replies = await self._submit(jobs)
         return [
             (question, reply.truth) if isinstance(question := _question(ref, reply), Question) and reply.truth else None
             for ref, reply in zip(refs, replies, strict=True)
         ]
 
-    async def score(self, ref: TaskRef, texts: Sequence[str], rule: RewardRule = STRICT) -> Scored:
+    async def score(self, ref: TaskRef, texts: Sequence[str], rule: RewardRule = STRICT) -> ScoredTexts:
         """Score the completions of one question. Raises ScoringFailed, ScorerUnavailable."""
         result = (await self.score_many([(ref, texts)], rule))[0]
         if isinstance(result, ScoringFailed):
@@ -189,18 +189,18 @@ class Scorer:
         groups: Sequence[tuple[TaskRef, Sequence[str]]],
         rule: RewardRule = STRICT,
         spent: list[float] | None = None,
-    ) -> list[Scored | ScoringFailed]:
+    ) -> list[ScoredTexts | ScoringFailed]:
         """Score many groups in one round-trip; a failed group is its ScoringFailed. spent: see questions. Raises
         ScorerUnavailable."""
         rule = self._rule(rule)
-        jobs = [Job(ref, tuple(map(cap, texts)), rule) for ref, texts in groups]
+        jobs = [ScoringJob(ref, tuple(map(cap_completion, texts)), rule) for ref, texts in groups]
         replies = await self._submit(jobs)
         _tell(spent, replies)
         return [_scored(job.ref, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     async def score_local(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]], rule: RewardRule = STRICT
-    ) -> list[Scored]:
+    ) -> list[ScoredTexts]:
         """Score what this machine's own model wrote. Raises ScorerUnavailable, JudgeAway.
 
         Groups of judged tasks go to the judge instead of the worker.
@@ -218,22 +218,22 @@ class Scorer:
         for failure in (result for result in found if isinstance(result, ScoringFailed)):
             _log.warning("%s It counts as wrong.", failure)
         return [
-            result if isinstance(result, Scored) else Scored((0.0,) * len(texts), (False,) * len(texts))
+            result if isinstance(result, ScoredTexts) else ScoredTexts((0.0,) * len(texts), (False,) * len(texts))
             for result, (_, texts) in zip(found, groups, strict=True)
         ]
 
-    async def _judged(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Scored]:
+    async def _judged(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[ScoredTexts]:
         found = await self.questions([ref for ref, _ in groups])
         prompts = [question.prompt if isinstance(question, Question) else "" for question in found]
         asked = [(ref, prompt, texts) for (ref, texts), prompt in zip(groups, prompts, strict=True)]
-        return [Scored(*verdicts) for verdicts in await judged_groups(self.judge, asked, self._rule(STRICT))]
+        return [ScoredTexts(*verdicts) for verdicts in await judged_groups(self.judge, asked, self._rule(STRICT))]
 
     def _rule(self, rule: RewardRule) -> RewardRule:
         return msgspec.structs.replace(rule, answer_format=self.answer_format, in_reasoning=self.in_reasoning)
 
     async def play(
         self, episodes: Sequence[tuple[TaskRef, Sequence[str]]], final: bool = False, rule: RewardRule = STRICT
-    ) -> list[Step]:
+    ) -> list[EpisodeStep]:
         """What each episode's environment says to the model's turns so far. final: there is no further turn, only a reward.
 
         An episode that cannot be played (an environment that raises, hangs or takes all memory) is over, without a reward.
@@ -241,7 +241,8 @@ class Scorer:
         """
         rule = self._rule(rule)
         jobs = [
-            Job(ref, rule=rule, turns=tuple(turn[:MAX_TURN] for turn in turns), final=final) for ref, turns in episodes
+            ScoringJob(ref, rule=rule, turns=tuple(turn[:MAX_TURN] for turn in turns), final=final)
+            for ref, turns in episodes
         ]
         replies = await self._submit(jobs)
         again = [i for i, reply in enumerate(replies) if reply.stage == "worker"]
@@ -250,22 +251,22 @@ class Scorer:
         for job, reply in zip(jobs, replies, strict=True):
             if reply.step is None:
                 _log.warning("An episode of %s ended without a reward: %s", job.ref.dataset, reply.failure)
-        return [Step(well_formed=False) if reply.step is None else reply.step for reply in replies]
+        return [EpisodeStep(well_formed=False) if reply.step is None else reply.step for reply in replies]
 
     def tools(self, ref: TaskRef) -> tuple[dict[str, Any], ...]:
         """The tools of the environment that a question comes from, as JSON Schema; known once it was asked for."""
         return self._tools.get(ref.generator, ())
 
-    async def _submit(self, jobs: Sequence[Job]) -> list[Reply]:
+    async def _submit(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         """One reply a job. A question known to take more than a job may have is not generated again."""
         known = [self._hopeless.get(job.ref) for job in jobs]
         fresh = [job for job, reply in zip(jobs, known, strict=True) if reply is None]
         found = iter(await self._run(fresh) if fresh else ())
         return [next(found) if reply is None else reply for reply in known]
 
-    async def _run(self, jobs: Sequence[Job]) -> list[Reply]:
+    async def _run(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Reply]] = loop.create_future()
+        future: asyncio.Future[list[ScoringReply]] = loop.create_future()
         self._pending.append((jobs, future))
         if self._runner is None or self._runner.done():
             self._runner = loop.create_task(self._drain())
@@ -308,19 +309,19 @@ def _remember(values: OrderedDict[TaskRef, V], ref: TaskRef, value: V) -> None:
         values.popitem(last=False)
 
 
-def _tell(spent: list[float] | None, replies: Sequence[Reply]) -> None:
+def _tell(spent: list[float] | None, replies: Sequence[ScoringReply]) -> None:
     if spent is not None:
         spent.extend(reply.seconds for reply in replies)
 
 
-def _question(ref: TaskRef, reply: Reply) -> Question | Unanswerable:
+def _question(ref: TaskRef, reply: ScoringReply) -> Question | UnanswerableQuestion:
     if reply.failure:
-        return Unanswerable(ref, reply.failure, reply.costly or reply.stage == "worker")
+        return UnanswerableQuestion(ref, reply.failure, reply.costly or reply.stage == "worker")
     return Question(ref, reply.prompt, hashlib.sha256(reply.prompt.encode()).hexdigest())
 
 
-def _scored(ref: TaskRef, reply: Reply) -> Scored | ScoringFailed:
+def _scored(ref: TaskRef, reply: ScoringReply) -> ScoredTexts | ScoringFailed:
     if not reply.failure:
-        return Scored(reply.rewards, reply.well_formed, reply.prompt, reply.shortcut)
+        return ScoredTexts(reply.rewards, reply.well_formed, reply.prompt, reply.shortcut)
     fault = {"generate": "task", "score": "texts"}.get(reply.stage, "worker")
     return ScoringFailed(ref, reply.failure, fault)

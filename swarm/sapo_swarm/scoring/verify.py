@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sapo_swarm.scoring.declared import extract_answer, score_declared
-from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.catalogue import EXACT, LIBRARY_PRESET
 from sapo_swarm.tasks.own.folder import OwnTask
@@ -163,7 +163,7 @@ def score_text(
     anything; or it holds an answer where the person's own task looks for one elsewhere. An exception in a verifier is a
     verdict of 0; raises MemoryError and DeadlineExceeded only.
     """
-    text = after_reasoning(cap(text), rule.in_reasoning)
+    text = after_reasoning(cap_completion(text), rule.in_reasoning)
     own = dataset if isinstance(dataset, OwnTask) else None
     answer = extract_answer("tags" if own is None else own.spec.extract, text, rule.answer_format)
     if not answer:
@@ -180,7 +180,7 @@ def score_episode(
 
     Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
     """
-    text = after_reasoning(cap(text), rule.in_reasoning)
+    text = after_reasoning(cap_completion(text), rule.in_reasoning)
     alone = all(isinstance(part, EnvironmentVerifier) for part in task.spec.verifier)
     answer = text if alone else extract_answer(task.spec.extract, text, rule.answer_format) or ""
     if not alone and not answer:

@@ -21,8 +21,17 @@ import msgspec
 
 from sapo_swarm.scoring import declared, python_runner, sandbox
 from sapo_swarm.scoring.declared import enclose_answer, load_reward
-from sapo_swarm.scoring.environments import Step, blueprint, opened, play
-from sapo_swarm.scoring.messages import START_S, ConnectionLost, Hello, Job, Reply, Stage, read_frame, write_frame
+from sapo_swarm.scoring.environments import EpisodeStep, load_environment_spec, replay_episode, start_environment
+from sapo_swarm.scoring.messages import (
+    START_S,
+    ConnectionLost,
+    ScoringJob,
+    ScoringReply,
+    Stage,
+    WorkerHello,
+    read_frame,
+    write_frame,
+)
 from sapo_swarm.scoring.verify import DeadlineExceeded, fresh_context, score_episode, score_text
 from sapo_swarm.tasks.catalogue import contrast_refs
 from sapo_swarm.tasks.own import library
@@ -106,7 +115,7 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     return found
 
 
-def answer(job: Job) -> Reply:
+def answer_job(job: ScoringJob) -> ScoringReply:
     """The reply to one job; never raises, except where the machine is out of memory for the reply itself."""
     deadline = _Deadline()
     rewards: list[float] = []
@@ -143,15 +152,15 @@ def answer(job: Job) -> Reply:
         deadline.clear()  # again, in case it fired inside __exit__
         full = isinstance(error, MemoryError)
         costly = full or isinstance(error, DeadlineExceeded)
-        return Reply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds, last=full)
+        return ScoringReply(failure=_reason(error), stage=stage, costly=costly, seconds=deadline.seconds, last=full)
     if deadline.passed:
-        return Reply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
-    return Reply(
+        return ScoringReply(failure=_reason(DeadlineExceeded()), stage=stage, costly=True, seconds=deadline.seconds)
+    return ScoringReply(
         prompt, tuple(rewards), tuple(well_formed), shortcut=tuple(shortcut), seconds=deadline.seconds, truth=truth
     )
 
 
-def _example(job: Job, dataset: Any, entry: dict[str, Any]) -> str:
+def _example(job: ScoringJob, dataset: Any, entry: dict[str, Any]) -> str:
     """The task's own answer as a completion, where the task's own verifier gives it everything; else "". Raises as a verifier
     does."""
     own = dataset if isinstance(dataset, OwnTask) else None
@@ -173,32 +182,32 @@ def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
         declared.require_sound_schema(task.schema)
     if task.spec.turns:
         row = entry["row"]
-        entry["question"] = opened(blueprint(task.code), row, task.spec.fill(row), ref.label)[1]
+        entry["question"] = start_environment(load_environment_spec(task.code), row, task.spec.fill(row), ref.label)[1]
     elif task.code:
         load_reward(task.code)
 
 
-def _episode(job: Job, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> Reply:
+def _episode(job: ScoringJob, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> ScoringReply:
     """The question with its tools, or the environment's answer to the model's last turn; a text is an episode of one turn.
     Raises as the environment does."""
-    found, prompt, row = blueprint(task.code), str(entry["question"]), entry["row"]
+    found, prompt, row = load_environment_spec(task.code), str(entry["question"]), entry["row"]
 
-    def played(turns: tuple[str, ...], final: bool) -> Step:
-        step = play(found, row, prompt, job.ref.label, turns, task.spec.turns, final)
+    def played(turns: tuple[str, ...], final: bool) -> EpisodeStep:
+        step = replay_episode(found, row, prompt, job.ref.label, turns, task.spec.turns, final)
         if not step.over:
             return step
         reward, formed = score_episode(task, row, turns[-1], step.reward, job.rule)
         return msgspec.structs.replace(step, reward=reward, well_formed=formed)
 
     if job.turns:
-        return Reply(prompt, step=played(job.turns, job.final), seconds=deadline.seconds)
+        return ScoringReply(prompt, step=played(job.turns, job.final), seconds=deadline.seconds)
     ends = [played((text,), True) for text in job.texts]
     rewards, formed = tuple(step.reward for step in ends), tuple(step.well_formed for step in ends)
     tools = msgspec.json.encode(list(found.schemas.values())).decode()
-    return Reply(prompt, rewards, formed, tools=tools, seconds=deadline.seconds)
+    return ScoringReply(prompt, rewards, formed, tools=tools, seconds=deadline.seconds)
 
 
-def _others(job: Job) -> list[tuple[Any, dict[str, Any]]]:
+def _others(job: ScoringJob) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
     found: list[tuple[Any, dict[str, Any]]] = []
     asked = _regenerate(job.ref)[1]["question"]
@@ -229,12 +238,12 @@ def _prepare(ref: TaskRef) -> None:
     task = preload_task(ref)
     if task is not None and task.code:
         with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
-            blueprint(task.code) if task.spec.turns else load_reward(task.code)
+            load_environment_spec(task.code) if task.spec.turns else load_reward(task.code)
 
 
-def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
+def serve_jobs(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
     """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
-    decoder = msgspec.msgpack.Decoder(tuple[Job, ...])
+    decoder = msgspec.msgpack.Decoder(tuple[ScoringJob, ...])
     encoder = msgspec.msgpack.Encoder()
     read: set[str] = set()
     while True:
@@ -249,7 +258,7 @@ def serve(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
         flushed = time.monotonic()
         for job in jobs:
             _prepare(job.ref)
-            reply = Reply() if job.read else answer(job)
+            reply = ScoringReply() if job.read else answer_job(job)
             write_frame(sink, encoder.encode(reply))
             if reply.last:  # what filled the memory may stay in it, and would fail the jobs of others
                 sink.flush()
@@ -269,13 +278,15 @@ def main() -> int:
     for folder in folders:
         library.set_task_folder(folder)
     if library.runs_generated():
-        python_runner.start((source.fileno(), sink.fileno()))  # now: later neither processes nor memory are to be had
+        python_runner.start_python_runner(
+            (source.fileno(), sink.fileno())
+        )  # now: later neither processes nor memory are to be had
     if sys.platform != "win32":
         signal.signal(signal.SIGPROF, _Deadline.on_alarm)
     try:
         import sapo_swarm.tasks.questions  # noqa: F401  (loads reasoning_gym before the limits are in force)
     except Exception as error:
-        write_frame(sink, msgspec.msgpack.encode(Hello(failure=f"{type(error).__name__}: {error}")))
+        write_frame(sink, msgspec.msgpack.encode(WorkerHello(failure=f"{type(error).__name__}: {error}")))
         sink.flush()
         return 1
     warnings.simplefilter("ignore")
@@ -285,9 +296,9 @@ def main() -> int:
     applied, missing = sandbox.apply_limits(int(os.environ.get("SAPO_SCORER_MEMORY", sandbox.MEMORY_BYTES)), folders)
     if not _HAS_ALARM:
         missing.append("alarm inside the worker (the parent's deadline holds)")
-    write_frame(sink, msgspec.msgpack.encode(Hello(tuple(applied), tuple(missing))))
+    write_frame(sink, msgspec.msgpack.encode(WorkerHello(tuple(applied), tuple(missing))))
     sink.flush()
-    serve(source, sink, orphan_log)
+    serve_jobs(source, sink, orphan_log)
     return 0
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import SwarmError
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
@@ -345,11 +345,11 @@ def preset_settings(dataset: str, preset: str) -> Settings:
     presets = CATALOGUE.get(dataset)
     if presets is None:
         raise NoSuchTask(
-            f"There is no task {dataset!r}. {nearest(dataset, {**CATALOGUE, **dict.fromkeys(library.task_names())})}"
+            f"There is no task {dataset!r}. {suggest_names(dataset, {**CATALOGUE, **dict.fromkeys(library.task_names())})}"
         )
     chosen = presets.get(preset)
     if chosen is None:
-        raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {nearest(preset, presets)}")
+        raise UnknownTask(f"Task {dataset!r} has no preset {preset!r}. {suggest_names(preset, presets)}")
     return chosen
 
 

@@ -13,7 +13,7 @@ import zstandard
 from common import Gate, Server, serving
 from tests.support.simulated_nodes import SimNode, SimReport, open_session
 
-from sapo_swarm.protocol.wire import H_PROTO, MEDIA_TYPE, digest
+from sapo_swarm.protocol.wire import H_PROTO, MEDIA_TYPE, sha256_hex
 
 
 def frame(data: bytes, declared: bool = True) -> bytes:
@@ -69,7 +69,7 @@ async def throw(server: Server, player: SimNode, seconds: float, seen: Counter[s
         while time.monotonic() < end:
             name, body = bodies[turn % len(bodies)]
             turn += 1
-            path = f"/v1/rounds/{digest(body)}"
+            path = f"/v1/rounds/{sha256_hex(body)}"
             headers = player._headers("PUT", path, body) | {H_PROTO: "1", "Content-Type": MEDIA_TYPE}
             if name == "gzip":
                 headers["Content-Encoding"] = "gzip"

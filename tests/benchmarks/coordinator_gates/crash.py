@@ -13,7 +13,7 @@ from common import Gate, Server, start_server, store_address
 from tests.support.local_redis import LocalRedis
 from tests.support.simulated_nodes import SimNode, open_session
 
-from sapo_swarm.protocol.wire import RoundReply, Upload, decode, group_id
+from sapo_swarm.protocol.wire import RoundReply, Upload, decode_message, group_id
 
 KEEP = {"round_every_s": 0.001, "round_burst": 1_000_000, "groups_per_node": 100_000, "pool_groups": 1_000_000}
 
@@ -35,8 +35,8 @@ async def load_until_killed(
             except Exception:  # the coordinator is gone: that is the point
                 return
             if response.status == 200:
-                results = decode(content, RoundReply).results
-                groups = decode(body, Upload).groups
+                results = decode_message(content, RoundReply).results
+                groups = decode_message(body, Upload).groups
                 acknowledged.update(
                     group_id(group.body) for group, result in zip(groups, results, strict=True) if result.accepted
                 )
@@ -67,14 +67,14 @@ def kept(address: str) -> list[bytes]:
             connection.close()
     import msgspec
 
-    from sapo_swarm.coordinator.records import Entry
+    from sapo_swarm.coordinator.records import PoolEntry
 
     client = redis.Redis.from_url(address)
     ids: list[bytes] = []
     try:
         for keys in _batches(list(client.scan_iter(match="*slot:*", count=1000))):
             blobs = client.mget(keys)
-            ids += [msgspec.msgpack.decode(blob, type=Entry).id for blob in blobs if blob]  # type: ignore[union-attr]
+            ids += [msgspec.msgpack.decode(blob, type=PoolEntry).id for blob in blobs if blob]  # type: ignore[union-attr]
     finally:
         client.close()
     return ids

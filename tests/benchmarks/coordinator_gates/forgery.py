@@ -14,7 +14,16 @@ from common import Gate, Server, serving
 from tests.support.simulated_nodes import SimNode, open_session
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import H_NODE, H_PROTO, H_SIGNATURE, MEDIA_TYPE, Problem, Upload, digest, encode
+from sapo_swarm.protocol.wire import (
+    H_NODE,
+    H_PROTO,
+    H_SIGNATURE,
+    MEDIA_TYPE,
+    Problem,
+    Upload,
+    encode_message,
+    sha256_hex,
+)
 
 
 @dataclass
@@ -27,10 +36,10 @@ class Forger:
 
     def body(self) -> bytes:
         self.number += 1
-        return encode(Upload(groups=(), want=self.number % 8, have=(secrets.token_bytes(8),)))
+        return encode_message(Upload(groups=(), want=self.number % 8, have=(secrets.token_bytes(8),)))
 
     def signed(self, body: bytes, **changes: object) -> tuple[str, dict[str, str]]:
-        path = f"/v1/rounds/{digest(body)}"
+        path = f"/v1/rounds/{sha256_hex(body)}"
         fields: dict[str, object] = {
             "identity": self.member.identity,
             "swarm": self.swarm,
@@ -53,7 +62,7 @@ class Forger:
             case "changed body under its own name":
                 other = self.body()
                 _, headers = self.signed(body)
-                return f"/v1/rounds/{digest(other)}", other, headers
+                return f"/v1/rounds/{sha256_hex(other)}", other, headers
             case "old":
                 path, headers = self.signed(body, ts=now - 121_000 - self.number)
             case "from the future":

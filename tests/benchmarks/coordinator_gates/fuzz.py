@@ -12,18 +12,18 @@ import msgspec
 from common import Gate, Server, serving
 from tests.support.simulated_nodes import SimNode, open_session, sim_group
 
-from sapo_swarm.coordinator.openapi import document
+from sapo_swarm.coordinator.openapi import openapi_document
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import (
     MEDIA_TYPE,
     RoundReply,
     SignedGroup,
     WireError,
-    decode,
-    digest,
-    encode,
-    inflate,
-    unpack,
+    decode_message,
+    decompress_body,
+    encode_message,
+    sha256_hex,
+    unpack_msgpack,
 )
 
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
@@ -53,7 +53,7 @@ class Fuzzer:
     def __init__(self, player: SimNode, rng: random.Random) -> None:
         self.player = player
         self.rng = rng
-        self.paths = [path.replace("{id}", "0" * 64) for path in document()["paths"] if path != "/events"]
+        self.paths = [path.replace("{id}", "0" * 64) for path in openapi_document()["paths"] if path != "/events"]
 
     def make(self) -> tuple[str, str, bytes, dict[str, str]]:
         rng = self.rng
@@ -75,14 +75,14 @@ class Fuzzer:
         import zstandard
 
         if rng.random() < 0.7:
-            body = zstandard.ZstdCompressor(level=1).compress(mutated(inflate(body), rng))
+            body = zstandard.ZstdCompressor(level=1).compress(mutated(decompress_body(body), rng))
         else:
             body = mutated(body, rng)
         if rng.random() < 0.2:
             path, method, media = "/v1/join", "POST", "application/json"
             body = mutated(b'{"key":"' + self.player.identity.public_key.hex().encode() + b'","name":"x"}', rng)
         else:
-            path, method, media = f"/v1/rounds/{digest(body)}", "PUT", MEDIA_TYPE
+            path, method, media = f"/v1/rounds/{sha256_hex(body)}", "PUT", MEDIA_TYPE
         headers = self.player._headers(method, path, body) | {"Sapo-Proto": "1", "Content-Type": media}
         return method, path, body, headers
 
@@ -145,13 +145,13 @@ def parse_replies(times: int) -> int:
         pool=0,
         next_in_s=1.0,
     )
-    packed = encode(reply)
-    raw = inflate(packed)
+    packed = encode_message(reply)
+    raw = decompress_body(packed)
     for _ in range(times):
         try:
-            for group in unpack(mutated(raw, rng), RoundReply).sample:
-                unpack(group, SignedGroup)
-            decode(mutated(packed, rng), RoundReply)
+            for group in unpack_msgpack(mutated(raw, rng), RoundReply).sample:
+                unpack_msgpack(group, SignedGroup)
+            decode_message(mutated(packed, rng), RoundReply)
         except WireError:
             continue
         except Exception:

@@ -20,13 +20,13 @@ import numpy as np
 from common import Gate, store_address
 
 from sapo_swarm.config import PAPER_TASKS
-from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.host import launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack
-from sapo_swarm.scoring.scorer import Scored
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, SignedGroup, WireError, unpack_msgpack
+from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import train_seed
 from sapo_swarm.types import STRICT, Group, Question, RewardRule, TaskRef
 
@@ -70,10 +70,10 @@ class ToyScorer:
         groups: Sequence[tuple[TaskRef, Sequence[str]]],
         rule: RewardRule = STRICT,
         spent: list[float] | None = None,
-    ) -> list[Scored]:
+    ) -> list[ScoredTexts]:
         (spent if spent is not None else []).extend(0.0 for _ in groups)
         return [
-            Scored(tuple(float(read(ref, text)[0] == key_of(ref.dataset)) for text in texts), (True,) * len(texts))
+            ScoredTexts(tuple(float(read(ref, text)[0] == key_of(ref.dataset)) for text in texts), (True,) * len(texts))
             for ref, texts in groups
         ]
 
@@ -136,7 +136,7 @@ class Member:
         self.now = 0.0
         self.client = NodeClient(invite, self.identity, clock=lambda: self.now)  # type: ignore[arg-type]
         floor = self.table.likelihood if guarded else None
-        self.receiver = Receiver(
+        self.receiver = GroupReceiver(
             "",
             self.identity.node,
             ToyScorer(),
@@ -208,7 +208,7 @@ async def play(store: str, honest: int, hostile: int, rounds: int, guarded: bool
 
     outcome = Outcome()
     with store_address(store) as address, tempfile.TemporaryDirectory(prefix="sapo-gate-") as folder:
-        hosted = await start(
+        hosted = await launch_coordinator(
             CoordinatorSettings(
                 port=0, store=address, folder=folder, round_every_s=0.001, round_burst=10**6, invite_uses=0
             )
@@ -262,7 +262,7 @@ def _chosen(groups: list[Group], rng: np.random.Generator) -> list[Group]:
 
 def _opened(raw: msgspec.Raw) -> GroupBody:
     try:
-        return unpack(unpack(raw, SignedGroup).body, GroupBody)
+        return unpack_msgpack(unpack_msgpack(raw, SignedGroup).body, GroupBody)
     except WireError as error:
         raise AssertionError("the coordinator passed on what does not parse") from error
 

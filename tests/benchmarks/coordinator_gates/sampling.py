@@ -14,7 +14,7 @@ from common import Gate, store_address
 
 import sapo_swarm.coordinator
 from sapo_swarm.coordinator.group_pool import GroupPool
-from sapo_swarm.coordinator.records import Entry, Exchange, PoolLimits
+from sapo_swarm.coordinator.records import PoolEntry, PoolLimits, RoundExchange
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.coordinator.store.base import Store
@@ -26,8 +26,8 @@ WARM_UP = 3
 """Rounds."""
 
 
-def entry(node: str, number: int) -> Entry:
-    return Entry(number.to_bytes(8, "big"), f"{node}/{number}", node, f"{node}/{number}".encode())
+def entry(node: str, number: int) -> PoolEntry:
+    return PoolEntry(number.to_bytes(8, "big"), f"{node}/{number}", node, f"{node}/{number}".encode())
 
 
 def chi_square_p(counts: list[int]) -> float:
@@ -63,8 +63,8 @@ async def store_draws(store: Store, draws: int) -> float:
     return chi_square_p([counts[f"n{node}/{4 * node + i}".encode()] for node in range(50) for i in range(4)])
 
 
-def _round(node: str, entries: tuple[Entry, ...], want: int, now: float = 1e9) -> Exchange:
-    return Exchange(
+def _round(node: str, entries: tuple[PoolEntry, ...], want: int, now: float = 1e9) -> RoundExchange:
+    return RoundExchange(
         node=node,
         nonce=secrets.token_hex(16),
         round_id=secrets.token_hex(32),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
 
-from sapo_swarm.coordinator.records import Entry, PoolLimits
+from sapo_swarm.coordinator.records import PoolEntry, PoolLimits
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
 from sapo_swarm.coordinator.store.redis_scripts import READ
@@ -110,7 +110,7 @@ async def test_draws_are_uniform_over_sources_of_equal_size(store: Store) -> Non
 async def test_a_large_sample_stays_within_a_reply(store: Store) -> None:
     """Groups of a hundred kilobytes: as many as fit."""
     for node in range(5):
-        big = Entry(node.to_bytes(8, "big"), f"{node:032x}", f"n{node}", b"%20d" % node + bytes(90_000))
+        big = PoolEntry(node.to_bytes(8, "big"), f"{node:032x}", f"n{node}", b"%20d" % node + bytes(90_000))
         await store.exchange(round_of(f"n{node}", [], entries=(big,)))
     assert len((await store.exchange(round_of("reader", [], want=5))).sample) == 2
 

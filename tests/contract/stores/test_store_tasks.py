@@ -13,13 +13,13 @@ from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.store.base import Store
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, TaskUpload, pack
+from sapo_swarm.protocol.wire import GroupBody, SharedCompletion, TaskUpload, build_task_upload
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.types import TaskRef
 
 
 def upload(folder: Path, rows: int) -> TaskUpload:
-    return pack(read_task(sums(folder / str(rows) / "my_sums", train=rows)), False)
+    return build_task_upload(read_task(sums(folder / str(rows) / "my_sums", train=rows)), False)
 
 
 async def test_a_task_is_kept_by_name_and_found_by_hash_over_a_restart(build: Build, tmp_path: Path) -> None:

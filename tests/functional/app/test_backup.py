@@ -22,7 +22,7 @@ from sapo_desktop.services.swarms import sharing
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import identity as keystore
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import pack, unpack_task
+from sapo_swarm.protocol.wire import build_task_upload, unpack_task
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task
 
@@ -79,7 +79,7 @@ def test_everything_that_is_a_persons_comes_back_but_not_what_is_made_again_or_s
 def test_a_task_accepted_without_held_out_rows_works_after_a_restore_and_can_be_accepted_again(
     old: Home, new: Home, tmp_path: Path
 ) -> None:
-    upload = pack(read_task(own_tasks.sums(tmp_path / "theirs")), False)
+    upload = build_task_upload(read_task(own_tasks.sums(tmp_path / "theirs")), False)
     task = unpack_task(upload.offer, upload.packed)
     with own_tasks.library_in(old.tasks):
         sharing.accept_task(old, SWARM, upload.offer, task)

@@ -20,7 +20,7 @@ from sapo_desktop.services.models.figures import FORMATS, rows
 from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Event, GreedyScore, RoundFinished, TaskScore, encode
+from sapo_swarm.events import Event, GreedyScore, RoundFinished, TaskScore, encode_event
 from sapo_swarm.node.control_server import EventTotals
 from sapo_swarm.node.journal import Journal
 
@@ -29,7 +29,7 @@ RECORDING = Path(__file__).parents[3] / "assets" / "sapo_assets" / "tour" / "swa
 
 def recorded(folder: Path, events: list[Event]) -> Path:
     path = folder / "run.jsonl"
-    path.write_bytes(b"".join(encode(event) + b"\n" for event in events))
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in events))
     return path
 
 

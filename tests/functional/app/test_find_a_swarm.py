@@ -27,11 +27,11 @@ from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
-from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.host import launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import RunStarted
 from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.directory import Entry, SwarmList, seal
+from sapo_swarm.protocol.directory import DirectoryEntry, SwarmList, sign_directory
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
@@ -50,7 +50,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 def listing(join: str) -> bytes:
     now = int(time.time())
-    entry = Entry(
+    entry = DirectoryEntry(
         name="[b]evenings",
         trains="sums",
         nodes=3,
@@ -59,8 +59,10 @@ def listing(join: str) -> bytes:
         checks="by each node",
         join=join,
     )
-    asking = Entry(name="closed", trains="sums", nodes=9, rounds_per_hour=1, who="invited", checks="x", ask="ada")
-    return seal(SwarmList(name="friends", issued=now, expires=now + 3600, swarms=(entry, asking)), KEEPER)
+    asking = DirectoryEntry(
+        name="closed", trains="sums", nodes=9, rounds_per_hour=1, who="invited", checks="x", ask="ada"
+    )
+    return sign_directory(SwarmList(name="friends", issued=now, expires=now + 3600, swarms=(entry, asking)), KEEPER)
 
 
 def dashboard(home: Home) -> SapoDashboard:
@@ -158,7 +160,7 @@ async def test_the_first_run_finds_a_swarm_too(home: Home, tmp_path: Path) -> No
     """Mode "find" shows the directories; what is chosen there becomes the invite, and is on trial."""
     answered: list[FirstRunAnswers | None] = []
     app = dashboard(home)
-    hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
     join = str(hosted.invite)
     async with served(listing(join)) as file, app.run_test(size=(80, 24)) as pilot:
         settings.write_setting(home.settings, "swarm.directories", f"{file.url}#key={KEEPER.node}")
@@ -183,13 +185,13 @@ async def test_the_first_run_finds_a_swarm_too(home: Home, tmp_path: Path) -> No
 @pytest.mark.parametrize("closed", [True, False])
 async def test_a_listed_swarm_that_is_gone_or_closed_changes_nothing(home: Home, tmp_path: Path, closed: bool) -> None:
     store = f"sqlite:{tmp_path}/s"
-    hosted = await start(CoordinatorSettings(port=0, store=store, open=True))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=store, open=True))
     join = str(hosted.invite)
     await hosted.stop()
     app = dashboard(home)
     async with contextlib.AsyncExitStack() as stack:
         if closed:
-            again = await start(CoordinatorSettings(port=0, store=store))
+            again = await launch_coordinator(CoordinatorSettings(port=0, store=store))
             stack.push_async_callback(again.stop)
             join = join.replace(f":{hosted.port}/", f":{again.port}/")
         file = await stack.enter_async_context(served(listing(join)))

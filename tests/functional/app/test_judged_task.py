@@ -16,7 +16,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.tasks.ratings import save_rating
 from sapo_swarm.events import GroupRecorded, RoundFinished, RunStarted
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.scoring.rubric import Endpoint, Judge, JudgeAway
+from sapo_swarm.scoring.rubric import JudgeAway, JudgeEndpoint, RubricJudge
 from sapo_swarm.tasks.own.folder import read_task
 
 JUDGED = 'extract = "whole"\n[[verifier]]\nkind = "judged"\nrubric = "It is short."\n'
@@ -113,13 +113,13 @@ async def test_a_rubric_makes_a_judged_task_of_a_file(tmp_path: Path) -> None:
 async def test_a_model_behind_serve_model_is_asked_as_a_judge() -> None:
     """The tests' model knows no rubric; that it is understood, counted and told of is what counts here."""
     async with served() as client:
-        judge = Judge(Endpoint(client.url, "my-model", TOKEN))
+        judge = RubricJudge(JudgeEndpoint(client.url, "my-model", TOKEN))
         with pytest.raises(JudgeAway, match="neither YES nor NO"):
             await judge.verdicts([("It is one word.", "Name a fruit.", "apple")])
         assert judge.calls == 2
         assert judge.tokens > 0
         with pytest.raises(JudgeAway, match="login --judge"):
-            await Judge(Endpoint(client.url, "my-model", "wrong")).verdicts([("r", "q", "a")])
+            await RubricJudge(JudgeEndpoint(client.url, "my-model", "wrong")).verdicts([("r", "q", "a")])
 
 
 async def test_a_judge_that_goes_away_holds_the_round_and_its_rollouts_until_it_is_back(tmp_path: Path) -> None:

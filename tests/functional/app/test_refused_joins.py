@@ -27,7 +27,7 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.swarms.actions import HomeActions
-from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.host import launch_coordinator
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
@@ -115,7 +115,7 @@ async def test_contributing_to_another_swarm_leaves_the_saved_invite_as_it_was(
     home = Home.find()
     home.prepare()
     membership.save_invite(INVITE, home.invite)
-    other = await start(hosting(tmp_path, open=True))
+    other = await launch_coordinator(hosting(tmp_path, open=True))
     typed = ["contribute", "--answer", "--join", str(other.invite), "--tasks", "basic_arithmetic"]
     code = await asyncio.to_thread(cli.run_command_line, typed)
     members = await other.store.members()

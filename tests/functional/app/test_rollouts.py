@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.history.groups import NEWEST, PAGE, GroupSource, Jou
 from sapo_desktop.dashboard.screens.rollouts.detail import GroupList
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.services.tasks.looking import TruthLookup
-from sapo_swarm.events import GroupRecorded, decode
+from sapo_swarm.events import GroupRecorded, decode_event
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.scorer import Scorer
@@ -260,7 +260,7 @@ async def test_what_fits_the_filter_is_exported(tmp_path: Path) -> None:
         pilot.app.screen.query_one("#file", Input).value = str(out)
         await pilot.press("enter")
         await settled(pilot)
-    events = [decode(line) for line in out.read_bytes().splitlines()]
+    events = [decode_event(line) for line in out.read_bytes().splitlines()]
     assert [number(e) for e in events if isinstance(e, GroupRecorded)] == [1]
 
 
@@ -284,7 +284,7 @@ def test_the_verb_does_the_same_without_a_screen(tmp_path: Path) -> None:
     assert "local" in lines[0]
     assert "groups fit" in lines[-1]
     found = sapo(tmp_path / "home", "rollouts", str(path), "--first-solved", "--json").stdout.splitlines()
-    assert [number(decode(line.encode())) for line in found] == [1]  # type: ignore[arg-type]
+    assert [number(decode_event(line.encode())) for line in found] == [1]  # type: ignore[arg-type]
     sapo(tmp_path / "home", "rollouts", str(path), "--reward", "all right", "-o", str(out))
     assert len(out.read_bytes().splitlines()) == len(range(0, 90, 11))
     refused = sapo(tmp_path / "home", "rollouts", str(path), "--task", "no_such")

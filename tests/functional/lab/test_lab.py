@@ -20,7 +20,7 @@ from sapo_lab.report.results import load_run
 from sapo_lab.running.checkpoint import SwarmState
 from sapo_lab.running.nodes import open_node
 from sapo_lab.running.run import run_folder
-from sapo_lab.schema import BadExperiment, parse
+from sapo_lab.schema import BadExperiment, parse_experiment
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.round_context import NodeActivity, ReplayBuffer
@@ -252,7 +252,7 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
         victim.send_signal(signal.SIGKILL)
         await victim.communicate()
     assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
-    await play(parse(tables), tmp_path / "whole")
+    await play(parse_experiment(tables), tmp_path / "whole")
     assert learning(tmp_path / "e", 1) == learning(tmp_path / "whole", 1)
 
 

@@ -13,8 +13,8 @@ from tests.support.lab_runs import RUN, Play, experiment, play, rounds_of, score
 from sapo_desktop.cli import run_command_line as cli
 from sapo_lab.report import node_types
 from sapo_lab.report.results import load_run
-from sapo_lab.report.table import rows
-from sapo_lab.schema import parse
+from sapo_lab.report.table import comparison_rows
+from sapo_lab.schema import parse_experiment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 __all__ = ["play", "scorer"]
@@ -26,7 +26,7 @@ async def test_the_report_counts_what_a_node_trained_on_where_nodes_were_away(pl
     await play(found, tmp_path)
     events = [e for node in range(4) for e in rounds_of(tmp_path, node).values()]
     assert {e.round for e in events} < set(range(8)), "in some round all are away"
-    (row,) = rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
+    (row,) = comparison_rows(found, {"a": [run for run in [load_run(tmp_path, found.arm("a"), 1)] if run is not None]})
     assert row.trained_groups == pytest.approx(
         (sum(min(e.nonzero_groups, e.local_groups) for e in events) / 4, sum(e.external_groups for e in events) / 4)
     )
@@ -42,11 +42,11 @@ async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: 
     runs = {arm.name: [run] for arm in found.arms if (run := load_run(tmp_path, arm, 1)) is not None}
     fast, slow = node_types.by_node_type(found.arm("a"), runs["a"]).values()
     assert sum(node.tokens for node in fast[1]) > sum(node.tokens for node in slow[1])
-    assert [line[:3] for line in node_types.lines(found, runs)][:2] == [
+    assert [line[:3] for line in node_types.node_type_rows(found, runs)][:2] == [
         ("a", "every round", "2"),
         ("a", "every 2 rounds", "2"),
     ]
-    assert node_types.lines(experiment([{"name": "a"}]), runs) == [], "nodes that are alike are one kind"
+    assert node_types.node_type_rows(experiment([{"name": "a"}]), runs) == [], "nodes that are alike are one kind"
 
 
 async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     page, markdown = ((tmp_path / "r" / name).read_text() for name in ("report.html", "report.md"))
     assert "4/4 &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == len(list((tmp_path / "r").glob("*.png"))) >= 3
-    found = parse(tables)
+    found = parse_experiment(tables)
     runs = {a.name: [r for s in (1, 2) if (r := load_run(tmp_path / "e", a, s)) is not None] for a in found.arms}
     total = np.mean([run.local.sum() for run in runs["8-0"]])
     assert f"{total:,.1f}" in markdown
     assert "the judge finds no round" in " ".join(markdown.split()), "wherever its lines end"
     assert "sapo-desktop lab run e --only 4-4 --seeds 1,2 --fresh" in markdown
-    row = rows(found, runs)[1]
+    row = comparison_rows(found, runs)[1]
     assert row.equal_tokens.value.value == pytest.approx(row.held_out.value.value) or row.tokens.value > 0
     first, second = runs["4-4"]
     cut = msgspec.structs.replace(second, finished=False)
-    assert rows(found, {**runs, "4-4": [first, cut]})[1].seeds == (1,)
-    alone = rows(found, {**runs, "4-4": [cut]})[1]
+    assert comparison_rows(found, {**runs, "4-4": [first, cut]})[1].seeds == (1,)
+    alone = comparison_rows(found, {**runs, "4-4": [cut]})[1]
     assert (alone.finished, alone.seeds) == (False, (2,))
     assert np.isnan(alone.local.gain.value), "of a run that goes on, the better rounds are missing"

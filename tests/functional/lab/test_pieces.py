@@ -13,8 +13,8 @@ from tests.support.lab_runs import build, experiment, learning, play, rounds_of,
 import sapo_assets
 from sapo_desktop.cli import run_command_line as cli
 from sapo_desktop.commands.machine.lab import override_settings
-from sapo_lab.running.run import Clock, PieceOver, run_arm, run_folder
-from sapo_lab.schema import Experiment, load
+from sapo_lab.running.run import PieceOver, TimeBudget, run_arm, run_folder
+from sapo_lab.schema import Experiment, load_experiment
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring.scorer import Scorer
 
@@ -48,7 +48,7 @@ async def test_a_run_in_the_smallest_pieces_is_the_run_without_them(scorer: Scor
 
 async def test_a_piece_ends_before_a_round_that_would_not_fit() -> None:
     now = [0.0]
-    clock, endless = Clock(100.0, lambda: now[0]), Clock(0.0, lambda: now[0])
+    clock, endless = TimeBudget(100.0, lambda: now[0]), TimeBudget(0.0, lambda: now[0])
     clock.took(20.0)
     now[0] = 69.0
     assert (clock.over, clock.half_over) == (False, True)
@@ -66,7 +66,9 @@ async def test_the_papers_experiment_runs_in_pieces_on_the_shape_of_its_model(sc
     folder = write_model(tmp_path, "qwen2")
     shape = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 4096}), "utf-8")
-    shipped = override_settings(load(sapo_assets.experiments()["paper-0.5b"]), model=str(folder), device="cpu")
+    shipped = override_settings(
+        load_experiment(sapo_assets.experiments()["paper-0.5b"]), model=str(folder), device="cpu"
+    )
     arm = shipped.arm("2-8")
     assert (arm.run.tasks, arm.run.preset, arm.run.method) == (PAPER_TASKS, "paper", "lora")
     small = {"rounds": 2, "group_size": 2, "max_new_tokens": 8, "eval_items": 1, "threads": 1}

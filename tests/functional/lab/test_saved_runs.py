@@ -14,8 +14,8 @@ from msgspec.structs import replace
 import sapo_assets
 from sapo_desktop.cli import run_command_line as cli
 from sapo_lab.report.results import load_all
-from sapo_lab.report.saved_runs import FILE, judged, save_runs, with_saved_runs
-from sapo_lab.schema import BadExperiment, Experiment, load, parse
+from sapo_lab.report.saved_runs import FILE, legacy_scoring_note, save_runs, with_saved_runs
+from sapo_lab.schema import BadExperiment, Experiment, load_experiment, parse_experiment
 
 DOCS = Path(__file__).parents[3] / "docs" / "lab"
 EXPERIMENT_OF = {"paper-four-arms-again": "paper-four-arms", "sharing-again": "sharing"}
@@ -58,7 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved(ran: Path, to: Path) -> tuple[Experiment, list[Path]]:
-    found = parse(tables())
+    found = parse_experiment(tables())
     return found, save_runs(load_all(found, ran / "e"), ran / "e", to)
 
 
@@ -117,24 +117,24 @@ def test_a_journal_that_goes_on_does_not_touch_what_was_saved_of_a_finished_run(
 def test_a_run_of_other_settings_is_refused_with_what_to_do(ran: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     saved(ran, tmp_path)
     with pytest.raises(BadExperiment, match="run with other settings"):
-        with_saved_runs(parse(tables(**changed)), {}, tmp_path)
+        with_saved_runs(parse_experiment(tables(**changed)), {}, tmp_path)
 
 
 def test_a_report_says_which_runs_the_librarys_rule_judged(ran: Path, tmp_path: Path) -> None:
     """Runs of before the exact rule kept no verdicts."""
     found, _ = saved(ran, tmp_path)
     runs = with_saved_runs(found, {}, tmp_path)
-    assert judged(runs) == ""
+    assert legacy_scoring_note(runs) == ""
     runs["1-1"].append(replace(runs["1-1"][0], seed=2, verdicts={}))
-    assert judged(runs).startswith("The runs of 1-1 (2) were judged by the library's rule")
-    assert judged({"1-1": runs["1-1"][1:]}).startswith("These runs were")
+    assert legacy_scoring_note(runs).startswith("The runs of 1-1 (2) were judged by the library's rule")
+    assert legacy_scoring_note({"1-1": runs["1-1"][1:]}).startswith("These runs were")
 
 
 def test_an_arm_may_be_called_and_compared_otherwise(ran: Path, tmp_path: Path) -> None:
     saved(ran, tmp_path)
     changed = tables()
     changed["arms"][1] |= {"title": "1/1", "against": ["8-0"]}
-    assert set(with_saved_runs(parse(changed), {}, tmp_path)) == {"8-0", "1-1"}
+    assert set(with_saved_runs(parse_experiment(changed), {}, tmp_path)) == {"8-0", "1-1"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bnonsense", b"{}"])
@@ -151,7 +151,7 @@ OF_OTHER_CODE = {path.parent.name for path in DOCS.glob("*/*.toml")}
 
 @pytest.mark.parametrize("name", sorted({path.parent.name for path in DOCS.glob(f"*/{FILE}")} - OF_OTHER_CODE))
 def test_the_saved_runs_in_the_docs_are_those_of_the_experiments_that_ship(name: str) -> None:
-    experiment = load(sapo_assets.experiments()[EXPERIMENT_OF.get(name, name)])
+    experiment = load_experiment(sapo_assets.experiments()[EXPERIMENT_OF.get(name, name)])
     found = with_saved_runs(experiment, {}, DOCS / name)
     assert found
     assert all(run.finished and run.last is not None for runs in found.values() for run in runs)

@@ -19,10 +19,10 @@ from sapo_backends.base import Engine
 from sapo_desktop.services.against_base import unpaired_reason
 from sapo_desktop.services.machine.engines import engine_builder
 from sapo_lab.running.nodes import LabNode, open_node
-from sapo_lab.schema import parse
+from sapo_lab.schema import parse_experiment
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
-from sapo_swarm.events import Evaluated, decode, encode
+from sapo_swarm.events import Evaluated, decode_event, encode_event
 from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Evaluator, beyond_exclusion, held_out_exclusion
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import read_only
@@ -60,7 +60,7 @@ async def scorer() -> AsyncIterator[Scorer]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def node(scorer: Scorer, tmp_path: Path) -> AsyncIterator[LabNode]:
-    experiment = parse({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
+    experiment = parse_experiment({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
     excluded = await held_out_exclusion(scorer, (TASK,), "starter")
     found = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, excluded)
     yield found
@@ -261,7 +261,7 @@ async def test_an_evaluation_asks_every_question_sampled_and_greedily_and_pairs_
     assert later.greedy is not None
     assert (later.greedy.delta, later.greedy.pass_at_1) == (0.0, first.greedy.pass_at_1), "the likeliest answer is one"
     assert [score.base for score in later.greedy.tasks] == [first.greedy.pass_at_1]
-    assert decode(encode(later)) == later
+    assert decode_event(encode_event(later)) == later
 
 
 async def test_the_account_of_a_version_that_asked_at_temperature_1_only_is_kept_and_the_rest_asked(
@@ -291,7 +291,7 @@ async def test_a_journal_from_before_greedy_evaluations_is_read() -> None:
         b'{"kind":"evaluation","round":25,"temperature":1.0,"items":8,"pass_at_1":0.5,"low":0.2,"high":0.8,"delta":null,'
         b'"delta_low":null,"delta_high":null,"tasks":[],"seconds":1.0}'
     )
-    event = decode(line)
+    event = decode_event(line)
     assert isinstance(event, Evaluated)
     assert event.greedy is None
 

@@ -21,7 +21,7 @@ from tests.support.records import evaluation, finished
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.control_server import _HELD_OUT, _LAST, _SUMS, _VITALS
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.servers import MOST, Page
+from sapo_swarm.servers import MOST, MetricsPage
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
 SAMPLE = re.compile(r'[a-z_0-9]+(\{[a-z_0-9]+="[^"\n]*"(,[a-z_0-9]+="[^"\n]*")*\})? -?[0-9.e+-]+')
@@ -131,7 +131,7 @@ def test_a_node_works_without_metrics_where_the_port_is_taken_and_says_so(tmp_pa
 
 
 def test_names_of_people_do_not_break_the_page() -> None:
-    page = Page("sapo_")
+    page = MetricsPage("sapo_")
     page.add_each("info", "gauge", "About.", [({"model": 'a"b\\c\nd'}, 1.0)])
     page.add("absent", "gauge", "Nothing.", None)
     assert page.text().splitlines()[2] == r'sapo_info{model="a\"b\\c\nd"} 1'

@@ -30,7 +30,7 @@ from sapo_swarm.node.swarm_exchange import UploadOutbox
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import Question, Rollout, Turn
+from sapo_swarm.types import EpisodeTurn, Question, Rollout
 
 CONFIG = RunConfig(
     model="fake", trainer="fake", tasks=("two_sums",), eval_every=0, local_groups=3, group_size=8, rounds=2
@@ -131,7 +131,11 @@ async def test_replayed_episodes_are_trained_on_with_their_turns(tmp_path: Path)
 
 def test_a_known_episode_is_encoded_as_it_was_sampled() -> None:
     tokenizer = FakeEngine(LoadRequest("fake")).tokenizer
-    turns = (Turn("<answer>5</answer>"), Turn("Calculate 1 + 9.", environment=True), Turn("<answer>10</answer>"))
+    turns = (
+        EpisodeTurn("<answer>5</answer>"),
+        EpisodeTurn("Calculate 1 + 9.", environment=True),
+        EpisodeTurn("<answer>10</answer>"),
+    )
     rollout = Rollout("", "stop", 1.0, turns=turns)
     ids, mask = encode_rollout(tokenizer, rollout)
     assert mask is not None
@@ -140,9 +144,9 @@ def test_a_known_episode_is_encoded_as_it_was_sampled() -> None:
     assert turn_length(completion) == completion.sampled - 3 == 4
 
 
-@pytest.mark.parametrize("turns", [(), (Turn("4"),)], ids=["text", "an episode"])
+@pytest.mark.parametrize("turns", [(), (EpisodeTurn("4"),)], ids=["text", "an episode"])
 def test_foreign_text_ends_with_the_token_that_ends_a_turn_of_the_model(
-    tmp_path: Path, turns: tuple[Turn, ...]
+    tmp_path: Path, turns: tuple[EpisodeTurn, ...]
 ) -> None:
     """Of several end-of-sequence tokens the policy samples that of its chat template, whichever is listed first."""
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from sapo_swarm.coordinator.admin_client import AdminAccess, AdminClient, read_access
-from sapo_swarm.coordinator.host import admin_path, start
-from sapo_swarm.coordinator.listener import addresses
+from sapo_swarm.coordinator.host import admin_path, launch_coordinator
+from sapo_swarm.coordinator.listener import reachable_addresses
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.client import NodeClient, Refused
@@ -26,26 +26,26 @@ def settings(folder: Path, **changes: object) -> CoordinatorSettings:
 
 def test_every_address_of_the_host_is_in_the_invites() -> None:
     """Loopback last; a named host stands for itself."""
-    assert addresses("192.168.1.5") == ["192.168.1.5"]
-    assert addresses("0.0.0.0")[-1].startswith("127.")
+    assert reachable_addresses("192.168.1.5") == ["192.168.1.5"]
+    assert reachable_addresses("0.0.0.0")[-1].startswith("127.")
 
 
 def test_the_bridge_of_docker_comes_after_the_network_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = addresses("0.0.0.0")[0]
+    card = reachable_addresses("0.0.0.0")[0]
     if is_loopback(card):
         pytest.skip("this machine has no address but loopback")
     bridge, found = "1.2.3.4", psutil.net_if_addrs()
     entry = next(one for entries in found.values() for one in entries if one.address == card)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"docker0": [entry._replace(address=bridge)], **found})
     for host in ("0.0.0.0", "::"):
-        shown = addresses(host)
+        shown = reachable_addresses(host)
         assert (shown[0], bridge in shown) == (card, True)
 
 
 async def test_with_public_the_first_invite_names_it(tmp_path: Path) -> None:
     """At the start, and each one that the host makes later; its own commands still reach it."""
     chosen = settings(tmp_path, tls=True, public="swarm.example.org")
-    hosted = await start(chosen)
+    hosted = await launch_coordinator(chosen)
     async with AdminClient(read_access(admin_path(chosen))) as admin:
         later = await admin.new_invite()
     for invites in (hosted.invites, later):
@@ -57,11 +57,11 @@ async def test_a_host_that_listens_on_its_lan_address_alone_can_make_an_invite_a
     tmp_path: Path,
 ) -> None:
     """Nobody else can: not through a proxy, not from a page whose name points here."""
-    lan = addresses("0.0.0.0")[0]
+    lan = reachable_addresses("0.0.0.0")[0]
     if is_loopback(lan):
         pytest.skip("this machine has no address but loopback")
     chosen = settings(tmp_path, host=lan, approve=True)
-    hosted, node = await start(chosen), Identity.generate()
+    hosted, node = await launch_coordinator(chosen), Identity.generate()
     access = read_access(admin_path(chosen))
     async with AdminClient(access) as admin:
         (invite,) = await admin.new_invite("for Ada")
@@ -100,7 +100,7 @@ async def test_a_host_on_another_loopback_address_can_make_an_invite(tmp_path: P
     if sys.platform == "darwin":
         pytest.skip("macOS has 127.0.0.1 only")
     chosen = settings(tmp_path, host="127.0.0.2")
-    hosted = await start(chosen)
+    hosted = await launch_coordinator(chosen)
     async with AdminClient(read_access(admin_path(chosen))) as admin:
         assert len(await admin.new_invite()) == 1
     await hosted.stop()

@@ -13,16 +13,24 @@ import pytest
 from tests.support.hosted_swarm import groups_of, hosted, make
 from tests.support.simulated_nodes import SimNode, SimReport, open_session, sim_group, simulate
 
-from sapo_swarm.coordinator.host import Hosted, describe
+from sapo_swarm.coordinator.host import RunningCoordinator, describe_coordinator
 from sapo_swarm.protocol.client import NodeClient, Refused, Unreachable
-from sapo_swarm.protocol.identity import Identity, group_text, node_id, verify
+from sapo_swarm.protocol.identity import Identity, group_text, node_id, verify_signature
 from sapo_swarm.protocol.invite import parse_invite
-from sapo_swarm.protocol.wire import MEDIA_TYPE, GroupBody, SignedGroup, Upload, digest, encode, unpack
+from sapo_swarm.protocol.wire import (
+    MEDIA_TYPE,
+    GroupBody,
+    SignedGroup,
+    Upload,
+    encode_message,
+    sha256_hex,
+    unpack_msgpack,
+)
 
 __all__ = ["hosted", "make"]
 
 
-async def test_two_nodes_exchange_groups_and_are_credited(hosted: Hosted) -> None:
+async def test_two_nodes_exchange_groups_and_are_credited(hosted: RunningCoordinator) -> None:
     """What one uploads the other draws, signed by its author; receipts and shares say so."""
     swarm = hosted.coordinator.swarm.swarm
     one, two = Identity.generate(), Identity.generate()
@@ -34,9 +42,9 @@ async def test_two_nodes_exchange_groups_and_are_credited(hosted: Hosted) -> Non
         assert (sent.connected, sent.accepted, sent.refused, sent.sample) == (True, 4, {}, ())
         drawn = await second.exchange(groups_of(two, swarm, 1, 2), want=4)
         assert len(drawn.sample) == 4, "all groups of the only source"
-        group = unpack(drawn.sample[0], SignedGroup)
+        group = unpack_msgpack(drawn.sample[0], SignedGroup)
         assert node_id(group.key) == one.node
-        assert verify(group.key, group.signature, group_text(swarm, group.body))
+        assert verify_signature(group.key, group.signature, group_text(swarm, group.body))
         first.next_at = 0
         later = await first.exchange([], want=4)
         assert [(receipt.node, receipt.count) for receipt in later.receipts] == [(two.node, 4)]
@@ -47,7 +55,7 @@ async def test_two_nodes_exchange_groups_and_are_credited(hosted: Hosted) -> Non
     assert rows == {"Ada": (4, 0.667, "starter-5m"), "Bob": (2, 0.333, "other")}
 
 
-async def test_a_node_never_draws_its_own_groups_nor_the_same_twice(hosted: Hosted) -> None:
+async def test_a_node_never_draws_its_own_groups_nor_the_same_twice(hosted: RunningCoordinator) -> None:
     """Own groups are left out, and so are those that the caller says it has."""
     swarm = hosted.coordinator.swarm.swarm
     one, two = Identity.generate(), Identity.generate()
@@ -58,11 +66,11 @@ async def test_a_node_never_draws_its_own_groups_nor_the_same_twice(hosted: Host
         seen = set()
         for _ in range(5):
             second.next_at = 0
-            seen |= {digest(raw) for raw in (await second.exchange([], want=8)).sample}
+            seen |= {sha256_hex(raw) for raw in (await second.exchange([], want=8)).sample}
     assert len(seen) == 3
 
 
-async def test_a_repeated_upload_is_stored_once(hosted: Hosted) -> None:
+async def test_a_repeated_upload_is_stored_once(hosted: RunningCoordinator) -> None:
     """The same body signed anew gives the same verdicts and adds nothing."""
     swarm = hosted.coordinator.swarm.swarm
     node = Identity.generate()
@@ -76,7 +84,7 @@ async def test_a_repeated_upload_is_stored_once(hosted: Hosted) -> None:
     assert (again.pool, again.mine) == (4, 4)
 
 
-async def test_a_group_that_is_in_the_pool_already_is_a_duplicate(hosted: Hosted) -> None:
+async def test_a_group_that_is_in_the_pool_already_is_a_duplicate(hosted: RunningCoordinator) -> None:
     """The same question and texts in another round are refused, with the reason."""
     swarm = hosted.coordinator.swarm.swarm
     node = Identity.generate()
@@ -90,7 +98,7 @@ async def test_a_group_that_is_in_the_pool_already_is_a_duplicate(hosted: Hosted
 
 async def test_tls_with_the_right_pin_passes_and_with_another_is_refused(make: Callable[..., object]) -> None:
     """The fingerprint in the invite is what is trusted, nothing else."""
-    hosted: Hosted = await make(tls=True)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(tls=True)  # type: ignore[misc]
     invite = parse_invite(str(hosted.invite))
     assert invite == hosted.invite
     assert invite.url.startswith("https://")
@@ -104,7 +112,7 @@ async def test_tls_with_the_right_pin_passes_and_with_another_is_refused(make: C
 
 async def test_an_invite_expires_is_used_up_and_is_revoked_with_all_it_admitted(make: Callable[..., object]) -> None:
     """Each end of an invite has its own code; revocation bans its members and drops their groups."""
-    hosted: Hosted = await make(invite_uses=1)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(invite_uses=1)  # type: ignore[misc]
     swarm = hosted.coordinator.swarm.swarm
     node = Identity.generate()
     async with NodeClient(hosted.invite, node) as client:
@@ -125,14 +133,14 @@ async def test_an_invite_expires_is_used_up_and_is_revoked_with_all_it_admitted(
 
 async def test_an_open_swarm_needs_no_invite_and_says_that_nobody_is_trusted(make: Callable[..., object]) -> None:
     """Open swarms are labelled wherever they are shown."""
-    hosted: Hosted = await make(open=True)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(open=True)  # type: ignore[misc]
     assert hosted.invite.token == ""
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         assert (await client.join()).open
-    assert "nobody in it is trusted" in describe(hosted)
+    assert "nobody in it is trusted" in describe_coordinator(hosted)
 
 
-async def test_a_closed_swarm_admits_nobody_without_its_token(hosted: Hosted) -> None:
+async def test_a_closed_swarm_admits_nobody_without_its_token(hosted: RunningCoordinator) -> None:
     """A wrong token is an unknown invite."""
     wrong = parse_invite(str(hosted.invite).replace(hosted.invite.token, secrets.token_hex(16)))
     async with NodeClient(wrong, Identity.generate()) as client:
@@ -144,14 +152,14 @@ async def test_acknowledged_groups_members_and_invites_outlive_a_restart(
     make: Callable[..., object], tmp_path: Path
 ) -> None:
     """A coordinator that comes back on its file knows its swarm, its members, its pool and its credit."""
-    before: Hosted = await make()  # type: ignore[misc]
+    before: RunningCoordinator = await make()  # type: ignore[misc]
     swarm = before.coordinator.swarm.swarm
     node = Identity.generate()
     async with NodeClient(before.invite, node) as client:
         await client.join("Ada")
         await client.exchange(groups_of(node, swarm, 1), want=0)
     await before.stop()
-    after: Hosted = await make()  # type: ignore[misc]
+    after: RunningCoordinator = await make()  # type: ignore[misc]
     assert after.coordinator.swarm == before.coordinator.swarm
     async with NodeClient(after.invite, node) as client:
         result = await client.exchange([], want=0)
@@ -187,7 +195,7 @@ async def test_a_node_whose_coordinator_stays_away_for_days_still_waits_five_min
     assert 150 < max(waits) <= 300
 
 
-async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None:
+async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: RunningCoordinator) -> None:
     """A node an hour off joins at the second attempt, by the coordinator's time."""
     import time
 
@@ -196,7 +204,7 @@ async def test_a_wrong_clock_is_corrected_from_the_reply(hosted: Hosted) -> None
         assert (await client.exchange([], want=0)).connected
 
 
-async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: Hosted) -> None:
+async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(hosted: RunningCoordinator) -> None:
     """While it stops, new requests are told to come again."""
     hosted.coordinator.admission.stopping = True
     async with NodeClient(hosted.invite, Identity.generate()) as client:
@@ -208,7 +216,7 @@ async def test_a_stopping_coordinator_answers_what_it_took_and_refuses_the_rest(
 
 async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
     """The fourth round at once is refused with 429 and Retry-After."""
-    hosted: Hosted = await make(round_every_s=1000.0, round_burst=3)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(round_every_s=1000.0, round_burst=3)  # type: ignore[misc]
     report = SimReport(1)
     async with open_session(hosted.invite, 4) as session:
         node = SimNode(session, hosted.invite, 1, 0)
@@ -221,7 +229,7 @@ async def test_rate_limits_name_the_wait(make: Callable[..., object]) -> None:
 
 async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[..., object]) -> None:
     """Every node exchanges at its period and meets no error."""
-    hosted: Hosted = await make(invite_uses=0)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(invite_uses=0)  # type: ignore[misc]
     report = await simulate(hosted.invite, nodes=20, seconds=1.0, every_s=0.5)
     assert not report.errors
     assert report.rounds >= 20
@@ -229,7 +237,7 @@ async def test_simulated_nodes_load_a_coordinator_without_errors(make: Callable[
     assert "20 nodes" in report.summary()
 
 
-async def test_metrics_and_health_are_answered(hosted: Hosted) -> None:
+async def test_metrics_and_health_are_answered(hosted: RunningCoordinator) -> None:
     """Prometheus text on loopback; readiness asks the store."""
     async with aiohttp.ClientSession(hosted.url) as session:
         for path, needle in [("/healthz", "ok"), ("/readyz", "ready"), ("/metrics", "sapo_pool_groups 0")]:
@@ -240,12 +248,12 @@ async def test_metrics_and_health_are_answered(hosted: Hosted) -> None:
             assert response.status == 403
 
 
-async def test_groups_that_break_the_rules_are_refused_one_by_one_with_reasons(hosted: Hosted) -> None:
+async def test_groups_that_break_the_rules_are_refused_one_by_one_with_reasons(hosted: RunningCoordinator) -> None:
     """Good groups of the same upload still count."""
     swarm = hosted.coordinator.swarm.swarm
     node, other = Identity.generate(), Identity.generate()
     good = sim_group(node, swarm, 1, 0)
-    body = unpack(good.body, GroupBody)
+    body = unpack_msgpack(good.body, GroupBody)
 
     def changed(**fields: object) -> SignedGroup:
         return node.sign_group(swarm, msgspec.structs.replace(body, **fields))
@@ -271,10 +279,10 @@ async def test_groups_that_break_the_rules_are_refused_one_by_one_with_reasons(h
     assert result.refused == {reason: 1 for reason in cases if reason}
 
 
-async def test_wrong_paths_methods_versions_and_media_are_problems_with_codes(hosted: Hosted) -> None:
+async def test_wrong_paths_methods_versions_and_media_are_problems_with_codes(hosted: RunningCoordinator) -> None:
     """RFC 9457 bodies with stable codes, never a bare page."""
-    body = encode(Upload(groups=()))
-    path = f"/v1/rounds/{digest(body)}"
+    body = encode_message(Upload(groups=()))
+    path = f"/v1/rounds/{sha256_hex(body)}"
     cases = [
         ("GET", "/nothing", {"Sapo-Proto": "1"}, "not_found"),
         ("DELETE", "/v1/join", {"Sapo-Proto": "1"}, "method_not_allowed"),

@@ -11,7 +11,7 @@ import pytest
 from tests.support.hosted_swarm import groups_of, hosted, make
 
 from sapo_swarm.coordinator import requests
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.coordinator.requests import UNREAD_PER_NETWORK
 from sapo_swarm.coordinator.server import STATS_ROWS
 from sapo_swarm.protocol.client import NodeClient, Refused
@@ -22,7 +22,7 @@ from sapo_swarm.tasks.catalogue import CATALOGUE
 __all__ = ["hosted", "make"]
 
 
-async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def half_a_request(hosted: RunningCoordinator) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection whose request never ends: its head is whole, its body is not."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
     head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\n"
@@ -33,7 +33,7 @@ async def half_a_request(hosted: Hosted) -> tuple[asyncio.StreamReader, asyncio.
 
 async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., object]) -> None:
     """The deadline is for the whole body."""
-    hosted: Hosted = await make(body_s=0.1)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(body_s=0.1)  # type: ignore[misc]
     reader, writer = await half_a_request(hosted)
     answer = await reader.readuntil(b"}")
     assert answer.startswith(b"HTTP/1.1 408")
@@ -41,7 +41,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_408(make: Callable[..., ob
     writer.close()
 
 
-async def test_more_requests_than_there_is_room_for_are_told_to_come_again(hosted: Hosted) -> None:
+async def test_more_requests_than_there_is_room_for_are_told_to_come_again(hosted: RunningCoordinator) -> None:
     """The cap on requests in flight answers 503 with Retry-After."""
     hosted.coordinator.metrics.in_flight = hosted.coordinator.settings.in_flight
     async with NodeClient(hosted.invite, Identity.generate()) as client:
@@ -55,7 +55,9 @@ async def test_bodies_under_way_take_nobodys_place_and_have_a_budget_for_each_ne
     make: Callable[..., object],
 ) -> None:
     """Slow bodies from one network: others are served meanwhile, and that network has so many bytes and no more."""
-    hosted: Hosted = await make(trust_proxy=True, in_flight=4, joins_per_s=1000.0, prefix_per_s=1000.0, body_s=30.0)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(
+        trust_proxy=True, in_flight=4, joins_per_s=1000.0, prefix_per_s=1000.0, body_s=30.0
+    )  # type: ignore[misc]
     head = "POST /v1/join HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
     writers, refused = [], 0
     for number in range(300):
@@ -77,7 +79,7 @@ async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
     """Those that are read before it is known who sends them have their own budget; leaving reads none."""
     monkeypatch.setattr(requests, "UNREAD_BYTES_OF_STRANGERS", 20_000)
     monkeypatch.setattr(requests, "UNREAD_BYTES", MAX_BODY)
-    hosted: Hosted = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(trust_proxy=True, body_s=60.0)  # type: ignore[misc]
     head = "POST {} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nX-Forwarded-For: {}\r\nContent-Length: 16000\r\n\r\na"
 
     async def slow(path: str, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -100,7 +102,7 @@ async def test_slow_bodies_of_strangers_keep_no_member_from_its_rounds(
         writer.close()
 
 
-async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: Hosted) -> None:
+async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: RunningCoordinator) -> None:
     """A stranger's round is refused by its head; a quarter of a megabyte each used to be read first."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
     head = f"PUT /v1/rounds/{'0' * 64} HTTP/1.1\r\nHost: x\r\nSapo-Proto: 1\r\nContent-Type: {MEDIA_TYPE}\r\n"
@@ -112,7 +114,7 @@ async def test_a_large_body_is_read_only_once_it_is_known_who_sends_it(hosted: H
 
 async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make: Callable[..., object]) -> None:
     """docs/privacy.md says so; nothing of it needs an invite."""
-    hosted: Hosted = await make(page=False, tasks=tuple(CATALOGUE))  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(page=False, tasks=tuple(CATALOGUE))  # type: ignore[misc]
     node = Identity.generate()
     async with NodeClient(hosted.invite, node) as client:
         await client.join("Ada", "starter")
@@ -134,7 +136,7 @@ async def test_whoever_reaches_the_port_sees_who_shares_without_a_page_too(make:
 
 async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> None:
     """One /24 gets its rate and no more; another is not touched; joins have a tighter limit of their own."""
-    hosted: Hosted = await make(trust_proxy=True, prefix_per_s=5.0, joins_per_s=0.05)  # type: ignore[misc]
+    hosted: RunningCoordinator = await make(trust_proxy=True, prefix_per_s=5.0, joins_per_s=0.05)  # type: ignore[misc]
     async with aiohttp.ClientSession(hosted.url) as session:
 
         async def status(address: str, path: str = "/healthz", method: str = "GET") -> int:
@@ -152,7 +154,7 @@ async def test_networks_are_limited_as_a_whole(make: Callable[..., object]) -> N
         assert set(joins) == {401, 429}
 
 
-async def test_bytes_that_are_no_http_fill_no_log(hosted: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_http_fill_no_log(hosted: RunningCoordinator, caplog: pytest.LogCaptureFixture) -> None:
     """Malformed requests are answered with 400 and leave one line."""
     for _ in range(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from tests.support.exchanging_node import Node
 
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.governor.rules import DataCap, ResourceLimits
 from sapo_swarm.scoring.scorer import Scorer
 
 
 async def test_when_the_days_data_are_used_the_exchange_rests_over_a_restart_and_training_goes_on_alone(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread, tmp_path: Path
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread, tmp_path: Path
 ) -> None:
     limits, path = ResourceLimits(max_network_mb_a_day=0.012), tmp_path / "network.json"
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)

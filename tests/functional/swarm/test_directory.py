@@ -18,10 +18,10 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import directories
 from sapo_desktop.services.swarms.interface import SwarmDirectory
-from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.host import launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.directory import BadDirectory, fetch, opened, parse_address, seal
+from sapo_swarm.protocol.directory import BadDirectory, fetch_directory, parse_address, sign_directory, verify_directory
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
@@ -42,7 +42,7 @@ async def look(home: Home, fresh: bool = False, now: float = NOW + 5) -> SwarmDi
 @asynccontextmanager
 async def listed(home: Home, body: bytes | None = None) -> AsyncIterator[ServedFile]:
     """A directory in this home's settings."""
-    async with served(seal(LIST, KEEPER) if body is None else body) as file:
+    async with served(sign_directory(LIST, KEEPER) if body is None else body) as file:
         directories.follow_directory(home, f"{file.url}#key={KEEPER.node}")
         yield file
 
@@ -80,30 +80,32 @@ async def test_a_copy_that_was_edited_on_the_disk_is_no_copy(home: Home) -> None
 
 
 async def test_a_host_cannot_bring_an_older_list_back(home: Home) -> None:
-    async with listed(home, seal(msgspec.structs.replace(LIST, issued=NOW + 60, swarms=()), KEEPER)) as file:
+    async with listed(home, sign_directory(msgspec.structs.replace(LIST, issued=NOW + 60, swarms=()), KEEPER)) as file:
         await look(home, now=NOW + 90)
-        file.body = seal(LIST, KEEPER)
+        file.body = sign_directory(LIST, KEEPER)
         found = await look(home, fresh=True, now=NOW + 120)
         assert found.swarms == ()
         assert "older list" in found.note
 
 
 async def test_a_host_cannot_bring_an_older_list_back_when_the_newer_one_has_expired(home: Home) -> None:
-    async with listed(home, seal(msgspec.structs.replace(LIST, issued=NOW + 60, expires=NOW + 100), KEEPER)) as file:
+    async with listed(
+        home, sign_directory(msgspec.structs.replace(LIST, issued=NOW + 60, expires=NOW + 100), KEEPER)
+    ) as file:
         await look(home, now=NOW + 90)
-        file.body = seal(LIST, KEEPER)
+        file.body = sign_directory(LIST, KEEPER)
         found = await look(home, now=NOW + 120)
         assert found.swarms == ()
         assert "older list" in found.note
-        file.body = seal(msgspec.structs.replace(LIST, issued=NOW + 61), KEEPER)
+        file.body = sign_directory(msgspec.structs.replace(LIST, issued=NOW + 61), KEEPER)
         assert (await look(home, now=NOW + 120)).swarms
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "forged": ({"body": seal(LIST, KEEPER).replace(b"evenings", b"mornings")}, "signature does not hold"),
-    "another's": ({"body": seal(LIST, Identity.generate())}, "another key"),
+    "forged": ({"body": sign_directory(LIST, KEEPER).replace(b"evenings", b"mornings")}, "signature does not hold"),
+    "another's": ({"body": sign_directory(LIST, Identity.generate())}, "another key"),
     "stale": (
-        {"body": seal(msgspec.structs.replace(LIST, issued=NOW - 90_000, expires=NOW - 80_000), KEEPER)},
+        {"body": sign_directory(msgspec.structs.replace(LIST, issued=NOW - 90_000, expires=NOW - 80_000), KEEPER)},
         "expired",
     ),
     "unsigned": ({"body": msgspec.json.encode(LIST)}, "not signed"),
@@ -136,7 +138,7 @@ async def test_a_host_that_says_nothing_is_left_after_a_while() -> None:
     async with served(b"{}") as file:
         file.silent = True
         with pytest.raises(BadDirectory, match="does not answer in time"):
-            await fetch(parse_address(file.url, need_key=False), timeout_s=0.3)
+            await fetch_directory(parse_address(file.url, need_key=False), timeout_s=0.3)
 
 
 HERE = (
@@ -182,10 +184,10 @@ def test_texts_of_a_directory_are_made_safe() -> None:
 async def test_a_coordinator_lists_itself_with_its_own_figures(tmp_path: Path) -> None:
     """Over TLS with its own certificate, which the line pins; the invite's token is not in it."""
     made = CoordinatorSettings(host="127.0.0.1", port=0, tls=True, store=f"sqlite:{tmp_path}/s", open=True, list=True)
-    hosted = await start(made)
+    hosted = await launch_coordinator(made)
     try:
         address = parse_address(hosted.directory)
-        listing = opened(await fetch(address), address.key, hosted.coordinator.clock())
+        listing = verify_directory(await fetch_directory(address), address.key, hosted.coordinator.clock())
         (entry,) = listing.swarms
         assert (entry.name, entry.who, entry.nodes) == ("swarm", "anyone", 0)
         assert parse_invite(entry.join) == hosted.invite
@@ -193,22 +195,22 @@ async def test_a_coordinator_lists_itself_with_its_own_figures(tmp_path: Path) -
             await client.join("Ada", "starter")
         wrong = parse_address(str(address).replace(address.fingerprint, "0" * 64))
         with pytest.raises(BadDirectory, match="another certificate"):
-            await fetch(wrong)
+            await fetch_directory(wrong)
         with pytest.raises(BadDirectory, match="vouches"):
-            await fetch(parse_address(address.url, need_key=False))
+            await fetch_directory(parse_address(address.url, need_key=False))
     finally:
         await hosted.stop()
-    again = await start(made)
+    again = await launch_coordinator(made)
     assert parse_address(again.directory).key == address.key
     await again.stop()
 
 
 async def test_a_coordinator_by_invite_lists_whom_to_ask_and_no_address(tmp_path: Path) -> None:
     made = CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", list=True, contact="ada@example.org")
-    hosted = await start(made)
+    hosted = await launch_coordinator(made)
     try:
         address = parse_address(hosted.directory)
-        (entry,) = opened(await fetch(address), address.key, hosted.coordinator.clock()).swarms
+        (entry,) = verify_directory(await fetch_directory(address), address.key, hosted.coordinator.clock()).swarms
         assert (entry.who, entry.join, entry.ask) == ("invited", "", "ada@example.org")
         assert hosted.invite.token
     finally:
@@ -218,22 +220,22 @@ async def test_a_coordinator_by_invite_lists_whom_to_ask_and_no_address(tmp_path
 @pytest.mark.parametrize("public", ["Swarm.example.org", "192.0.2.7", "2001:db8::1"])
 async def test_a_coordinator_is_listed_at_the_name_or_number_that_the_host_gave(tmp_path: Path, public: str) -> None:
     made = CoordinatorSettings(port=0, tls=True, store=f"sqlite:{tmp_path}/s", open=True, list=True, public=public)
-    hosted = await start(made)
+    hosted = await launch_coordinator(made)
     try:
         address = parse_address(hosted.directory)
         here = replace(address, url=f"https://127.0.0.1:{hosted.port}/directory.json")
-        (entry,) = opened(await fetch(here), address.key, hosted.coordinator.clock()).swarms
+        (entry,) = verify_directory(await fetch_directory(here), address.key, hosted.coordinator.clock()).swarms
         assert parse_invite(entry.join).host == public.lower()
     finally:
         await hosted.stop()
 
 
 async def test_a_coordinator_lists_nothing_unless_asked_to(tmp_path: Path) -> None:
-    hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s"))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s"))
     try:
         assert hosted.directory == ""
         with pytest.raises(BadDirectory, match="404"):
-            await fetch(parse_address(f"{hosted.url}/directory.json", need_key=False))
+            await fetch_directory(parse_address(f"{hosted.url}/directory.json", need_key=False))
     finally:
         await hosted.stop()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.exchanging_node import Node
 
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.node import aha_trail
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S, PHRASES_S
@@ -16,7 +16,7 @@ from sapo_swarm.scoring.scorer import Scorer
 
 
 async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Its groups are dated, and others' judged, by the coordinator's clock: half an hour off was silence in both directions."""
     right, wrong = Node(hosted, scorer, engine), Node(hosted, scorer, engine, clock_s=-5400.0)
@@ -31,7 +31,7 @@ async def test_a_node_whose_clock_is_wrong_takes_part_all_the_same(
 
 
 async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread, tmp_path: Path
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread, tmp_path: Path
 ) -> None:
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
     ada.exchange.memory = tmp_path
@@ -49,7 +49,7 @@ async def test_a_wall_clock_that_is_set_back_holds_no_news_of_the_swarm_back(
 
 
 async def test_the_phrase_memory_is_written_every_minute_also_while_the_coordinator_is_away(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread, tmp_path: Path
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread, tmp_path: Path
 ) -> None:
     ada = Node(hosted, scorer, engine)
     ada.exchange.memory = tmp_path
@@ -62,7 +62,7 @@ async def test_the_phrase_memory_is_written_every_minute_also_while_the_coordina
 
 
 async def test_groups_of_others_that_waited_too_long_are_dropped_though_the_wall_clock_is_set_back(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
     await bob.join("Bob")

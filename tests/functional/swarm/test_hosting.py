@@ -22,7 +22,7 @@ from tests.support.simulated_nodes import sim_group
 from sapo_desktop import cli
 from sapo_swarm.coordinator.admin import import_swarm
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
-from sapo_swarm.coordinator.host import Hosted, admin_path, describe, start
+from sapo_swarm.coordinator.host import RunningCoordinator, admin_path, describe_coordinator, launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store import open_store
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
@@ -38,10 +38,10 @@ def settings(where: Path, **changes: object) -> CoordinatorSettings:
 @pytest.fixture
 async def begin() -> AsyncIterator[Callable[..., object]]:
     """Starts coordinators and stops them after the test."""
-    running: list[Hosted] = []
+    running: list[RunningCoordinator] = []
 
-    async def build(chosen: CoordinatorSettings) -> Hosted:
-        running.append(await start(chosen))
+    async def build(chosen: CoordinatorSettings) -> RunningCoordinator:
+        running.append(await launch_coordinator(chosen))
         return running[-1]
 
     yield build
@@ -50,11 +50,11 @@ async def begin() -> AsyncIterator[Callable[..., object]]:
 
 
 async def test_a_swarm_keeps_its_name_when_it_is_hosted_again_without_one(
-    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[Hosted]]
+    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[RunningCoordinator]]
 ) -> None:
     names = []
     for typed in ({"name": "friends"}, {}, {"name": "colleagues"}, {}):
-        hosted = await start(settings(tmp_path, **typed))
+        hosted = await launch_coordinator(settings(tmp_path, **typed))
         names.append(hosted.coordinator.swarm.name)
         await hosted.stop()
     assert names == ["friends", "friends", "colleagues", "colleagues"]
@@ -83,7 +83,7 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         assert (await client.exchange([sim_group(node, invite.swarm, 1, 0)], 0)).accepted == 1
     process.send_signal(signal.SIGTERM)
     assert await process.wait() == 0
-    again = await start(settings(tmp_path))
+    again = await launch_coordinator(settings(tmp_path))
     assert (await again.store.stats(0.0, 1)).pool == 1
     await again.stop()
 
@@ -124,7 +124,7 @@ def test_wrong_flags_are_usage_errors(
 
 
 async def test_a_swarm_that_was_given_a_long_name_once_lets_nodes_in(
-    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[Hosted]]
+    tmp_path: Path, begin: Callable[[CoordinatorSettings], Awaitable[RunningCoordinator]]
 ) -> None:
     """A name is cut to what its readers take."""
     hosted = await begin(settings(tmp_path))
@@ -144,7 +144,7 @@ def test_a_store_that_does_not_open_is_an_error_with_a_sentence(
 
 async def test_the_host_invites_bans_revokes_and_exports(tmp_path: Path, begin: Callable[..., object]) -> None:
     """By the file that only its owner reads, over TLS too."""
-    hosted: Hosted = await begin(settings(tmp_path, tls=True))  # type: ignore[misc]
+    hosted: RunningCoordinator = await begin(settings(tmp_path, tls=True))  # type: ignore[misc]
     path = admin_path(hosted.coordinator.settings)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     node = Identity.generate()
@@ -172,7 +172,7 @@ async def test_the_host_invites_bans_revokes_and_exports(tmp_path: Path, begin: 
 
 async def test_admin_answers_nobody_without_the_key(tmp_path: Path, begin: Callable[..., object]) -> None:
     """Nor through a proxy."""
-    hosted: Hosted = await begin(settings(tmp_path))  # type: ignore[misc]
+    hosted: RunningCoordinator = await begin(settings(tmp_path))  # type: ignore[misc]
     async with aiohttp.ClientSession(hosted.url) as session:
         for headers, code in [
             ({}, "bad_admin_key"),
@@ -191,7 +191,7 @@ async def test_admin_answers_nobody_without_the_key(tmp_path: Path, begin: Calla
 async def test_a_friend_takes_over_with_the_same_fingerprint(tmp_path: Path, begin: Callable[..., object]) -> None:
     """Members' invites and identities stay good at the new host."""
     node = Identity.generate()
-    first: Hosted = await begin(settings(tmp_path / "one", tls=True))  # type: ignore[misc]
+    first: RunningCoordinator = await begin(settings(tmp_path / "one", tls=True))  # type: ignore[misc]
     async with NodeClient(first.invite, node) as client:
         await client.join("Ada")
     async with AdminClient(read_access(admin_path(first.coordinator.settings))) as host:
@@ -201,7 +201,7 @@ async def test_a_friend_takes_over_with_the_same_fingerprint(tmp_path: Path, beg
     await store.open()
     await import_swarm(store, data)
     await store.close()
-    second: Hosted = await begin(chosen)  # type: ignore[misc]
+    second: RunningCoordinator = await begin(chosen)  # type: ignore[misc]
     moved = parse_invite(str(first.invite).replace(f":{first.port}/", f":{second.port}/"))
     async with NodeClient(moved, node) as client:
         assert (await client.exchange([sim_group(node, moved.swarm, 1, 0)], 0)).accepted == 1
@@ -211,8 +211,8 @@ async def test_two_replicas_on_one_redis_are_one_swarm(
     tmp_path: Path, redis_url: str, begin: Callable[..., object]
 ) -> None:
     """Same swarm and certificate; what one takes the other gives; a nonce, a ban and a member hold on both."""
-    one: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a"), tls=True))  # type: ignore[misc]
-    two: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b"), tls=True))  # type: ignore[misc]
+    one: RunningCoordinator = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a"), tls=True))  # type: ignore[misc]
+    two: RunningCoordinator = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b"), tls=True))  # type: ignore[misc]
     assert one.coordinator.swarm == two.coordinator.swarm
     assert one.invite.fingerprint == two.invite.fingerprint
     ada, bob = Identity.generate(), Identity.generate()
@@ -239,15 +239,15 @@ async def test_a_request_seen_by_one_replica_is_a_replay_at_the_other(
     """Nonces are shared."""
     import time
 
-    from sapo_swarm.protocol.wire import MEDIA_TYPE, Upload, digest, encode
+    from sapo_swarm.protocol.wire import MEDIA_TYPE, Upload, encode_message, sha256_hex
 
-    one: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a")))  # type: ignore[misc]
-    two: Hosted = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b")))  # type: ignore[misc]
+    one: RunningCoordinator = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "a")))  # type: ignore[misc]
+    two: RunningCoordinator = await begin(settings(tmp_path, store=redis_url, folder=str(tmp_path / "b")))  # type: ignore[misc]
     node = Identity.generate()
     async with NodeClient(one.invite, node) as client:
         await client.join()
-    body = encode(Upload(groups=()))
-    path = f"/v1/rounds/{digest(body)}"
+    body = encode_message(Upload(groups=()))
+    path = f"/v1/rounds/{sha256_hex(body)}"
     headers = node.sign_request("PUT", path, one.invite.swarm, int(time.time() * 1000), body).headers()
     statuses = []
     for hosted in (one, two):
@@ -262,10 +262,10 @@ async def test_a_request_seen_by_one_replica_is_a_replay_at_the_other(
 
 async def test_outside_loopback_the_coordinator_speaks_tls_only(tmp_path: Path, begin: Callable[..., object]) -> None:
     """Every invite holds the fingerprint."""
-    hosted: Hosted = await begin(settings(tmp_path, host="0.0.0.0"))  # type: ignore[misc]
+    hosted: RunningCoordinator = await begin(settings(tmp_path, host="0.0.0.0"))  # type: ignore[misc]
     assert all(invite.fingerprint for invite in hosted.invites)
     assert hosted.url.startswith("https://")
-    assert "listens on this machine only" not in describe(hosted)
+    assert "listens on this machine only" not in describe_coordinator(hosted)
     async with NodeClient(hosted.invites[-1], Identity.generate()) as client:
         await client.join()
 
@@ -280,7 +280,7 @@ async def test_a_store_that_dies_is_503_and_nothing_hangs_until_it_is_back(
         if os.environ.get("CI") == "true":
             pytest.fail(MISSING)
         pytest.skip(MISSING)
-    hosted: Hosted = await begin(settings(tmp_path, store=server.url, folder=str(tmp_path)))  # type: ignore[misc]
+    hosted: RunningCoordinator = await begin(settings(tmp_path, store=server.url, folder=str(tmp_path)))  # type: ignore[misc]
     node = Identity.generate()
     with contextlib.closing(server):
         async with NodeClient(hosted.invite, node) as client, aiohttp.ClientSession(hosted.url) as session:

@@ -13,20 +13,20 @@ from sapo_desktop.cli import run_command_line
 from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
-from sapo_swarm.coordinator.host import admin_path, start
+from sapo_swarm.coordinator.host import admin_path, launch_coordinator
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.wire import pack
+from sapo_swarm.protocol.wire import build_task_upload
 from sapo_swarm.tasks.own.folder import read_task
 
 
 async def test_a_member_of_an_open_swarm_that_joins_by_invite_later_sees_the_shared_task(tmp_path: Path) -> None:
-    upload, crowd = pack(read_task(sums(tmp_path / "my_sums")), False), Identity.generate()
-    running = await start(settings(tmp_path, open=True))
+    upload, crowd = build_task_upload(read_task(sums(tmp_path / "my_sums")), False), Identity.generate()
+    running = await launch_coordinator(settings(tmp_path, open=True))
     async with NodeClient(running.invite, crowd) as client:
         await client.join()
     await running.stop()
-    running = await start(settings(tmp_path))
+    running = await launch_coordinator(settings(tmp_path))
     async with (
         AdminClient(read_access(admin_path(settings(tmp_path)))) as host,
         NodeClient(running.invite, crowd) as client,
@@ -42,7 +42,7 @@ async def test_an_empty_reason_bans_all_the_same(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("SAPO_HOME", str(tmp_path / "home"))
     home = Home.find()
     home.prepare()
-    running = await start(settings(tmp_path))
+    running = await launch_coordinator(settings(tmp_path))
     state = hosting.this_process("s", False, str(admin_path(settings(tmp_path))))
     async with NodeClient(running.invite, Identity.generate()) as client:
         await client.join()

@@ -18,9 +18,9 @@ import pytest
 
 from sapo_swarm.coordinator import listener
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
-from sapo_swarm.coordinator.host import Hosted, admin_path, start
+from sapo_swarm.coordinator.host import RunningCoordinator, admin_path, launch_coordinator
 from sapo_swarm.coordinator.listener import HANDSHAKES, SPARE_FILES, Listener, raise_file_limit
-from sapo_swarm.coordinator.metrics import Metrics
+from sapo_swarm.coordinator.metrics import CoordinatorMetrics
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -29,10 +29,10 @@ Silent = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+async def hosted(tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
     raise_file_limit()
     fast = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "round_every_s": 0.001, "tls": True, "connections": 300}
-    running = await start(msgspec.convert(fast, CoordinatorSettings))
+    running = await launch_coordinator(msgspec.convert(fast, CoordinatorSettings))
     yield running
     await running.stop()
 
@@ -53,7 +53,7 @@ def held(listener: Listener) -> int:
     return listener._count() - len(listener._handshakes)
 
 
-async def join(hosted: Hosted) -> float:
+async def join(hosted: RunningCoordinator) -> float:
     """Seconds that an honest node takes to join, its handshake included."""
     began = time.monotonic()
     async with NodeClient(hosted.invite, Identity.generate()) as client:
@@ -61,7 +61,7 @@ async def join(hosted: Hosted) -> float:
     return time.monotonic() - began
 
 
-async def test_silent_handshakes_give_way_to_whoever_comes(hosted: Hosted) -> None:
+async def test_silent_handshakes_give_way_to_whoever_comes(hosted: RunningCoordinator) -> None:
     """However many there are, so many are held at once, and an honest node is served."""
     opened = await silent(hosted.port, 3 * HANDSHAKES)
     assert await join(hosted) < 5.0
@@ -73,7 +73,7 @@ async def test_silent_handshakes_give_way_to_whoever_comes(hosted: Hosted) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the descriptors of a process are POSIX's")
-async def test_six_thousand_silent_connections_cost_little_memory(hosted: Hosted) -> None:
+async def test_six_thousand_silent_connections_cost_little_memory(hosted: RunningCoordinator) -> None:
     """They are no connections of the server yet, so no limit of its saw them: 1.7 GB."""
     import resource
 
@@ -90,7 +90,7 @@ async def test_six_thousand_silent_connections_cost_little_memory(hosted: Hosted
         connection.close()
 
 
-async def test_a_handshake_has_a_deadline(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handshake_has_a_deadline(hosted: RunningCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever says nothing is out, and holds neither a descriptor nor a buffer."""
     monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
     ((reader, writer),) = await silent(hosted.port, 1)
@@ -102,7 +102,7 @@ async def test_a_handshake_has_a_deadline(hosted: Hosted, monkeypatch: pytest.Mo
 async def test_when_it_is_full_the_oldest_of_the_largest_network_gives_way(tmp_path: Path) -> None:
     """Idle connections without a request cannot keep others out."""
     few = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "connections": 20}
-    hosted = await start(msgspec.convert(few, CoordinatorSettings))
+    hosted = await launch_coordinator(msgspec.convert(few, CoordinatorSettings))
     opened = await silent(hosted.port, 60)
     assert await join(hosted) < 5.0
     assert held(hosted.listener) <= 20
@@ -112,7 +112,7 @@ async def test_when_it_is_full_the_oldest_of_the_largest_network_gives_way(tmp_p
 
 async def test_connections_that_were_closed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SWEEP_S", 0.0)
-    waiting = Listener(asyncio.Protocol, 1000, Metrics())
+    waiting = Listener(asyncio.Protocol, 1000, CoordinatorMetrics())
     port = waiting.start("127.0.0.1", 0)
     await end(await silent(port, 50))
     for _ in range(100):  # the newest are looked at when the next one comes
@@ -131,10 +131,10 @@ async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_lit
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, old[1]))
-        assert Listener(lambda: asyncio.Protocol(), 20_000, Metrics()).most <= 200 - SPARE_FILES
+        assert Listener(lambda: asyncio.Protocol(), 20_000, CoordinatorMetrics()).most <= 200 - SPARE_FILES
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
-    metrics = Metrics()
+    metrics = CoordinatorMetrics()
     made = Listener(lambda: asyncio.Protocol(), 20_000, metrics)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
@@ -143,7 +143,7 @@ async def test_a_process_of_few_descriptors_holds_fewer_connections_and_says_lit
     assert metrics.turned_away == 0, "there was nobody"
 
 
-async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted: Hosted) -> None:
+async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted: RunningCoordinator) -> None:
     """Older or newer: whoever signed something keeps the connection, however many silent ones come after it."""
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         await client.join()
@@ -165,7 +165,7 @@ async def test_idle_strangers_give_way_before_the_connection_of_a_member(hosted:
 
 
 async def test_a_body_that_breaks_off_is_no_error_of_the_coordinator(
-    hosted: Hosted, caplog: pytest.LogCaptureFixture
+    hosted: RunningCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A traceback for each would let anybody fill the disk."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -184,7 +184,7 @@ async def test_a_body_that_breaks_off_is_no_error_of_the_coordinator(
 async def test_nobody_chooses_the_network_that_he_counts_for(tmp_path: Path) -> None:
     """Behind a proxy that adds a header of its own, or an address with its port, a made-up first address counts for nothing."""
     behind = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "trust_proxy": True, "prefix_per_s": 5.0}
-    hosted = await start(msgspec.convert(behind, CoordinatorSettings))
+    hosted = await launch_coordinator(msgspec.convert(behind, CoordinatorSettings))
     async with aiohttp.ClientSession(hosted.url) as session:
 
         async def status(number: int, *last: str) -> int:
@@ -210,7 +210,7 @@ async def test_whoever_listens_on_all_addresses_is_reached_at_those_of_both_fami
         pytest.skip("this machine has no IPv6")
     chosen = {"port": 0, "store": f"sqlite:{tmp_path}/s.sqlite", "host": everywhere, "invite_uses": 0}
     settings = msgspec.convert(chosen, CoordinatorSettings)
-    hosted = await start(settings)
+    hosted = await launch_coordinator(settings)
     try:
         assert {"127.0.0.1", "::1"} <= {invite.host for invite in hosted.invites}
         for invite in hosted.invites:

@@ -13,7 +13,7 @@ import msgspec
 from sapo_swarm.protocol.client import OTHER, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
-from sapo_swarm.protocol.wire import MEDIA_TYPE, GroupResult, RoundReply, encode
+from sapo_swarm.protocol.wire import MEDIA_TYPE, GroupResult, RoundReply, encode_message
 
 REPLY = RoundReply(
     results=(),
@@ -67,7 +67,7 @@ async def test_interim_answers_without_end_are_an_answer_that_never_comes() -> N
         for _ in range(20_000):
             writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
             await writer.drain()
-        writer.write(http(encode(REPLY)))
+        writer.write(http(encode_message(REPLY)))
 
     async with coordinator(hints) as client:
         began = time.monotonic()
@@ -81,7 +81,7 @@ async def test_a_few_interim_answers_are_read_over() -> None:
     """They are allowed by HTTP; the connection stays usable."""
 
     async def hint(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 3 + http(encode(REPLY)))
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 3 + http(encode_message(REPLY)))
 
     async with coordinator(hint) as client:
         for _ in range(3):
@@ -97,7 +97,7 @@ async def test_reasons_that_nobody_knows_are_counted_as_one() -> None:
         number += 1
         name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
         results = (GroupResult(accepted=False, reason=name), GroupResult(accepted=False, reason="stale"))
-        writer.write(http(encode(msgspec.structs.replace(REPLY, results=results))))
+        writer.write(http(encode_message(msgspec.structs.replace(REPLY, results=results))))
 
     async with coordinator(inventive) as client:
         for _ in range(5):

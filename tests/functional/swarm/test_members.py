@@ -26,12 +26,18 @@ from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
-from sapo_swarm.coordinator.host import Hosted, admin_path, describe, log_to_stderr, start
+from sapo_swarm.coordinator.host import (
+    RunningCoordinator,
+    admin_path,
+    describe_coordinator,
+    launch_coordinator,
+    log_to_stderr,
+)
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import StoreFormat
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity, StoredIdentity
-from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, digest, encode
+from sapo_swarm.protocol.wire import MEDIA_TYPE, JoinRequest, Upload, encode_message, sha256_hex
 
 
 def settings(folder: Path, **changes: object) -> CoordinatorSettings:
@@ -40,13 +46,13 @@ def settings(folder: Path, **changes: object) -> CoordinatorSettings:
 
 
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
-    running = await start(settings(tmp_path, approve=True))
+async def hosted(tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
+    running = await launch_coordinator(settings(tmp_path, approve=True))
     yield running
     await running.stop()
 
 
-async def test_a_new_node_waits_until_the_host_lets_it_in(hosted: Hosted, tmp_path: Path) -> None:
+async def test_a_new_node_waits_until_the_host_lets_it_in(hosted: RunningCoordinator, tmp_path: Path) -> None:
     """It has joined, trains on alone, and is told why; one word of the host ends that."""
     node = Identity.generate()
     async with (
@@ -73,12 +79,12 @@ async def test_a_group_whose_upload_began_before_its_node_was_banned_never_enter
 ) -> None:
     """The body is under way when the host bans; its member was judged by the head."""
     store = {"store": request.getfixturevalue("redis_url"), "folder": str(tmp_path)} if kind == "redis" else {}
-    hosted = await start(msgspec.structs.replace(settings(tmp_path), **store))
+    hosted = await launch_coordinator(msgspec.structs.replace(settings(tmp_path), **store))
     node, swarm = Identity.generate(), hosted.invite.swarm
     async with NodeClient(hosted.invite, node) as client:
         await client.join()
-    body = encode(Upload(groups=tuple(sim_group(node, swarm, 1, slot) for slot in range(4))))
-    path = f"/v1/rounds/{digest(body)}"
+    body = encode_message(Upload(groups=tuple(sim_group(node, swarm, 1, slot) for slot in range(4))))
+    path = f"/v1/rounds/{sha256_hex(body)}"
     signed = node.sign_request("PUT", path, swarm, int(time.time() * 1000), body).headers()
     lines = [f"PUT {path} HTTP/1.1", "Host: x", f"Content-Type: {MEDIA_TYPE}", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in signed.items()]
@@ -98,7 +104,7 @@ async def test_a_group_whose_upload_began_before_its_node_was_banned_never_enter
 
 
 async def test_a_node_that_waited_to_be_let_in_shares_the_part_that_the_swarm_asks_for(tmp_path: Path) -> None:
-    hosted = await start(settings(tmp_path, approve=True, share_fraction=0.25))
+    hosted = await launch_coordinator(settings(tmp_path, approve=True, share_fraction=0.25))
     who = StoredIdentity(Identity.generate(), "file", "")
     exchange, said = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig())
     assert "The host has not let this node in yet" in said[0]
@@ -109,7 +115,7 @@ async def test_a_node_that_waited_to_be_let_in_shares_the_part_that_the_swarm_as
 
 async def test_the_first_invite_admits_ten_nodes_and_no_more(tmp_path: Path) -> None:
     """A leaked invite does not let two hundred identities in within three seconds."""
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     joined = 0
     for _ in range(14):
         async with NodeClient(hosted.invite, Identity.generate()) as client:
@@ -122,7 +128,7 @@ async def test_the_first_invite_admits_ten_nodes_and_no_more(tmp_path: Path) -> 
 
 async def test_a_ban_with_the_invite_puts_out_everybody_it_let_in(tmp_path: Path) -> None:
     """Banning one key of somebody who holds an invite banned nobody: he was back at once under another."""
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     bad, same, honest = Identity.generate(), Identity.generate(), Identity.generate()
     async with AdminClient(read_access(admin_path(settings(tmp_path)))) as host:
         (other, *_) = await host.new_invite("friends")
@@ -157,7 +163,7 @@ async def test_a_ban_with_the_invite_puts_out_everybody_it_let_in(tmp_path: Path
 )
 async def test_a_name_that_shows_nothing_or_something_else_is_refused(tmp_path: Path, name: str) -> None:
     """Invisible and zero-width names let one member look like another; our own client would have cleaned it."""
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     node = Identity.generate()
     request = JoinRequest(key=node.public_key.hex(), invite=hosted.invite.token, name=name)
     async with NodeClient(hosted.invite, node) as client:
@@ -169,23 +175,23 @@ async def test_a_name_that_shows_nothing_or_something_else_is_refused(tmp_path: 
 
 async def test_an_emptied_store_founds_no_new_swarm(tmp_path: Path) -> None:
     """All members would stand before another certificate; the host is told what to do instead."""
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     swarm = hosted.coordinator.swarm.swarm
     await hosted.stop()
     for name in ("s.sqlite", "s.sqlite-wal", "s.sqlite-shm"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(StoreFormat, match=f"held the swarm {swarm} and is empty"):
-        await start(settings(tmp_path))
+        await launch_coordinator(settings(tmp_path))
     admin_path(settings(tmp_path)).unlink()
-    again = await start(settings(tmp_path))
+    again = await launch_coordinator(settings(tmp_path))
     assert again.coordinator.swarm.swarm != swarm
     await again.stop()
 
 
 async def test_the_banner_obeys_no_escape_sequence(tmp_path: Path) -> None:
     """The name came with an import, say."""
-    hosted = await start(settings(tmp_path, name="\x1b]52;c;x\x07\x9b2J\u202e"))
-    said = describe(hosted)
+    hosted = await launch_coordinator(settings(tmp_path, name="\x1b]52;c;x\x07\x9b2J\u202e"))
+    said = describe_coordinator(hosted)
     await hosted.stop()
     assert not set(said) & set("\x1b\x07\x9b\u202e")
 
@@ -240,7 +246,7 @@ def test_a_coordinator_is_found_after_the_clock_was_set(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("way", ["argument", "standard input"])
 async def test_the_invite_does_not_stand_in_the_list_of_processes(tmp_path: Path, way: str) -> None:
     """Every account of the machine can read that list, for as long as the node runs."""
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     calm(tmp_path / "me")
     given = str(hosted.invite) if way == "argument" else "-"
     process = await asyncio.create_subprocess_exec(
@@ -265,7 +271,7 @@ async def test_the_invite_does_not_stand_in_the_list_of_processes(tmp_path: Path
 
 
 async def test_the_list_of_invites_tells_which_one_expired_because_nobody_used_it_for_a_month(tmp_path: Path) -> None:
-    hosted = await start(settings(tmp_path))
+    hosted = await launch_coordinator(settings(tmp_path))
     async with AdminClient(read_access(admin_path(settings(tmp_path)))) as host:
         await host.new_invite("club", hours=0, uses=0)
         hosted.coordinator.clock = lambda: time.time() + 29 * 86_400.0
@@ -277,7 +283,7 @@ async def test_the_list_of_invites_tells_which_one_expired_because_nobody_used_i
 
 async def test_a_key_that_was_silent_for_a_month_opens_nothing(tmp_path: Path) -> None:
     """Found on an old disk, say: its owner joins again with an invite, and so must whoever found it."""
-    hosted = await start(settings(tmp_path, invite_hours=0))
+    hosted = await launch_coordinator(settings(tmp_path, invite_hours=0))
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         await client.join()
         assert (await client.exchange([], 1)).connected

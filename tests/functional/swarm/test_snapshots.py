@@ -16,14 +16,14 @@ from aiohttp.test_utils import TestServer
 from tests.support.simulated_nodes import sim_group
 from tests.support.stores import entry, round_of
 
-from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.host import RunningCoordinator, launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.swarm_exchange import SnapshotReader
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import make_certificate
-from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, opened, seal
-from sapo_swarm.protocol.wire import MAX_BODY, SignedGroup, WireError, unpack
+from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, open_snapshot, seal_snapshot
+from sapo_swarm.protocol.wire import MAX_BODY, SignedGroup, WireError, unpack_msgpack
 
 
 def settings(folder: Path, **changes: object) -> CoordinatorSettings:
@@ -32,13 +32,13 @@ def settings(folder: Path, **changes: object) -> CoordinatorSettings:
 
 
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
-    running = await start(settings(tmp_path, invite_uses=0))
+async def hosted(tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
+    running = await launch_coordinator(settings(tmp_path, invite_uses=0))
     yield running
     await running.stop()
 
 
-async def share(hosted: Hosted, nodes: int) -> list[Identity]:
+async def share(hosted: RunningCoordinator, nodes: int) -> list[Identity]:
     """So many members with a group each in the pool."""
     who = [Identity.generate() for _ in range(nodes)]
     for number, identity in enumerate(who):
@@ -49,13 +49,13 @@ async def share(hosted: Hosted, nodes: int) -> list[Identity]:
     return who
 
 
-async def test_a_member_samples_from_a_snapshot_each_group_once_and_none_of_its_own(hosted: Hosted) -> None:
+async def test_a_member_samples_from_a_snapshot_each_group_once_and_none_of_its_own(hosted: RunningCoordinator) -> None:
     who = await share(hosted, 5)
     async with NodeClient(hosted.invite, who[0]) as client:
         now = [0.0]
         reader = SnapshotReader(client, lambda: now[0], random.Random(1))
         first, rest = await reader.sample(3), await reader.sample(9)
-        keys = [unpack(raw, SignedGroup).key for raw in first + rest]
+        keys = [unpack_msgpack(raw, SignedGroup).key for raw in first + rest]
         assert (len(first), len(rest)) == (3, 1)
         assert set(keys) == {one.public_key for one in who[1:]}
         assert await reader.sample(1) == [], "nothing is requested before the next one is due"
@@ -63,10 +63,10 @@ async def test_a_member_samples_from_a_snapshot_each_group_once_and_none_of_its_
         hosted.coordinator.clock = lambda: time.time() + 31.0
         now[0] += 31.0
         (raw,) = await reader.sample(4)
-        assert unpack(raw, SignedGroup).key == newcomer.public_key
+        assert unpack_msgpack(raw, SignedGroup).key == newcomer.public_key
 
 
-async def test_the_next_snapshot_is_asked_for_when_the_last_one_is_used_up(hosted: Hosted) -> None:
+async def test_the_next_snapshot_is_asked_for_when_the_last_one_is_used_up(hosted: RunningCoordinator) -> None:
     """However old that is: a snapshot of many groups feeds a node for minutes (docs/scale.md)."""
     await share(hosted, 5)
     async with NodeClient(hosted.invite, Identity.generate()) as client:
@@ -83,7 +83,7 @@ async def test_the_next_snapshot_is_asked_for_when_the_last_one_is_used_up(hoste
         assert [await asked() for _ in range(2)] == [1, 0]
 
 
-async def test_a_snapshot_never_changes_and_tells_a_stranger_nothing(hosted: Hosted) -> None:
+async def test_a_snapshot_never_changes_and_tells_a_stranger_nothing(hosted: RunningCoordinator) -> None:
     """Its name is its digest; a stranger who reads it sees neither texts nor authors."""
     who = await share(hosted, 3)
     async with NodeClient(hosted.invite, who[0]) as client:
@@ -95,7 +95,7 @@ async def test_a_snapshot_never_changes_and_tells_a_stranger_nothing(hosted: Hos
         data = await reply.read()
         assert reply.headers["Cache-Control"] == "public, max-age=31536000, immutable"
         assert "Sapo-Time" not in reply.headers
-    assert opened(data, news, hosted.invite.swarm, hosted.invite.fingerprint) == found
+    assert open_snapshot(data, news, hosted.invite.swarm, hosted.invite.fingerprint) == found
     assert len(data) <= MAX_BODY
     assert not any(one.public_key in data or one.node.encode() in data for one in who)
 
@@ -104,7 +104,7 @@ async def test_the_bytes_of_a_snapshot_that_a_cache_kept_for_ten_minutes_leave_t
     tmp_path: Path,
 ) -> None:
     """With the headers of an earlier coordinator, which told the time beside them."""
-    hosted = await start(settings(tmp_path, tls=False))
+    hosted = await launch_coordinator(settings(tmp_path, tls=False))
     old = {"Sapo-Time": str(int((time.time() - 600.0) * 1000))}
 
     async def cache(request: web.Request) -> web.Response:
@@ -127,7 +127,7 @@ async def test_the_bytes_of_a_snapshot_that_a_cache_kept_for_ten_minutes_leave_t
     await hosted.stop()
 
 
-async def test_only_members_are_told_of_it(hosted: Hosted) -> None:
+async def test_only_members_are_told_of_it(hosted: RunningCoordinator) -> None:
     async with NodeClient(hosted.invite, Identity.generate()) as stranger:
         with pytest.raises(Refused) as refused:
             await stranger.snapshot("")
@@ -136,7 +136,7 @@ async def test_only_members_are_told_of_it(hosted: Hosted) -> None:
 
 async def test_a_coordinator_without_snapshots_is_asked_seldom(tmp_path: Path) -> None:
     """An older one answers the same: not found."""
-    hosted = await start(settings(tmp_path, snapshot_s=0))
+    hosted = await launch_coordinator(settings(tmp_path, snapshot_s=0))
     (one,) = await share(hosted, 1)
     async with NodeClient(hosted.invite, one) as client:
         before = hosted.coordinator.metrics.requests.total()
@@ -146,7 +146,7 @@ async def test_a_coordinator_without_snapshots_is_asked_seldom(tmp_path: Path) -
     await hosted.stop()
 
 
-async def test_the_largest_snapshot_fits_a_body(hosted: Hosted) -> None:
+async def test_the_largest_snapshot_fits_a_body(hosted: RunningCoordinator) -> None:
     """Groups of 3 KB that do not compress, of more sources than it takes."""
     store = hosted.store
     for number in range(400):
@@ -154,7 +154,7 @@ async def test_the_largest_snapshot_fits_a_body(hosted: Hosted) -> None:
         await store.exchange(round_of(f"n{number}", [], entries=(big,), now=time.time()))
     groups = await store.snapshot(time.time(), SNAPSHOT_GROUPS)
     swarm = hosted.coordinator.swarm
-    _, data = seal(swarm.swarm, swarm.certificate, swarm.key, groups, time.time(), 30.0)
+    _, data = seal_snapshot(swarm.swarm, swarm.certificate, swarm.key, groups, time.time(), 30.0)
     assert 50 <= len(groups) <= SNAPSHOT_GROUPS
     assert len(data) <= MAX_BODY
 
@@ -165,10 +165,10 @@ def test_a_snapshot_that_somebody_changed_or_made_up_is_refused() -> None:
 
     now = datetime.datetime.now(datetime.UTC)
     ours, theirs = make_certificate("a" * 16, now), make_certificate("a" * 16, now)
-    news, data = seal("a" * 16, ours.certificate, ours.key, [b"\x01"], 5.0, 30.0)
-    assert opened(data, news, "a" * 16, ours.fingerprint).made == 5.0
-    forged, forged_data = seal("a" * 16, theirs.certificate, theirs.key, [b"\x01"], 5.0, 30.0)
-    mixed, mixed_data = seal("a" * 16, ours.certificate, theirs.key, [b"\x01"], 5.0, 30.0)
+    news, data = seal_snapshot("a" * 16, ours.certificate, ours.key, [b"\x01"], 5.0, 30.0)
+    assert open_snapshot(data, news, "a" * 16, ours.fingerprint).made == 5.0
+    forged, forged_data = seal_snapshot("a" * 16, theirs.certificate, theirs.key, [b"\x01"], 5.0, 30.0)
+    mixed, mixed_data = seal_snapshot("a" * 16, ours.certificate, theirs.key, [b"\x01"], 5.0, 30.0)
     for body, told, swarm, fingerprint in (
         (data[:-1] + b"?", news, "a" * 16, ours.fingerprint),
         (forged_data, forged, "a" * 16, ours.fingerprint),
@@ -178,4 +178,4 @@ def test_a_snapshot_that_somebody_changed_or_made_up_is_refused() -> None:
         (data, msgspec.structs.replace(news, key="0" * 64), "a" * 16, ours.fingerprint),
     ):
         with pytest.raises(WireError):
-            opened(body, told, swarm, fingerprint)
+            open_snapshot(body, told, swarm, fingerprint)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.browser import Browser, browser  # noqa: F401 - a fixture
 from tests.support.simulated_nodes import sim_group
 
-from sapo_swarm.coordinator.host import Hosted, start
+from sapo_swarm.coordinator.host import RunningCoordinator, launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.web import CSP, OF_NETWORK, chart_points
 from sapo_swarm.protocol.client import NodeClient
@@ -26,7 +26,7 @@ HOSTILE = "<script>document.title='owned'</script>"
 
 
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+async def hosted(tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
     """A coordinator with one node of a hostile name."""
     settings = {
         "port": 0,
@@ -34,7 +34,7 @@ async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
         "name": "kitchen <b>table</b>",
         "round_every_s": 0.01,
     }
-    running = await start(msgspec.convert(settings, CoordinatorSettings))
+    running = await launch_coordinator(msgspec.convert(settings, CoordinatorSettings))
     running.coordinator.stats.ttl_s = 0.0
     node = Identity.generate()
     async with NodeClient(running.invite, node) as client:
@@ -46,7 +46,7 @@ async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
 
 
 async def test_the_page_goes_live_and_shows_hostile_names_as_text(
-    hosted: Hosted,
+    hosted: RunningCoordinator,
     browser: Browser,  # noqa: F811
 ) -> None:
     """The event stream repaints the tables; no script of a name runs; the browser complains of nothing."""
@@ -64,7 +64,7 @@ async def test_the_page_goes_live_and_shows_hostile_names_as_text(
     assert browser.complaints == []
 
 
-async def test_the_page_says_reasons_and_uptake_in_the_words_of_screen_2(hosted: Hosted) -> None:
+async def test_the_page_says_reasons_and_uptake_in_the_words_of_screen_2(hosted: RunningCoordinator) -> None:
     async with NodeClient(hosted.invite, Identity.generate()) as client:
         await client.join()
         late = sim_group(client.identity, hosted.invite.swarm, 2, 0)
@@ -78,7 +78,7 @@ async def test_the_page_says_reasons_and_uptake_in_the_words_of_screen_2(hosted:
     assert "drew" not in html
 
 
-async def test_the_policy_forbids_what_the_page_does_not_need(hosted: Hosted) -> None:
+async def test_the_policy_forbids_what_the_page_does_not_need(hosted: RunningCoordinator) -> None:
     """No inline script or style, no frame, no foreign source; the markup holds none."""
     async with aiohttp.ClientSession(hosted.url) as session, session.get("/") as response:
         assert response.headers["Content-Security-Policy"] == CSP
@@ -89,7 +89,7 @@ async def test_the_policy_forbids_what_the_page_does_not_need(hosted: Hosted) ->
     assert "&lt;script&gt;" in html
 
 
-async def test_only_so_many_may_watch_live(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_may_watch_live(hosted: RunningCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is told to come again; a stream does not count as a request in flight."""
     monkeypatch.setattr("sapo_swarm.coordinator.web.MAX_WATCHERS", 1)
     async with aiohttp.ClientSession(hosted.url) as session, session.get("/events") as stream:
@@ -101,7 +101,7 @@ async def test_only_so_many_may_watch_live(hosted: Hosted, monkeypatch: pytest.M
             assert "Retry-After" in refused.headers
 
 
-async def test_head_on_the_event_stream_is_405(hosted: Hosted) -> None:
+async def test_head_on_the_event_stream_is_405(hosted: RunningCoordinator) -> None:
     """It was answered with a stream of bodies, and held a place."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hosted.port)
     writer.write(b"HEAD /events HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -112,7 +112,7 @@ async def test_head_on_the_event_stream_is_405(hosted: Hosted) -> None:
 async def test_one_network_holds_eight_of_the_places_to_watch(tmp_path: Path) -> None:
     """Whoever opens as many streams as there are keeps nobody else from watching live."""
     made = CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s.sqlite", trust_proxy=True)
-    hosted = await start(made)
+    hosted = await launch_coordinator(made)
     async with aiohttp.ClientSession(hosted.url) as session, contextlib.AsyncExitStack() as open_streams:
 
         async def status(address: str) -> int:

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.admin import export_swarm, import_swarm
-from sapo_swarm.coordinator.records import Entry, Exchange, InviteRecord, Member, PoolLimits, SwarmRecord
+from sapo_swarm.coordinator.records import InviteRecord, Member, PoolEntry, PoolLimits, RoundExchange, SwarmRecord
 from sapo_swarm.coordinator.store import sqlite_writer
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
@@ -44,9 +44,9 @@ def no_file_beyond(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def round_of(number: int) -> Exchange:
-    entry = Entry(number.to_bytes(8, "big"), f"{number:032x}", "one", bytes(600))
-    return Exchange(
+def round_of(number: int) -> RoundExchange:
+    entry = PoolEntry(number.to_bytes(8, "big"), f"{number:032x}", "one", bytes(600))
+    return RoundExchange(
         node="one",
         nonce=secrets.token_hex(16),
         round_id=f"{number:064x}",
@@ -244,9 +244,9 @@ async def _lives_through(history: list[tuple[str, int, bool]], path: Path) -> No
     await store.close()
 
 
-def _of(node: int, number: int) -> Exchange:
+def _of(node: int, number: int) -> RoundExchange:
     """A round of two groups."""
-    groups = tuple(Entry(bytes([number, of]), f"{number}.{of}", f"n{node}", bytes(600)) for of in range(2))
+    groups = tuple(PoolEntry(bytes([number, of]), f"{number}.{of}", f"n{node}", bytes(600)) for of in range(2))
     return msgspec.structs.replace(round_of(number), node=f"n{node}", entries=groups)
 
 

@@ -12,7 +12,7 @@ from tests.support.simulated_nodes import sim_group
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeBackend
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
@@ -21,7 +21,7 @@ from sapo_swarm.types import Group
 
 
 async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Groups arrive as external ones with this node's question and reward; shares add up to 1, uptake is counted."""
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
@@ -55,7 +55,7 @@ async def test_two_nodes_learn_of_each_other_and_the_shares_add_up(
 
 
 async def test_groups_without_an_advantage_are_counted_and_not_kept(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """The paper's filter: equal rewards teach nothing."""
     author, reader = Node(hosted, scorer, engine), Node(hosted, scorer, engine, "uniform_nonzero")
@@ -70,7 +70,7 @@ async def test_groups_without_an_advantage_are_counted_and_not_kept(
 
 
 async def test_made_up_groups_are_rejected_by_their_prompt_hash(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """A node that knows nothing of the questions passes the coordinator, and no receiver."""
     liar, reader = Identity.generate(), Node(hosted, scorer, engine)
@@ -86,7 +86,7 @@ async def test_made_up_groups_are_rejected_by_their_prompt_hash(
 
 
 async def test_a_coordinator_that_forgot_the_node_is_joined_again(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """A node that started while the coordinator was away never joined; the first answer makes it join."""
     late = Node(hosted, scorer, engine)
@@ -101,7 +101,7 @@ async def test_a_coordinator_that_forgot_the_node_is_joined_again(
 
 
 async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Nothing is asked for, what waited is dropped; taking again fills the pool again."""
     giver, shy = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
@@ -124,7 +124,7 @@ async def test_a_node_that_takes_no_groups_of_others_shares_its_own_all_the_same
 
 
 async def test_the_phrase_memory_of_a_model_outlives_its_session(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread, tmp_path: Path
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread, tmp_path: Path
 ) -> None:
     """Written while the exchange runs and at its end; the next session of this model begins with it."""
     ada = Node(hosted, scorer, engine)
@@ -142,7 +142,7 @@ async def test_the_phrase_memory_of_a_model_outlives_its_session(
 
 
 async def test_a_node_whose_next_upload_is_far_takes_groups_from_a_snapshot(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """In a large swarm nodes upload seldom; what they train on must not be as seldom. They are judged like all others."""
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
@@ -168,7 +168,7 @@ async def test_a_node_whose_next_upload_is_far_takes_groups_from_a_snapshot(
 
 
 async def test_a_node_that_cannot_judge_for_once_goes_on_talking_with_its_swarm(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread, caplog: pytest.LogCaptureFixture
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its engine has no memory left, say, while groups of a snapshot are judged: its own groups go out, then others' come in."""
     late = EngineThread()

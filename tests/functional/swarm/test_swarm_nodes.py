@@ -20,7 +20,7 @@ from tests.support.swarm_process import TASKS, coordinator, journal, news, round
 from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
-from sapo_swarm.coordinator.host import start
+from sapo_swarm.coordinator.host import launch_coordinator
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
@@ -205,11 +205,11 @@ async def test_host_verbs_reach_the_coordinator_of_the_same_home(tmp_path: Path)
 async def test_a_swarm_that_its_host_opens_is_a_trial_for_its_members_until_they_stay(tmp_path: Path) -> None:
     """An invite lets in whom the host chose; in an open swarm that says nothing any more."""
     home, store = tmp_path / "n", f"sqlite:{tmp_path}/s"
-    hosted = await start(CoordinatorSettings(port=0, store=store))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=store))
     join, port = str(hosted.invite), hosted.port
     await hosted.stop()
     for rounds_done, opened in enumerate((False, True, True), 1):
-        hosted = await start(CoordinatorSettings(port=port, store=store, open=opened))
+        hosted = await launch_coordinator(CoordinatorSettings(port=port, store=store, open=opened))
         done = await asyncio.to_thread(
             sapo, home, "node", "--join", join, *TASKS, "--model", "fake:0.002", "--rounds", str(rounds_done)
         )
@@ -230,7 +230,7 @@ async def test_an_open_swarm_is_a_trial_also_where_its_own_tasks_cannot_be_asked
         raise Unreachable("gone meanwhile")
 
     monkeypatch.setattr(NodeClient, "tasks", away)
-    hosted = await start(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=f"sqlite:{tmp_path}/s", open=True))
     who, saved = StoredIdentity(Identity.generate(), "file", ""), tmp_path / "invite"
     exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig(), saved=saved)
     assert trial.find_trial(saved, hosted.invite.swarm)
@@ -244,12 +244,12 @@ async def test_a_swarm_that_turns_out_to_be_open_during_the_run_gets_and_gives_n
 ) -> None:
     """The coordinator was away when the node started, so nothing said that the swarm is open."""
     store, saved = f"sqlite:{tmp_path}/s", tmp_path / "invite"
-    hosted = await start(CoordinatorSettings(port=0, store=store))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=store))
     await hosted.stop()
     who = StoredIdentity(Identity.generate(), "file", "")
     exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig(), saved=saved)
     exchange.attach(engine, scorer)
-    hosted = await start(CoordinatorSettings(port=hosted.port, store=store, open=True))
+    hosted = await launch_coordinator(CoordinatorSettings(port=hosted.port, store=store, open=True))
     for number in (1, 2, 3):
         exchange.client.next_at = 0.0
         await exchange.exchange(number, (), 2)
@@ -266,13 +266,13 @@ async def test_a_member_that_started_while_the_coordinator_was_away_shares_the_p
     tmp_path: Path, scorer: Scorer, engine: EngineThread
 ) -> None:
     store, who = f"sqlite:{tmp_path}/s", StoredIdentity(Identity.generate(), "file", "")
-    hosted = await start(CoordinatorSettings(port=0, store=store))
+    hosted = await launch_coordinator(CoordinatorSettings(port=0, store=store))
     async with NodeClient(hosted.invite, who.identity) as client:
         await client.join()
     await hosted.stop()
     exchange, _ = await membership.join_swarm(hosted.invite, who, Settings(), RunConfig())
     exchange.attach(engine, scorer)
-    hosted = await start(CoordinatorSettings(port=hosted.port, store=store, share_fraction=0.25))
+    hosted = await launch_coordinator(CoordinatorSettings(port=hosted.port, store=store, share_fraction=0.25))
     exchange.client.next_at = 0.0
     await exchange.exchange(1, (), 2)
     await exchange.settled()

@@ -18,7 +18,7 @@ from tests.support.hostile_tasks import HOSTILE
 from tests.support.own_tasks import sums
 
 from sapo_swarm.coordinator.admin_client import AdminClient, read_access
-from sapo_swarm.coordinator.host import Hosted, admin_path, start
+from sapo_swarm.coordinator.host import RunningCoordinator, admin_path, launch_coordinator
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import (
@@ -29,7 +29,7 @@ from sapo_swarm.protocol.wire import (
     SignedGroup,
     TaskOffer,
     TaskUpload,
-    pack,
+    build_task_upload,
 )
 from sapo_swarm.tasks.own import folder as travel
 from sapo_swarm.tasks.own.folder import HEADER, read_task
@@ -40,29 +40,29 @@ MEMORY = 600 * 2**20
 
 
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
-    running = await start(settings(tmp_path, invite_uses=0))
+async def hosted(tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
+    running = await launch_coordinator(settings(tmp_path, invite_uses=0))
     yield running
     await running.stop()
 
 
 @pytest.fixture
 def upload(tmp_path: Path) -> TaskUpload:
-    return pack(read_task(sums(tmp_path / "my_sums")), False)
+    return build_task_upload(read_task(sums(tmp_path / "my_sums")), False)
 
 
 def admin(tmp_path: Path) -> AdminClient:
     return AdminClient(read_access(admin_path(settings(tmp_path))))
 
 
-async def offered(hosted: Hosted, who: Identity) -> tuple[TaskOffer, ...]:
+async def offered(hosted: RunningCoordinator, who: Identity) -> tuple[TaskOffer, ...]:
     async with NodeClient(hosted.invite, who) as client:
         await client.join()
         return await client.tasks()
 
 
 async def test_a_member_with_an_invite_reads_the_task_that_the_host_shares(
-    hosted: Hosted, upload: TaskUpload, tmp_path: Path
+    hosted: RunningCoordinator, upload: TaskUpload, tmp_path: Path
 ) -> None:
     """It comes as it left; a new version takes the place of the old one, and what is taken out is gone."""
     async with admin(tmp_path) as host, NodeClient(hosted.invite, Identity.generate()) as guest:
@@ -71,7 +71,7 @@ async def test_a_member_with_an_invite_reads_the_task_that_the_host_shares(
         await host.share(upload)
         assert await guest.tasks() == (upload.offer,)
         assert (await guest.task(upload.offer)).digest == upload.offer.hash
-        newer = pack(read_task(sums(tmp_path / "other" / "my_sums", train=81)), True)
+        newer = build_task_upload(read_task(sums(tmp_path / "other" / "my_sums", train=81)), True)
         await host.share(newer)
         assert await guest.tasks() == (newer.offer,)
         assert len((await guest.task(newer.offer)).held_out) == 20
@@ -83,7 +83,9 @@ async def test_a_member_with_an_invite_reads_the_task_that_the_host_shares(
             await host.unshare("my_sums")
 
 
-async def test_who_holds_no_invite_learns_nothing_of_it(hosted: Hosted, upload: TaskUpload, tmp_path: Path) -> None:
+async def test_who_holds_no_invite_learns_nothing_of_it(
+    hosted: RunningCoordinator, upload: TaskUpload, tmp_path: Path
+) -> None:
     """Neither by asking, nor from the pages that anybody may see, nor with a revoked invite or after a ban."""
     stranger, banned = Identity.generate(), Identity.generate()
     async with admin(tmp_path) as host:
@@ -113,20 +115,20 @@ async def test_who_holds_no_invite_learns_nothing_of_it(hosted: Hosted, upload: 
 async def test_a_swarm_that_is_open_to_anyone_shares_no_private_task(upload: TaskUpload, tmp_path: Path) -> None:
     """Nor does who joined while it was open, or a swarm that was opened later."""
     crowd = Identity.generate()
-    running = await start(settings(tmp_path, open=True))
+    running = await launch_coordinator(settings(tmp_path, open=True))
     async with admin(tmp_path) as host:
         with pytest.raises(Refused, match="Anyone may join"):
             await host.share(upload)
     assert await offered(running, crowd) == ()
     await running.stop()
-    running = await start(settings(tmp_path))
+    running = await launch_coordinator(settings(tmp_path))
     async with admin(tmp_path) as host:
         await host.share(upload)
     async with NodeClient(running.invite, crowd) as client:
         assert await client.tasks() == ()
     assert await offered(running, Identity.generate()) == (upload.offer,)
     await running.stop()
-    running = await start(settings(tmp_path, open=True))
+    running = await launch_coordinator(settings(tmp_path, open=True))
     assert await offered(running, Identity.generate()) == ()
     await running.stop()
 
@@ -147,7 +149,7 @@ def _group(client: NodeClient, offer: TaskOffer, seed: int = 1) -> SignedGroup:
 
 
 async def test_groups_of_it_go_to_members_who_accepted_it_and_to_nobody_else(
-    hosted: Hosted, upload: TaskUpload, tmp_path: Path
+    hosted: RunningCoordinator, upload: TaskUpload, tmp_path: Path
 ) -> None:
     offer = upload.offer
     async with (
@@ -170,23 +172,23 @@ async def test_groups_of_it_go_to_members_who_accepted_it_and_to_nobody_else(
         assert (await friend.exchange([], 8, accepts=[offer.generator])).sample == ()
 
 
-async def test_a_ninth_task_and_one_too_large_are_refused(hosted: Hosted, tmp_path: Path) -> None:
+async def test_a_ninth_task_and_one_too_large_are_refused(hosted: RunningCoordinator, tmp_path: Path) -> None:
     async with admin(tmp_path) as host:
         for number in range(MAX_TASKS):
-            await host.share(pack(read_task(sums(tmp_path / f"sums_{number}")), False))
+            await host.share(build_task_upload(read_task(sums(tmp_path / f"sums_{number}")), False))
         with pytest.raises(Refused, match="Take one out first"):
-            await host.share(pack(read_task(sums(tmp_path / "ninth")), False))
-        await host.share(pack(read_task(sums(tmp_path / "again" / "sums_0", train=9)), False))
+            await host.share(build_task_upload(read_task(sums(tmp_path / "ninth")), False))
+        await host.share(build_task_upload(read_task(sums(tmp_path / "again" / "sums_0", train=9)), False))
         bomb = zstandard.ZstdCompressor(19).compress(b"\x00" * 2**28)
         offer = msgspec.structs.replace(
-            pack(read_task(sums(tmp_path / "more" / "sums_0")), False).offer, packed=len(bomb)
+            build_task_upload(read_task(sums(tmp_path / "more" / "sums_0")), False).offer, packed=len(bomb)
         )
         with pytest.raises(Refused, match="would unpack to"):
             await host.share(TaskUpload(offer=offer, packed=bomb))
 
 
 async def test_a_coordinator_that_sends_more_than_it_said_is_cut_off(
-    hosted: Hosted, upload: TaskUpload, tmp_path: Path
+    hosted: RunningCoordinator, upload: TaskUpload, tmp_path: Path
 ) -> None:
     offer = msgspec.structs.replace(upload.offer, packed=100)
     await hosted.store.put_task(TaskUpload(offer=offer, packed=upload.packed))
@@ -198,7 +200,7 @@ async def test_a_coordinator_that_sends_more_than_it_said_is_cut_off(
 
 @pytest.mark.slow
 async def test_two_hundred_hostile_tasks_do_no_harm_at_the_coordinator_or_the_guest(
-    hosted: Hosted, tmp_path: Path
+    hosted: RunningCoordinator, tmp_path: Path
 ) -> None:
     """The host's coordinator refuses them in a sentence. One that hands them out all the same meets the guest's own reader."""
     began, used = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -243,7 +245,7 @@ async def _refusal(work: Awaitable[object]) -> str:
 def _as_it_lies(folder: Path) -> TaskUpload:
     """What a host would send that does not care: a folder as it lies, or its canonical form where it has one."""
     try:
-        return pack(read_task(folder), True)
+        return build_task_upload(read_task(folder), True)
     except BadTask:
         pass
     files = {"train": "train.jsonl", "heldout": "heldout.jsonl", "schema": "schema.json", "fixture": "fixture.sqlite"}

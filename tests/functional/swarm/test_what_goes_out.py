@@ -6,14 +6,14 @@ import asyncio
 
 from tests.support.exchanging_node import Node, solved
 
-from sapo_swarm.coordinator.host import Hosted
+from sapo_swarm.coordinator.host import RunningCoordinator
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, TaskRef
 
 
 async def test_groups_of_an_own_task_never_leave_the_machine(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Not even their number: what the coordinator is told of is the group of a task that the swarm knows."""
     ada, bob = Node(hosted, scorer, engine), Node(hosted, scorer, engine)
@@ -32,7 +32,7 @@ async def test_groups_of_an_own_task_never_leave_the_machine(
 
 
 async def test_of_many_groups_non_zero_advantage_ones_are_handed_over_first(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """An upload carries nine; whoever solved only the last question of twelve still shares that one."""
     author, reader = Node(hosted, scorer, engine), Node(hosted, scorer, engine, "uniform_nonzero")
@@ -52,7 +52,7 @@ async def test_of_many_groups_non_zero_advantage_ones_are_handed_over_first(
 
 
 async def test_what_a_fast_node_makes_between_two_uploads_goes_out_with_the_next(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Its rounds take 2 s and uploads come every 5: a reader gets what teaches of all of them, each with its own round."""
     author, reader, awake = (
@@ -85,7 +85,7 @@ async def test_what_a_fast_node_makes_between_two_uploads_goes_out_with_the_next
 
 
 async def test_a_coordinator_that_goes_away_stops_nothing_and_gets_no_backlog(
-    hosted: Hosted, scorer: Scorer, engine: EngineThread
+    hosted: RunningCoordinator, scorer: Scorer, engine: EngineThread
 ) -> None:
     """Rounds go on with a sentence and the figures of before; after its return the newest groups are sent, and of the
     three rounds before those with a non-zero advantage."""

@@ -20,8 +20,8 @@ from sapo_swarm.events import (
     RunStarted,
     StateChanged,
     Vitals,
-    decode,
-    encode,
+    decode_event,
+    encode_event,
 )
 
 SILO = list(recording("silo", 12, 3))
@@ -82,7 +82,7 @@ def test_applying_an_event_leaves_the_old_state_as_it_was(place: int) -> None:
 
 
 def test_the_same_events_give_the_same_picture_through_the_wire() -> None:
-    assert facts(fold([decode(encode(event)) for event in SWARM])) == facts(fold(SWARM))
+    assert facts(fold([decode_event(encode_event(event)) for event in SWARM])) == facts(fold(SWARM))
 
 
 def test_a_new_run_starts_with_empty_charts_but_keeps_the_log() -> None:

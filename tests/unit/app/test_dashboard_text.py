@@ -28,7 +28,6 @@ from sapo_swarm.events import (
     GreedyScore,
     GroupRecorded,
     LogLine,
-    Peer,
     RoundFinished,
     RunStarted,
     StateChanged,
@@ -36,7 +35,7 @@ from sapo_swarm.events import (
     TaskScore,
 )
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
+from sapo_swarm.types import Group, Peer, Question, Rollout, TaskRef
 
 HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -8,7 +8,7 @@ import pytest
 
 from sapo_desktop.cli import VERBS, build_parser
 from sapo_desktop.commands.help_text import EXAMPLES
-from sapo_swarm.coordinator.host import EVERYWHERE
+from sapo_swarm.coordinator.listener import EVERYWHERE
 
 LINES = [(verb, line) for verb, lines in EXAMPLES.items() for line in lines]
 

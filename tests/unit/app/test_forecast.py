@@ -66,14 +66,14 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     """The starter's, on rows as they are; a base that is not on this disk is estimated by characters, and that is said."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.checkpoints.tokenizer import HfTokenizer
-    from sapo_swarm.scoring.prompts import messages
+    from sapo_swarm.scoring.prompts import build_messages
     from sapo_swarm.tasks.own import library
 
     counts = question_tokens.count_question_tokens(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None
     assert counts.by_tokenizer
     tokenizer, task = HfTokenizer(locate.bundled_model_folder("starter")), library.load_task("short")
-    chats = [tokenizer.encode_chat(messages(task.question(row))) for row in task.train]
+    chats = [tokenizer.encode_chat(build_messages(task.question(row))) for row in task.train]
     assert min(map(len, chats)) <= counts.prompt <= max(map(len, chats))
     assert counts.answer == len(tokenizer.encode_text("<answer>electrician</answer>")) + 1
     assert "estimated by their characters" in expected(home, OWN).basis

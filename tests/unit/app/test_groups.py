@@ -25,7 +25,7 @@ from sapo_desktop.dashboard.history.groups import (
     write,
 )
 from sapo_desktop.errors import AppError
-from sapo_swarm.events import GroupRecorded, decode
+from sapo_swarm.events import GroupRecorded, decode_event
 from sapo_swarm.node.journal import Journal, JournalError
 
 COUNT = 2 * STEP + 20
@@ -239,7 +239,9 @@ def test_an_export_is_the_journal_s_own_lines_and_never_overwrites(journal: Path
     path, wanted = tmp_path / "out.jsonl", GroupFilter(reward="all right")
     count = write(JournalGroups(journal), None, wanted, path)
     lines = path.read_bytes().splitlines()
-    assert [number(decode(line)) for line in lines] == [number(e) for e in reversed(ALL) if min(e.group.rewards) >= 1]  # type: ignore[arg-type]
+    assert [number(decode_event(line)) for line in lines] == [
+        number(e) for e in reversed(ALL) if min(e.group.rewards) >= 1
+    ]  # type: ignore[arg-type]
     assert count == len(lines)
     with pytest.raises(AppError, match="exists already"):
         write(JournalGroups(journal), None, wanted, path)

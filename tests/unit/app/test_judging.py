@@ -15,9 +15,9 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.shelf.history import TrainingHistory
 from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_desktop.services.tasks import judging
-from sapo_swarm.scoring.rubric import Endpoint, agreement
+from sapo_swarm.scoring.rubric import JudgeEndpoint, compute_agreement
 
-WHO = Endpoint("https://example.org/v1", "m")
+WHO = JudgeEndpoint("https://example.org/v1", "m")
 GOOD, BAD = [True] * 12, [False] * 12
 
 
@@ -34,7 +34,7 @@ GOOD, BAD = [True] * 12, [False] * 12
 def test_a_judge_is_trained_on_when_it_agrees_beyond_chance_with_enough_ratings(
     person: list[bool], said: list[bool], sentence: str
 ) -> None:
-    found = judging.judge_refusal("t", agreement(person, said), WHO, 0.6)
+    found = judging.judge_refusal("t", compute_agreement(person, said), WHO, 0.6)
     assert sentence in found
     assert bool(found) == bool(sentence)
 

@@ -7,20 +7,20 @@ import pytest
 from sapo_desktop.cli import VERBS, build_parser, run_command_line
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings.editing import require_setting
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, preset_settings
 
 MANY = [f"name_{place}" for place in range(30)]
 
 
 def test_the_one_that_was_meant_comes_first_and_two_more_follow() -> None:
-    assert nearest("nme_7", MANY).startswith("Did you mean 'name_7'? Also near: 'name_")
-    assert nearest("nme_7", MANY).count("'name_") == 3
+    assert suggest_names("nme_7", MANY).startswith("Did you mean 'name_7'? Also near: 'name_")
+    assert suggest_names("nme_7", MANY).count("'name_") == 3
 
 
 def test_where_nothing_is_near_three_of_many_are_named_and_few_are_named_in_full() -> None:
-    assert nearest("#####", MANY).count("'") == 6
-    assert nearest("#####", ["a", "b"]) == "Known: a, b."
+    assert suggest_names("#####", MANY).count("'") == 6
+    assert suggest_names("#####", ["a", "b"]) == "Known: a, b."
 
 
 def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.swarms import membership, sharing
 from sapo_desktop.services.swarms.membership import active_shared_tasks, offer_status
 from sapo_swarm.config import RunConfig
-from sapo_swarm.protocol.wire import TaskOffer, pack, unpack_task
+from sapo_swarm.protocol.wire import TaskOffer, build_task_upload, unpack_task
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask, read_task
 from sapo_swarm.tasks.own.spec import (
@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 
 
 def offer_of(folder: Path, held_out: bool = False) -> tuple[TaskOffer, OwnTask]:
-    upload = pack(read_task(folder), held_out)
+    upload = build_task_upload(read_task(folder), held_out)
     return upload.offer, unpack_task(upload.offer, upload.packed)
 
 
@@ -139,7 +139,7 @@ def test_the_preview_is_plain_text_with_all_that_decides_a_verdict(tmp_path: Pat
         prompt=evil,
         system=evil,
     )
-    offer = msgspec.structs.replace(pack(task_of(ExactVerifier()), False).offer, name="t")
+    offer = msgspec.structs.replace(build_task_upload(task_of(ExactVerifier()), False).offer, name="t")
     lines = sharing.preview_offer(offer, task)
     text = "\n".join(lines)
     assert {"Judged by: exact (case = True)", "Judged by: number (rel = 0.5)"} <= set(lines)
@@ -161,7 +161,7 @@ def test_nothing_that_decides_a_verdict_is_cut_from_the_preview_and_what_is_not_
         *choice, JsonSchema(), NumberVerifier(column="second"), last, row=row, schema=schema, max_new_tokens=7
     )
     queries = task_of(SqlVerifier(column="query"), row=row, fixture=b"SQLite" * 300)
-    offer = msgspec.structs.replace(pack(task_of(ExactVerifier()), False).offer, name="t")
+    offer = msgspec.structs.replace(build_task_upload(task_of(ExactVerifier()), False).offer, name="t")
     text = "\n".join(sharing.preview_offer(offer, judged))
     assert all(repr(option) in text for option in options)
     assert text.count("\nJudged by: ") == 5

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.swarm.screen import exchange, from_others, risen
 from sapo_desktop.dashboard.state import DashboardState, apply
 from sapo_desktop.dashboard.widgets.frame import header
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
 from sapo_swarm.protocol.client import why_not
 from sapo_swarm.protocol.reasons import WORDS, in_words
@@ -70,7 +70,7 @@ def test_a_rise_counts_only_from_the_last_result_before_the_first_external_group
 
 def test_one_right_answer_more_in_sixteen_is_no_risen_task() -> None:
     def right(round_: int, answers: int) -> Event:
-        task = TaskScore("bf", 16, answers / 16, *wilson(answers, 16), 1.0, 0.0)
+        task = TaskScore("bf", 16, answers / 16, *wilson_interval(answers, 16), 1.0, 0.0)
         return msgspec.structs.replace(evaluation(round_, answers / 16), tasks=(task,))
 
     before = [SWARM[0], right(0, 0), with_external(0, 4)]

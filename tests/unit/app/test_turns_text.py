@@ -7,13 +7,13 @@ from tests.unit.app.test_dashboard_text import FORBIDDEN, HOSTILE, hostile_state
 
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
-from sapo_swarm.types import Turn
+from sapo_swarm.types import EpisodeTurn
 
 
 def test_an_episode_is_shown_turn_by_turn_as_plain_text() -> None:
     event = hostile_state().groups.last
     assert event is not None
-    turns = (Turn("<open>7</open>"), Turn(HOSTILE, environment=True), Turn("It is a key."))
+    turns = (EpisodeTurn("<open>7</open>"), EpisodeTurn(HOSTILE, environment=True), EpisodeTurn("It is a key."))
     rollouts = tuple(msgspec.structs.replace(rollout, turns=turns) for rollout in event.group.rollouts)
     group = msgspec.structs.replace(event.group, rollouts=rollouts)
     said = rollouts_detail.detail(msgspec.structs.replace(event, group=group), UNICODE).plain

@@ -96,7 +96,7 @@ def test_the_chat_template_leaves_the_system_message_out(name: str) -> None:
 
     loaded = AutoTokenizer.from_pretrained(sapo_assets.model_path(name))
     question = "Calculate 3 + 4."
-    text = loaded.apply_chat_template(prompts.messages(question), add_generation_prompt=True, tokenize=False)
+    text = loaded.apply_chat_template(prompts.build_messages(question), add_generation_prompt=True, tokenize=False)
     assert text == prompt_text(question)
     assert (loaded.eos_token, loaded.pad_token) == (STOP, END)
 

@@ -7,11 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from sapo_lab.report.by_task import heads, lines, permuted_heads, permuted_lines, split, tasks_of
+from sapo_lab.report.by_task import (
+    gain_without_top_task,
+    permuted_heads,
+    permuted_lines,
+    task_gain_columns,
+    task_gain_rows,
+    tasks_of,
+)
 from sapo_lab.report.results import HeldOut, RunResult
-from sapo_lab.schema import parse
+from sapo_lab.schema import parse_experiment
 
-EXPERIMENT = parse(
+EXPERIMENT = parse_experiment(
     {
         "name": "e",
         "run": {"rounds": 4},
@@ -33,32 +40,32 @@ SILO = [run("silo", seed, at_end({"a": 0.1, "b": 0.1})) for seed in (1, 2, 3)]
 
 def test_a_gain_in_one_task_alone_is_gone_without_it() -> None:
     swarm = {seed: at_end({"a": 0.3, "b": 0.1}) for seed in (1, 2, 3)}
-    gain, most, without = split(swarm, {run.seed: run.held_out[0] for run in SILO})
+    gain, most, without = gain_without_top_task(swarm, {run.seed: run.held_out[0] for run in SILO})
     assert (gain.value, most, without.value) == (pytest.approx(1.0), "a", pytest.approx(0.0))
 
 
 def test_seeds_that_only_one_arm_has_are_left_out_of_both() -> None:
     found = {"silo": SILO, "swarm": [run("swarm", seed, at_end({"a": 0.2 * seed, "b": 0.1})) for seed in (1, 2, 7)]}
-    _, line = lines(EXPERIMENT, found)
+    _, line = task_gain_rows(EXPERIMENT, found)
     assert line[:4] == ("S", "silo", "30.0 : 10.0", "10.0 : 10.0")
-    assert len(line) == len(heads(tasks_of(found)))
+    assert len(line) == len(task_gain_columns(tasks_of(found)))
 
 
 def test_where_nothing_gained_no_task_is_left_out() -> None:
-    gain, most, without = split({1: at_end({"a": 0.05, "b": 0.1})}, {1: at_end({"a": 0.1, "b": 0.1})})
+    gain, most, without = gain_without_top_task({1: at_end({"a": 0.05, "b": 0.1})}, {1: at_end({"a": 0.1, "b": 0.1})})
     assert gain.value == pytest.approx(-0.25)
     assert most == ""
     assert math.isnan(without.value)
 
 
 def test_a_single_task_is_not_left_out() -> None:
-    gain, most, without = split({1: at_end({"a": 0.2})}, {1: at_end({"a": 0.1})})
+    gain, most, without = gain_without_top_task({1: at_end({"a": 0.2})}, {1: at_end({"a": 0.1})})
     assert (gain.value, most) == (pytest.approx(1.0), "")
     assert math.isnan(without.value)
 
 
 def test_runs_that_have_not_ended_have_no_line() -> None:
-    assert lines(EXPERIMENT, {"silo": [run("silo", 1, at_end({"a": 0.1}, ended=False))]}) == []
+    assert task_gain_rows(EXPERIMENT, {"silo": [run("silo", 1, at_end({"a": 0.1}, ended=False))]}) == []
 
 
 def test_the_answer_permutation_check_stands_beside_the_scores_where_it_was_measured() -> None:
@@ -79,7 +86,7 @@ def test_the_gain_less_the_answer_permutation_score_leaves_a_shortcut_out() -> N
 
 def test_a_task_that_an_arm_does_not_ask_is_left_open() -> None:
     found = {"silo": SILO, "swarm": [run("swarm", seed, at_end({"a": 0.2}, {"a": 0.1})) for seed in (1, 2, 3)]}
-    silo, swarm = lines(EXPERIMENT, found)
+    silo, swarm = task_gain_rows(EXPERIMENT, found)
     assert silo[2:4] == ("10.0", "10.0")
     assert swarm[2:4] == ("20.0 : 10.0", "–")
     assert permuted_lines(EXPERIMENT, found)[0][2:5] == ("20.0 : 10.0", "–", "20.0 : 10.0")

@@ -8,7 +8,7 @@ import pytest
 
 import sapo_assets
 from sapo_lab.report.table import is_plain
-from sapo_lab.schema import BadExperiment, Conditions, load, parse
+from sapo_lab.schema import ArmConditions, BadExperiment, load_experiment, parse_experiment
 from sapo_swarm.config import RunConfig
 
 SMALL = {"name": "e", "run": {"rounds": 3}, "arms": [{"name": "a"}]}
@@ -16,7 +16,7 @@ SMALL = {"name": "e", "run": {"rounds": 3}, "arms": [{"name": "a"}]}
 
 @pytest.mark.parametrize("name", sorted(sapo_assets.experiments()))
 def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> None:
-    experiment = load(sapo_assets.experiments()[name])
+    experiment = load_experiment(sapo_assets.experiments()[name])
     assert experiment.name == name
     assert experiment.question.endswith("?")
     assert all(arm.run.learning_rate for arm in experiment.arms), "it stays what it was when the app's default changes"
@@ -53,17 +53,19 @@ def test_what_is_wrong_in_an_experiment_is_named_with_the_nearest_match(
     path = tmp_path / "e.toml"
     path.write_text(tomli_w.dumps({**SMALL, **change}))
     with pytest.raises(BadExperiment, match=hint):
-        load(path)
+        load_experiment(path)
 
 
 def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
-    experiment = parse({**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "local_groups": 2, "loss": 0.1}]})
+    experiment = parse_experiment(
+        {**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "local_groups": 2, "loss": 0.1}]}
+    )
     assert experiment.arms[0].run == RunConfig(rounds=3, local_groups=2, external_advantages="all")
-    assert experiment.arms[0].conditions == Conditions(churn=0.5, loss=0.1)
+    assert experiment.arms[0].conditions == ArmConditions(churn=0.5, loss=0.1)
 
 
 @pytest.mark.parametrize("change", [{"replay_groups": 1}, {"curriculum": "tasks"}, {"contrast": 2}, {"loss": 0.1}])
 def test_the_papers_figures_stand_beside_its_own_arms_only(change: dict[str, object]) -> None:
-    plain, changed = parse({**SMALL, "arms": [{"name": "a"}, {"name": "b", **change}]}).arms
+    plain, changed = parse_experiment({**SMALL, "arms": [{"name": "a"}, {"name": "b", **change}]}).arms
     assert is_plain(plain)
     assert not is_plain(changed)

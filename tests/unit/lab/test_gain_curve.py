@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from sapo_lab.report.gain_curve import gain_at, heads, lines
+from sapo_lab.report.gain_curve import gain_at, gain_curve_columns, gain_curve_rows
 from sapo_lab.report.results import HeldOut, RunResult
-from sapo_lab.report.table import rows, sentence
-from sapo_lab.schema import parse
+from sapo_lab.report.table import comparison_rows, describe_row
+from sapo_lab.schema import parse_experiment
 
-EXPERIMENT = parse(
+EXPERIMENT = parse_experiment(
     {
         "name": "e",
         "run": {"rounds": 4},
@@ -68,13 +68,13 @@ def test_an_arm_that_ends_a_little_early_is_measured_at_its_own_end_and_one_far_
 def test_runs_that_go_on_are_not_compared() -> None:
     going = [run("swarm", 1, [(0, 0.01), (200, 0.5)], finished=False)]
     assert math.isnan(gain_at(going, SILO, 0.5)[0].value)
-    assert lines(EXPERIMENT, {"silo": SILO, "swarm": going}) == []
+    assert gain_curve_rows(EXPERIMENT, {"silo": SILO, "swarm": going}) == []
 
 
 def test_a_line_names_both_arms_and_leaves_open_what_was_not_measured() -> None:
     found = {"silo": SILO, "swarm": [run("swarm", 1, [(0, 0.01), (30, 0.02), (60, 0.03)])]}
-    ((arm, other, *cells),) = lines(EXPERIMENT, found)
-    assert (arm, other, len(cells)) == ("S", "silo", len(heads()) - 2)
+    ((arm, other, *cells),) = gain_curve_rows(EXPERIMENT, found)
+    assert (arm, other, len(cells)) == ("S", "silo", len(gain_curve_columns()) - 2)
     assert cells[0] == "1.83 : 1.25 %, +47 %"
     assert cells[-1] == "–"
 
@@ -83,10 +83,10 @@ def test_between_the_untrained_model_and_the_end_nothing_is_read_where_nothing_w
     """Of a longer run without an evaluation on the way nobody knows what it had at the other's tokens, a straight line least."""
     longer = [run("silo", seed, [(0, 0.01), (300, 0.04)]) for seed in (1, 2)]
     swarm = [run("swarm", seed, [(0, 0.01), (200, 0.05)]) for seed in (1, 2)]
-    row = rows(EXPERIMENT, {"silo": longer, "swarm": swarm})[1]
+    row = comparison_rows(EXPERIMENT, {"silo": longer, "swarm": swarm})[1]
     assert math.isnan(row.equal_tokens.gain.value)
     assert row.held_out.gain.value == pytest.approx(0.25)
-    said = sentence(row, {"silo": "8/0"})
+    said = describe_row(row, {"silo": "8/0"})
     assert "held-out pass@1 at the end +25 %" in said, "the arms may have different numbers of rounds"
     assert "after the same number of generated tokens not measured" in said
     assert math.isnan(gain_at(swarm, longer, 0.5)[2].value)
@@ -99,4 +99,4 @@ def test_where_one_of_two_arms_was_not_measured_stands_a_dash() -> None:
     swarm = [run("swarm", 1, [(0, 0.01), (50, 0.02), (250, 0.05)])]
     mine, theirs, _ = gain_at(swarm, silo, 0.25)
     assert (math.isnan(mine.value), math.isnan(theirs.value)) == (False, True)
-    assert "nan" not in " ".join(map(str, lines(EXPERIMENT, {"silo": silo, "swarm": swarm})))
+    assert "nan" not in " ".join(map(str, gain_curve_rows(EXPERIMENT, {"silo": silo, "swarm": swarm})))

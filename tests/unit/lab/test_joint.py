@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from sapo_lab.report.joint import comparisons, heads, joint_gain, lines
+from sapo_lab.report.joint import comparison_count, joint_columns, joint_gain, joint_rows
 from sapo_lab.report.results import Floats, HeldOut, RunResult
-from sapo_lab.schema import parse
-from sapo_swarm.evaluation import Interval
+from sapo_lab.schema import parse_experiment
+from sapo_swarm.evaluation import ConfidenceInterval
 
-EXPERIMENT = parse(
+EXPERIMENT = parse_experiment(
     {
         "name": "e",
         "run": {"rounds": 2},
@@ -53,7 +53,7 @@ def test_questions_that_both_arms_find_hard_make_the_interval_no_wider() -> None
     """All arms answer the same questions: what differs between questions and not between arms is no noise."""
     hard = np.repeat([0.0, 1.0], 50)
     same = {seed: {"t": hard} for seed in range(4)}
-    assert joint_gain(same, same) == Interval(0.0, 0.0, 0.0)
+    assert joint_gain(same, same) == ConfidenceInterval(0.0, 0.0, 0.0)
 
 
 def test_tasks_weigh_alike_however_many_questions_they_have() -> None:
@@ -78,9 +78,9 @@ def test_a_line_has_both_arms_their_costs_and_the_seeds_that_both_have() -> None
         "a": [run("a", seed, right) for seed in (1, 2)],
         "b": [run("b", 1, {})],
     }
-    (line,) = lines(EXPERIMENT, found)
+    (line,) = joint_rows(EXPERIMENT, found)
     assert line[:5] == ("A", "silo", "1, 2", "100.00 % : 50.00 %", "+100.0 %")
     assert line[7:] == ("2 : 2", "12 : 2", "30 : 30", "5.0 : 5.0")
-    assert comparisons(EXPERIMENT) == 2
-    assert "corrected for 2 comparisons" in heads(EXPERIMENT)
-    assert comparisons(msgspec.structs.replace(EXPERIMENT, comparisons=5)) == 5
+    assert comparison_count(EXPERIMENT) == 2
+    assert "corrected for 2 comparisons" in joint_columns(EXPERIMENT)
+    assert comparison_count(msgspec.structs.replace(EXPERIMENT, comparisons=5)) == 5

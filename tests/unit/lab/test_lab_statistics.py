@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import sapo_assets
 from sapo_lab.report.statistics import mean_interval, nonzero_advantage_share, paired_gain
-from sapo_lab.running.held_out import assigned, registered_items
-from sapo_lab.running.judge import better_from, holm, sign_flip
-from sapo_lab.running.judge import question as judge_question
-from sapo_lab.schema import load
+from sapo_lab.running.held_out import assign_items, registered_items
+from sapo_lab.running.judge import better_from, holm_correction, sign_flip
+from sapo_lab.running.judge import pick_judge_question as judge_question
+from sapo_lab.schema import load_experiment
 from sapo_swarm.tasks.catalogue import held_out
 
 
@@ -32,7 +32,7 @@ def test_the_judge_finds_the_round_from_which_the_swarm_is_better() -> None:
 
 
 def test_holm_adjusts_the_smallest_most_and_never_reorders() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm_correction([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_a_sign_flip_test_of_pure_gains_is_as_small_as_the_flips_allow() -> None:
@@ -85,12 +85,12 @@ def test_the_nonzero_advantage_share_agrees_with_counting(p: float, size: int) -
 def test_every_item_is_answered_by_so_many_nodes() -> None:
     refs = [held_out("bf", "starter", n) for n in range(21)]
     for answers in (1, 2, 4):
-        hands = [assigned(refs, place, 4, answers) for place in range(4)]
+        hands = [assign_items(refs, place, 4, answers) for place in range(4)]
         assert Counter(ref for hand in hands for ref in hand) == dict.fromkeys(refs, answers)
 
 
 def test_the_questions_of_an_end_are_those_that_were_registered() -> None:
-    experiment = load(sapo_assets.experiments()["decomposition"])
+    experiment = load_experiment(sapo_assets.experiments()["decomposition"])
     arm = experiment.arm("silo")
     items = registered_items(experiment, arm)
     assert len(items) == len(arm.run.tasks) * experiment.final_items

@@ -10,7 +10,15 @@ import msgspec
 import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
-from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, SwarmUpdated, decode, encode
+from sapo_swarm.events import (
+    Event,
+    FirstSuccess,
+    GroupRecorded,
+    RoundFinished,
+    SwarmUpdated,
+    decode_event,
+    encode_event,
+)
 from sapo_swarm.node.aha_trail import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.node.journal_downsampling import JournalDownsampler
@@ -142,9 +150,9 @@ def test_a_watcher_of_the_live_node_drops_what_a_restart_took_back() -> None:
 
 
 def test_a_journal_from_before_these_events_is_readable_and_nothing_is_made_up() -> None:
-    old = msgspec.json.decode(encode(finished(0)))
+    old = msgspec.json.decode(encode_event(finished(0)))
     del old["taught"]
-    assert isinstance(decode(msgspec.json.encode(old)), RoundFinished)
+    assert isinstance(decode_event(msgspec.json.encode(old)), RoundFinished)
     later = msgspec.structs.replace(opened(9), solved=("bf",))
     trail = trails_of([opened(0), finished(0), later])["bf"]
     assert trail.solved is not None

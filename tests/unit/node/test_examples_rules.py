@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sapo_backends.base import TrainSample
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode, encode
+from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode_event, encode_event
 from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of
 from sapo_swarm.node.downsampling import merge_rounds
 from sapo_swarm.node.examples_phase import (
@@ -49,7 +49,7 @@ def read(right: int, passes: float = 1.0, logprob: float | None = None, **more: 
 
 
 def old_round(**changes: object) -> RoundFinished:
-    event = decode(ROUND)
+    event = decode_event(ROUND)
     assert isinstance(event, RoundFinished)
     return msgspec.structs.replace(event, **changes)
 
@@ -170,7 +170,7 @@ def test_rounds_with_groups_of_others_are_not_stalled() -> None:
 
 def test_journals_from_before_the_phase_read_as_practice() -> None:
     assert old_round().examples == 0
-    assert decode(encode(old_round(examples=16))) == old_round(examples=16)
+    assert decode_event(encode_event(old_round(examples=16))) == old_round(examples=16)
     assert RunStarted.__struct_defaults__[-1] == 0
 
 

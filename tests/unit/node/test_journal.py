@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.support.records import evaluation, finished, group_of, in_a_swarm, opened
 
-from sapo_swarm.events import LogLine, StateChanged, Vitals, encode
+from sapo_swarm.events import LogLine, StateChanged, Vitals, encode_event
 from sapo_swarm.node.journal import QUEUE_LIMIT, EventBus, Journal, JournalError, read_only
 from sapo_swarm.types import Peer
 
@@ -57,7 +57,7 @@ def test_the_picture_of_a_swarm_of_a_hundred_takes_a_third_of_its_json_and_is_re
     assert journal.read() == stored == [msgspec.structs.replace(told, seq=1)]
     with journal._reading() as db:
         (size,) = db.execute("SELECT length(body) FROM events").fetchone()
-    assert size < len(encode(told)) / 3
+    assert size < len(encode_event(told)) / 3
 
 
 def test_a_batch_with_an_ephemeral_event_is_stored_not_at_all(journal: Journal) -> None:

@@ -21,7 +21,7 @@ from sapo_swarm.node.known_successes import (
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout, TaskRef, Turn
+from sapo_swarm.types import MAX_COMPLETION_BYTES, EpisodeTurn, Group, Question, Rollout, TaskRef
 
 
 def ref(seed: int = 1, dataset: str = "bf") -> TaskRef:
@@ -63,7 +63,7 @@ def test_the_person_comes_first_then_the_model_then_others_and_short_before_long
         told(Rollout("a", "length", 1.0)),
         told(Rollout("a", "stop", 0.9)),
         told(right("a", shortcut=True)),
-        told(right("a", turns=(Turn("a"),))),
+        told(right("a", turns=(EpisodeTurn("a"),))),
         told(right("a"), stage="relay/shown"),
         told(right("a"), dataset="chain_sum"),
         told(right("a"), seed=HELD_OUT_SEED),

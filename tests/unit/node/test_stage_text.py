@@ -12,7 +12,7 @@ from sapo_backends.checkpoints.locate import resolve_model
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_swarm.node.round_phases import made_safe
 from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageMaterial, StagePrompt
-from sapo_swarm.scoring.prompts import conversation
+from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 ASKED = Question(TaskRef("bf", "paper", 1), "What is 2 + 2?", hashlib.sha256(b"q").hexdigest())
@@ -34,8 +34,8 @@ def test_spelled_control_tokens_and_escapes_of_others_stay_text(stage: str) -> N
     shown = prompt.start or prompt.text
     assert "add both" in shown
     assert not {"\x1b", "\u202e"} & set(shown)
-    plain = tokenizer.encode_chat(conversation(ASKED))
+    plain = tokenizer.encode_chat(build_conversation(ASKED))
     question = msgspec.structs.replace(ASKED, prompt=prompt.text)
-    ids = [*tokenizer.encode_chat(conversation(question)), *tokenizer.encode_text(prompt.start)]
+    ids = [*tokenizer.encode_chat(build_conversation(question)), *tokenizer.encode_text(prompt.start)]
     assert [i for i in ids if i in control] == [i for i in plain if i in control]
     assert len(ids) > len(plain)

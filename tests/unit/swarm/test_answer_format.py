@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, after_reasoning, before_answer, messages, written_answer
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, after_reasoning, before_answer, build_messages, written_answer
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import AnswerFormat, RewardRule, TaskRef
@@ -67,7 +67,9 @@ def test_every_format_is_taught_by_the_prompt_and_earns_the_reward(answer_format
         "last_line": right,
         "json": f'{{"answer": "{right}"}}',
     }
-    assert len({messages("q", answer_format=each)[0]["content"] for each in SYSTEM_PROMPTS}) == len(SYSTEM_PROMPTS)
+    assert len({build_messages("q", answer_format=each)[0]["content"] for each in SYSTEM_PROMPTS}) == len(
+        SYSTEM_PROMPTS
+    )
     for other, text in ends.items():
         rule = RewardRule(answer_format=answer_format)
         found = score_text(f"I think so.\n{text}", REF.dataset, dataset, entry, rule)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.types import TaskRef
 
@@ -71,7 +71,7 @@ async def test_no_attack_scores_runs_code_or_stops_the_scorer(
     groups = [(TaskRef(*task, seed), (f"so <answer>{text}</answer>",)) for seed in SEEDS for text in named.values()]
     results = await scorer.score_many(groups)
     for name, result in zip([n for _ in SEEDS for n in named], results, strict=True):
-        assert isinstance(result, Scored), (name, result)
+        assert isinstance(result, ScoredTexts), (name, result)
         assert result.rewards == (0.0,), name
     assert not canary.exists()
     assert scorer.worker.restarts == 0
@@ -82,6 +82,6 @@ async def test_text_of_megabytes_and_thousands_of_tags_is_scored_in_linear_time(
     """The quadratic search of the library's own extractor is not in the path."""
     ref = TaskRef("basic_arithmetic", "starter", 5)
     texts = ["<answer>" * 10_000, "<answer>" * 200_000 + "</answer>", "x" * 2**21 + "<answer>0</answer>"]
-    assert await scorer.score(ref, texts) == Scored(
+    assert await scorer.score(ref, texts) == ScoredTexts(
         (0.0, 0.0, 0.0), (False, False, True), (await scorer.score(ref, ())).prompt
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sapo_swarm.coordinator.metrics import Cached
+from sapo_swarm.coordinator.metrics import CachedValue
 
 
 async def test_a_value_is_made_once_for_all_who_ask_and_anew_when_it_is_too_old() -> None:
@@ -21,7 +21,7 @@ async def test_a_value_is_made_once_for_all_who_ask_and_anew_when_it_is_too_old(
         go_on.set()
         return 0
 
-    cached = Cached(make, 2.0, lambda: now[0])
+    cached = CachedValue(make, 2.0, lambda: now[0])
     assert await asyncio.gather(cached(), cached(), cached(), done()) == [1, 1, 1, 0]
     found = []
     for now[0] in (11.9, 12.0, 13.9, 11.0, 11.5):
@@ -40,7 +40,7 @@ async def test_what_was_being_made_when_it_changed_is_not_kept() -> None:
         await go_on.wait()
         return value
 
-    cached = Cached(make, 2.0, lambda: 10.0)
+    cached = CachedValue(make, 2.0, lambda: 10.0)
     asking = asyncio.create_task(cached())
     await reached.wait()
     cached.forget()

@@ -12,25 +12,27 @@ from sapo_swarm.protocol.directory import (
     LONGEST_S,
     MAX_BYTES,
     BadDirectory,
-    Entry,
+    DirectoryEntry,
     SwarmList,
-    opened,
     parse_address,
-    seal,
-    written,
+    parse_swarm_list,
+    sign_directory,
+    verify_directory,
 )
 from sapo_swarm.protocol.identity import Identity
 
 NOW = 1_800_000_000
 KEEPER = Identity.generate()
 JOIN = "sapo://192.0.2.7:7361/#fp=" + "a" * 64 + "&s=" + "b" * 16
-OPEN = Entry(name="evenings", trains="sums", nodes=12, rounds_per_hour=90.5, who="anyone", checks="by all", join=JOIN)
+OPEN = DirectoryEntry(
+    name="evenings", trains="sums", nodes=12, rounds_per_hour=90.5, who="anyone", checks="by all", join=JOIN
+)
 LIST = SwarmList(name="friends", issued=NOW, expires=NOW + 86_400, swarms=(OPEN,))
 
 
 def refused(data: bytes, key: str = KEEPER.node, now: float = NOW + 5) -> str:
     with pytest.raises(BadDirectory) as error:
-        opened(data, key, now)
+        verify_directory(data, key, now)
     said = str(error.value)
     assert said.isprintable()
     assert "\n" not in said
@@ -39,25 +41,25 @@ def refused(data: bytes, key: str = KEEPER.node, now: float = NOW + 5) -> str:
 
 
 def test_what_was_signed_is_read_again() -> None:
-    assert opened(seal(LIST, KEEPER), KEEPER.node, NOW + 5) == LIST
+    assert verify_directory(sign_directory(LIST, KEEPER), KEEPER.node, NOW + 5) == LIST
 
 
 def test_a_forged_list_is_refused_in_one_sentence() -> None:
     """A changed byte, another's signature, another's key."""
-    good = seal(LIST, KEEPER)
+    good = sign_directory(LIST, KEEPER)
     assert "signature does not hold" in refused(good.replace(b"evenings", b"mornings"))
     other = Identity.generate()
-    assert "another key" in refused(seal(LIST, other))
-    claimed = json.loads(seal(LIST, other)) | {"key": KEEPER.public_key.hex()}
+    assert "another key" in refused(sign_directory(LIST, other))
+    claimed = json.loads(sign_directory(LIST, other)) | {"key": KEEPER.public_key.hex()}
     assert "signature does not hold" in refused(json.dumps(claimed).encode())
 
 
 def test_reordered_or_respaced_bytes_are_not_what_was_signed() -> None:
-    assert "signature does not hold" in refused(json.dumps(json.loads(seal(LIST, KEEPER))).encode())
+    assert "signature does not hold" in refused(json.dumps(json.loads(sign_directory(LIST, KEEPER))).encode())
 
 
 def test_a_stale_list_is_refused_in_one_sentence() -> None:
-    good = seal(LIST, KEEPER)
+    good = sign_directory(LIST, KEEPER)
     assert "expired lately" in refused(good, now=LIST.expires)
     assert "expired 9 days ago" in refused(good, now=LIST.expires + 9 * 86_400)
     assert "future" in refused(good, now=NOW - 2 * 86_400)
@@ -66,7 +68,7 @@ def test_a_stale_list_is_refused_in_one_sentence() -> None:
 def test_a_list_cannot_be_made_to_count_for_ever() -> None:
     for expires in (NOW, NOW + int(LONGEST_S) + 1):
         with pytest.raises(BadDirectory, match="valid for longer"):
-            seal(msgspec.structs.replace(LIST, expires=expires), KEEPER)
+            sign_directory(msgspec.structs.replace(LIST, expires=expires), KEEPER)
 
 
 def test_a_huge_list_is_refused_before_it_is_parsed() -> None:
@@ -114,7 +116,7 @@ def test_a_signed_list_of_wrong_types_is_refused_all_the_same(change: dict[str, 
     )
     refused(sealed)
     with pytest.raises(BadDirectory):
-        written(inner)
+        parse_swarm_list(inner)
 
 
 @pytest.mark.parametrize("who", ["anyone", "invited"])
@@ -123,12 +125,12 @@ def test_a_directory_with_a_token_in_one_of_its_lines_is_refused(who: Literal["a
     told = msgspec.structs.replace(OPEN, name="lucky", who=who, join=JOIN + "&t=" + "c" * 32)
     inner = msgspec.json.encode(msgspec.structs.replace(LIST, swarms=(OPEN, told)))
     with pytest.raises(BadDirectory, match="What 'lucky' in it is to be joined with holds a token"):
-        written(inner)
+        parse_swarm_list(inner)
 
 
 def test_a_node_s_signature_of_a_group_is_no_signature_of_a_list() -> None:
     inner = msgspec.json.encode(LIST)
-    sealed = json.loads(seal(LIST, KEEPER)) | {"signature": KEEPER.sign(inner).hex()}
+    sealed = json.loads(sign_directory(LIST, KEEPER)) | {"signature": KEEPER.sign(inner).hex()}
     assert "signature does not hold" in refused(json.dumps(sealed).encode())
 
 

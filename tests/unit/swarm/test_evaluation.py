@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sapo_swarm.evaluation import (
     ItemResult,
-    compare,
-    evaluated,
+    compare_results,
+    evaluation_event,
     held_out_items,
     mcnemar_exact,
     mean_pass_at_k,
@@ -22,7 +22,7 @@ from sapo_swarm.evaluation import (
     permutation_partners,
     stratified_bootstrap,
     task_scores,
-    wilson,
+    wilson_interval,
 )
 from sapo_swarm.events import TaskScore
 from sapo_swarm.tasks.catalogue import is_train
@@ -47,13 +47,13 @@ def test_items_are_the_same_everywhere_and_out_of_reach_of_training() -> None:
     ("hits", "trials", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (30, 100, 0.2189, 0.3959)]
 )
 def test_wilson_gives_the_textbook_intervals(hits: int, trials: int, low: float, high: float) -> None:
-    assert wilson(hits, trials) == pytest.approx((low, high), abs=1e-4)
+    assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=1e-4)
 
 
 @given(st.integers(1, 500), st.data())
 def test_wilson_holds_the_estimate_and_stays_in_the_unit_interval(trials: int, data: st.DataObject) -> None:
     hits = data.draw(st.integers(0, trials))
-    low, high = wilson(hits, trials)
+    low, high = wilson_interval(hits, trials)
     assert 0.0 <= low <= hits / trials <= high <= 1.0
 
 
@@ -105,7 +105,7 @@ def test_bootstrap_intervals_cover_the_truth_about_95_times_in_100() -> None:
 def test_a_comparison_pairs_items_and_finds_the_gain() -> None:
     before = [result(i, 0, 0) for i in range(40)] + [result(i, 1, 0, task="arc_1d") for i in range(40)]
     after = [result(i, i % 2, i % 2) for i in range(40)] + [result(i, 1, 0, task="arc_1d") for i in range(40)]
-    change = compare(before, after[::-1])
+    change = compare_results(before, after[::-1])
     assert change.delta.value == pytest.approx(0.25)
     assert change.delta.excludes_zero
     assert change.tasks["bf"].value == pytest.approx(0.5)
@@ -120,7 +120,7 @@ def test_a_comparison_pairs_items_and_finds_the_gain() -> None:
 )
 def test_a_change_of_fewer_than_six_items_is_not_measurable(items: int, changed: int, measurable: bool) -> None:
     right, wrong = [result(i, i < changed) for i in range(items)], [result(i, 0) for i in range(items)]
-    for change, sign in ((compare(wrong, right), 1), (compare(right, wrong), -1)):
+    for change, sign in ((compare_results(wrong, right), 1), (compare_results(right, wrong), -1)):
         assert change.delta.excludes_zero is change.tasks["bf"].excludes_zero is measurable
         assert change.delta.value == pytest.approx(sign * changed / items)
 
@@ -129,7 +129,7 @@ def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None
     """Half of the well-formed answers are right before and after; only more of them are well formed."""
     before = [result(i, i % 2, formed=True) for i in range(4)] + [result(i, 0, formed=False) for i in range(4, 16)]
     after = [result(i, i % 2, formed=True) for i in range(16)]
-    change = compare(before, after)
+    change = compare_results(before, after)
     assert change.delta.value == pytest.approx(0.375)
     assert change.accuracy_share == pytest.approx(0.0)
 
@@ -138,22 +138,22 @@ def test_a_mixed_gain_is_split_between_solving_and_form() -> None:
     """From half well formed and half of those right to all and three quarters: 3/8 of the gain is solving."""
     before = [result(i, i % 2) for i in range(4)] + [result(i, 0, formed=False) for i in range(4, 8)]
     after = [result(i, i % 4 > 0) for i in range(8)]
-    change = compare(before, after)
+    change = compare_results(before, after)
     assert change.accuracy_share == pytest.approx(0.375)
 
 
 def test_no_difference_is_none() -> None:
     same = [result(i, i % 3 == 0) for i in range(30)]
-    change = compare(same, same)
+    change = compare_results(same, same)
     assert not change.delta.excludes_zero
     assert change.accuracy_share is None
 
 
 def test_results_on_other_items_are_not_compared() -> None:
     with pytest.raises(ValueError, match="same held-out items"):
-        compare([result(0, 1)], [result(1, 1)])
+        compare_results([result(0, 1)], [result(1, 1)])
     with pytest.raises(ValueError, match="same held-out items"):
-        compare([result(0, 1), result(1, 1)], [result(1, 1)])
+        compare_results([result(0, 1), result(1, 1)], [result(1, 1)])
 
 
 def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
@@ -161,10 +161,10 @@ def test_task_scores_and_the_event_carry_shares_and_intervals() -> None:
     bf, arc = task_scores(results)
     assert (bf.task, bf.items, bf.pass_at_1, bf.truncated, bf.well_formed) == ("bf", 2, 0.25, 0.5, 1.0)
     assert (arc.pass_at_1, arc.well_formed) == (1.0, 0.0)
-    event = evaluated(results, 7, 2.5, base=results)
+    event = evaluation_event(results, 7, 2.5, base=results)
     assert (event.round, event.items, event.delta) == (7, 3, 0.0)
     assert event.low <= event.pass_at_1 <= event.high
-    assert evaluated(results, 7, 2.5).delta is None
+    assert evaluation_event(results, 7, 2.5).delta is None
     assert math.isfinite(event.pass_at_1)
 
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from sapo_swarm.scoring import process
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.scoring.worker import DEADLINE_S
 from sapo_swarm.types import RewardRule, TaskRef
 
@@ -137,11 +137,11 @@ async def running(scorer: Scorer) -> None:
     await scorer.ready()
 
 
-async def attempt(scorer: Scorer, name: str, rest: str = "x") -> Scored | ScoringFailed:
+async def attempt(scorer: Scorer, name: str, rest: str = "x") -> ScoredTexts | ScoringFailed:
     """The hostile group's result; a group scored right after it must be unharmed."""
     groups = [(REF, [f"<answer>{name} {rest}</answer>"]), (OTHER, ["<answer>no</answer>"])]
     hostile, innocent = await scorer.score_many(groups, PARTIAL)
-    assert isinstance(innocent, Scored)
+    assert isinstance(innocent, ScoredTexts)
     assert innocent.rewards == (0.0,)
     return hostile
 
@@ -214,7 +214,7 @@ async def test_a_verifier_that_eats_memory_fails_its_group_only_and_its_worker_i
 async def test_nothing_is_written_or_run(scorer: Scorer, name: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     hostile = await attempt(scorer, name, str(canary))
-    assert isinstance(hostile, Scored)
+    assert isinstance(hostile, ScoredTexts)
     assert hostile.rewards == (0.0,)
     assert not canary.exists()
 
@@ -223,7 +223,7 @@ async def test_nothing_is_written_or_run(scorer: Scorer, name: str, tmp_path: Pa
 async def test_every_exception_is_a_verdict_of_zero(scorer: Scorer, name: str) -> None:
     before = scorer.worker.pid
     hostile = await attempt(scorer, name)
-    assert isinstance(hostile, Scored)
+    assert isinstance(hostile, ScoredTexts)
     assert hostile.rewards == (0.0,)
     assert scorer.worker.pid == before
 
@@ -236,7 +236,7 @@ async def test_a_reward_above_one_is_cut_and_not_strictly_right(scorer: Scorer) 
 
 async def test_a_verifier_that_prints_does_not_corrupt_the_pipe(scorer: Scorer) -> None:
     hostile = await attempt(scorer, "chatter")
-    assert isinstance(hostile, Scored)
+    assert isinstance(hostile, ScoredTexts)
     assert hostile.rewards == (1.0,)
 
 
@@ -267,7 +267,7 @@ async def test_own_text_is_scored_again_when_the_worker_ended_for_a_passing_reas
 async def test_own_text_that_no_worker_survives_is_no_right_answer(scorer: Scorer) -> None:
     """A run does not end over it."""
     (result,) = await scorer.score_local([(REF, ["<answer>crash x</answer>", "no"])])
-    assert result == Scored((0.0, 0.0), (False, False))
+    assert result == ScoredTexts((0.0, 0.0), (False, False))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limits are Linux's")
@@ -281,5 +281,5 @@ async def test_the_kernel_denies_what_python_would_let_pass(scorer: Scorer, tmp_
     secret.write_text("secret")
     for name in ("read_file", "fork_below"):
         found = await attempt(scorer, name, str(secret))
-        assert isinstance(found, Scored), name
+        assert isinstance(found, ScoredTexts), name
         assert found.rewards == (0.0,), name

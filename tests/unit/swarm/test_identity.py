@@ -18,9 +18,9 @@ from sapo_swarm.protocol.identity import (
     load_or_create,
     node_id,
     request_text,
-    verify,
+    verify_signature,
 )
-from sapo_swarm.protocol.wire import GroupBody, unpack
+from sapo_swarm.protocol.wire import GroupBody, unpack_msgpack
 from sapo_swarm.types import NodeId
 
 
@@ -84,10 +84,10 @@ def test_a_signature_covers_every_part_of_a_request() -> None:
     node = Identity.generate()
     parts = ("PUT", "/v1/rounds/x", "a" * 16, 5, "n" * 32, b"body")
     signature = node.sign(request_text(*parts))
-    assert verify(node.public_key, signature, request_text(*parts))
+    assert verify_signature(node.public_key, signature, request_text(*parts))
     for place, other in enumerate(("POST", "/v1/rounds/y", "b" * 16, 6, "m" * 32, b"bodies")):
         changed = [*parts[:place], other, *parts[place + 1 :]]
-        assert not verify(node.public_key, signature, request_text(*changed))  # type: ignore[arg-type]
+        assert not verify_signature(node.public_key, signature, request_text(*changed))  # type: ignore[arg-type]
     assert request_text("P", "UT/x", "s", 1, "n", b"") != request_text("PU", "T/x", "s", 1, "n", b"")
 
 
@@ -95,22 +95,22 @@ def test_a_group_signature_is_good_in_one_swarm_only() -> None:
     """And no request signature is a group signature."""
     node = Identity.generate()
     group = sim_group(node, "a" * 16, 1, 0)
-    assert verify(group.key, group.signature, group_text("a" * 16, group.body))
-    assert not verify(group.key, group.signature, group_text("b" * 16, group.body))
+    assert verify_signature(group.key, group.signature, group_text("a" * 16, group.body))
+    assert not verify_signature(group.key, group.signature, group_text("b" * 16, group.body))
     with pytest.raises(ValueError, match="cannot be signed by"):
-        Identity.generate().sign_group("a" * 16, unpack(group.body, GroupBody))
+        Identity.generate().sign_group("a" * 16, unpack_msgpack(group.body, GroupBody))
 
 
 def test_a_key_of_small_order_signs_nothing() -> None:
     """The neutral element as key and as half of a signature fulfils the equation for every text: OpenSSL takes it."""
     neutral = bytes([1]) + bytes(31)
-    assert not verify(neutral, neutral + bytes(32), b"whatever somebody else wrote")
+    assert not verify_signature(neutral, neutral + bytes(32), b"whatever somebody else wrote")
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), b"\xff" * 32])
 def test_bad_keys_verify_nothing(key: bytes) -> None:
     """Of any length or none."""
-    assert not verify(key, bytes(64), b"text")
+    assert not verify_signature(key, bytes(64), b"text")
 
 
 def test_a_working_keyring_keeps_the_secret(tmp_path: Path) -> None:

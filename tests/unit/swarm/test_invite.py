@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.coordinator.rules import Buckets, jittered, next_in_s, prefix_of
+from sapo_swarm.coordinator.rules import TokenBuckets, add_jitter, next_in_s, prefix_of
 from sapo_swarm.protocol.invite import (
     BadInvite,
     Invite,
@@ -98,7 +98,7 @@ def test_addresses_are_limited_by_prefix(address: str, prefix: str) -> None:
 
 def test_a_bucket_gives_its_burst_then_its_rate() -> None:
     """Three at once, then one every five seconds; the wait is exact."""
-    buckets = Buckets(0.2, 3)
+    buckets = TokenBuckets(0.2, 3)
     assert [buckets.take("n", 0.0) for _ in range(4)] == [0, 0, 0, pytest.approx(5.0)]
     assert buckets.take("n", 4.0) == pytest.approx(1.0)
     assert buckets.take("n", 5.0) == 0.0
@@ -107,7 +107,7 @@ def test_a_bucket_gives_its_burst_then_its_rate() -> None:
 
 def test_buckets_are_bounded_in_number() -> None:
     """The longest unused is forgotten first."""
-    buckets = Buckets(1.0, 1, size=2)
+    buckets = TokenBuckets(1.0, 1, size=2)
     for key in ("a", "b", "a", "c"):
         buckets.take(key, 0.0)
     assert buckets.take("a", 0.0) > 0
@@ -119,4 +119,4 @@ def test_the_wait_grows_with_the_swarm(nodes: int, seed: int) -> None:
     """At least the floor, about nodes / target, never over an hour."""
     wait = next_in_s(nodes, 400.0, 5.0, random.Random(seed))
     assert max(5.0, 0.9 * nodes / 400) <= wait <= max(6.0, min(3600.0, 1.1 * nodes / 400)) or wait == 3600.0
-    assert 2.0 <= jittered(2.0, random.Random(seed)) <= 3.0
+    assert 2.0 <= add_jitter(2.0, random.Random(seed)) <= 3.0

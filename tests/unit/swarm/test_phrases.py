@@ -25,7 +25,7 @@ from sapo_swarm.protocol.drift import (
     REMEMBERED,
     WINDOW,
     PhraseWatch,
-    phrases,
+    extract_phrases,
 )
 from sapo_swarm.scoring.prompts import before_answer, written_answer
 from sapo_swarm.tasks.own import library
@@ -52,9 +52,9 @@ def watch(rounds: int = BASE_LOCAL // LOCAL_A_ROUND, answer_format: AnswerFormat
 
 def test_numbers_signs_and_words_of_the_question_are_no_phrases() -> None:
     """They differ from question to question without anybody's doing."""
-    assert phrases("12 + 5 = 17 × 1 → 17 ≤ √2 ⟹ 17²", PROMPT) == frozenset()
-    assert phrases("what IS 12", PROMPT) == frozenset()
-    assert phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
+    assert extract_phrases("12 + 5 = 17 × 1 → 17 ≤ √2 ⟹ 17²", PROMPT) == frozenset()
+    assert extract_phrases("what IS 12", PROMPT) == frozenset()
+    assert extract_phrases("so 12 plus 5", PROMPT) == {"so 0 plus", "plus"}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,12 @@ def test_a_text_of_many_answer_tags_is_read_in_linear_time() -> None:
     text = "<answer>" * 1000 + "a" * 8000
     assert before_answer("tags", text) == text
     longest = "a" * LONGEST_WORD
-    assert phrases(text, "x" * 100_000) == {"answer", "answer answer answer", longest, f"answer answer {longest}"}
+    assert extract_phrases(text, "x" * 100_000) == {
+        "answer",
+        "answer answer answer",
+        longest,
+        f"answer answer {longest}",
+    }
 
 
 def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sapo_swarm.coordinator.group_pool import GroupPool
-from sapo_swarm.coordinator.records import ACTIVE_S, AHEAD_S, Entry, PoolLimits, invite_share
-from sapo_swarm.coordinator.rules import Recent
-from sapo_swarm.coordinator.window_stats import Counters
+from sapo_swarm.coordinator.records import ACTIVE_S, AHEAD_S, PoolEntry, PoolLimits, invite_share
+from sapo_swarm.coordinator.rules import RecentKeys
+from sapo_swarm.coordinator.window_stats import WindowCounters
 
 LIMITS = PoolLimits(capacity=6, capacity_bytes=600, per_node=2, lifetime_s=10.0)
 
 
-def entry(node: int, number: int, size: int = 10) -> Entry:
-    return Entry(number.to_bytes(8, "big"), f"{number}", f"n{node}", bytes(size))
+def entry(node: int, number: int, size: int = 10) -> PoolEntry:
+    return PoolEntry(number.to_bytes(8, "big"), f"{number}", f"n{node}", bytes(size))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([10, 100, 300]), st.floats(0, 5)), max_size=60))
@@ -95,7 +95,7 @@ def test_one_invite_gets_half_of_a_sample_at_most_while_others_have_enough(
         assert invite == "" or count <= max(most, want - others)
 
 
-class Watched(Entry, frozen=True):
+class Watched(PoolEntry, frozen=True):
     """An entry that notes when it is looked at."""
 
     def __getattribute__(self, name: str) -> object:
@@ -125,7 +125,7 @@ def test_a_sample_of_four_in_a_pool_of_20000_sources_of_one_invite_and_one_of_an
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["g/a", "g/b", "d/a", "rounds"])), max_size=80))
 def test_running_totals_equal_the_minutes(history: list[tuple[int, str]]) -> None:
     """Whatever left the window left the totals."""
-    counters, last = Counters(), 0
+    counters, last = WindowCounters(), 0
     for minute, key in sorted(history):
         counters.add(minute, key, 1.0)
         counters.prune(60.0 * minute)
@@ -143,7 +143,7 @@ def test_what_the_status_page_reads_of_the_counters_costs_the_same_with_10_and_w
     """Counted in calls of functions: it is read every two seconds, and nobody is answered meanwhile."""
 
     def calls(nodes: int) -> int:
-        counters, made = Counters(), list[str]()
+        counters, made = WindowCounters(), list[str]()
         for minute, node, kind in itertools.product(range(2), range(nodes), "gd"):
             counters.add(minute, f"{kind}/{node}", 1.0)
         counters.add(1, "rounds", 1.0)
@@ -160,7 +160,7 @@ def test_what_the_status_page_reads_of_the_counters_costs_the_same_with_10_and_w
 
 def test_presence_ends_after_a_while() -> None:
     """A node counts as present for five minutes after its last exchange."""
-    counters = Counters()
+    counters = WindowCounters()
     counters.mark_seen("a", 0.0)
     counters.mark_seen("b", 200.0)
     assert [counters.present(at) for at in (200.0, ACTIVE_S + 1, 200.0 + ACTIVE_S + 1)] == [2, 1, 0]
@@ -168,7 +168,7 @@ def test_presence_ends_after_a_while() -> None:
 
 def test_when_a_node_was_last_seen_is_known_as_long_as_its_groups_count_and_then_forgotten() -> None:
     """However many come and go, no more is kept than of an hour."""
-    counters = Counters()
+    counters = WindowCounters()
     for minute in range(300):
         now = 60.0 * minute
         counters.add(minute, f"g/{minute}", 1.0)
@@ -185,7 +185,7 @@ def test_when_a_node_was_last_seen_is_known_as_long_as_its_groups_count_and_then
 @given(st.lists(st.floats(0, 30), max_size=60))
 def test_what_was_seen_is_known_for_its_lifetime_and_forgotten_after_three(waits: list[float]) -> None:
     """And the memory does not grow for ever."""
-    seen: Recent[int] = Recent(10.0)
+    seen: RecentKeys[int] = RecentKeys(10.0)
     now, at = 1000.0, {}
     for number, wait in enumerate(waits):
         now += wait
@@ -227,7 +227,7 @@ def test_a_group_that_came_while_the_clock_was_ahead_is_gone_when_it_is_set_back
 
 
 def test_minutes_and_presence_of_a_clock_that_was_set_back_are_forgotten() -> None:
-    counters = Counters()
+    counters = WindowCounters()
     for minute, node in ((120, "a"), (1, "b"), (0, "c")):
         counters.add(minute, f"g/{node}", 1.0)
         counters.mark_seen(node, 60.0 * minute)
@@ -238,7 +238,7 @@ def test_minutes_and_presence_of_a_clock_that_was_set_back_are_forgotten() -> No
 
 def test_what_was_seen_by_a_clock_that_was_set_back_is_known_until_that_time_is_past_again() -> None:
     """Two hours ahead, for a while: its keys are not good twice; those that come meanwhile are forgotten as ever."""
-    seen: Recent[int] = Recent(600.0)
+    seen: RecentKeys[int] = RecentKeys(600.0)
     for number in range(60):
         seen.put(b"ahead%d" % number, number, 7200.0 + 10.0 * number)
     for number in range(800):
@@ -255,7 +255,7 @@ def test_what_was_seen_by_a_clock_that_was_set_back_is_known_until_that_time_is_
 
 def test_an_hour_of_five_hundred_nodes_takes_two_megabytes_of_counters() -> None:
     """Each of 60 minutes has two figures of a node: their names are there once."""
-    counters = Counters()
+    counters = WindowCounters()
     tracemalloc.start()
     for minute, node in itertools.product(range(60), range(500)):
         for kind in "gd":

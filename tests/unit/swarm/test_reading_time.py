@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import FIRST_TRUST, AcceptanceRules, Receiver
+from sapo_swarm.protocol.receive import FIRST_TRUST, AcceptanceRules, GroupReceiver
 from sapo_swarm.types import Question
 
 READ_S = 8.0
@@ -19,7 +19,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.now, self.reads = 0.0, 0
-        self.receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), self.likelihood)
+        self.receiver = GroupReceiver(SWARM, ME.node, AddOne(), AcceptanceRules(), self.likelihood)
         self.receiver.clock = lambda: self.now
 
     async def likelihood(self, _question: Question, texts: Sequence[str]) -> tuple[float, float]:

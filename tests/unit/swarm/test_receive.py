@@ -19,12 +19,12 @@ from sapo_swarm.protocol.receive import (
     NEWCOMERS_BURST,
     NEWCOMERS_RATE,
     AcceptanceRules,
-    Receiver,
+    GroupReceiver,
     TimeQuota,
 )
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.scoring.prompts import extract_answer
-from sapo_swarm.scoring.scorer import Scored, ScoringFailed, Unanswerable
+from sapo_swarm.scoring.scorer import ScoredTexts, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
 
 SWARM = "a" * 16
@@ -44,11 +44,11 @@ class AddOne:
 
     async def questions(
         self, refs: Sequence[TaskRef], spent: list[float] | None = None
-    ) -> list[Question | Unanswerable]:
+    ) -> list[Question | UnanswerableQuestion]:
         assert spent is not None
         spent += [float(ref.seed == SLOW) for ref in refs]
         return [
-            Unanswerable(ref, "no such question", costly=ref.seed == 14)
+            UnanswerableQuestion(ref, "no such question", costly=ref.seed == 14)
             if ref.seed in (13, 14)
             else Question(ref, prompt_of(ref), hashlib.sha256(prompt_of(ref).encode()).hexdigest())
             for ref in refs
@@ -59,13 +59,15 @@ class AddOne:
         groups: Sequence[tuple[TaskRef, Sequence[str]]],
         rule: RewardRule = STRICT,
         spent: list[float] | None = None,
-    ) -> list[Scored | ScoringFailed]:
+    ) -> list[ScoredTexts | ScoringFailed]:
         assert spent is not None
         spent += [float(any("SLOW" in text for text in texts)) for _, texts in groups]
         return [
             ScoringFailed(ref, "it died", "texts")
             if any("BOOM" in text for text in texts)
-            else Scored(tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts), (True,) * len(texts))
+            else ScoredTexts(
+                tuple(float(extract_answer(text) == str(ref.seed + 1)) for text in texts), (True,) * len(texts)
+            )
             for ref, texts in groups
         ]
 
@@ -94,11 +96,11 @@ def signed(author: Identity, seed: int = 5, texts: Sequence[str] = (), **changes
 
 
 @pytest.fixture
-def receiver() -> Receiver:
-    return Receiver(SWARM, ME.node, AddOne())
+def receiver() -> GroupReceiver:
+    return GroupReceiver(SWARM, ME.node, AddOne())
 
 
-async def test_a_good_group_is_regenerated_and_scored_here(receiver: Receiver) -> None:
+async def test_a_good_group_is_regenerated_and_scored_here(receiver: GroupReceiver) -> None:
     """The reward is this node's own verdict; the prompt is this node's own text."""
     (group,) = await receiver.receive([signed(PEER)], NOW)
     assert (group.source, group.node, group.rewards) == ("external", PEER.node, (1.0, 0.0))
@@ -106,14 +108,14 @@ async def test_a_good_group_is_regenerated_and_scored_here(receiver: Receiver) -
     assert not receiver.rejected
 
 
-async def test_a_group_keeps_its_author_only_in_its_own_swarm(receiver: Receiver) -> None:
+async def test_a_group_keeps_its_author_only_in_its_own_swarm(receiver: GroupReceiver) -> None:
     """A group signed for another swarm is worth nothing here."""
     other = packed(PEER.sign_group("b" * 16, body(PEER)))
     assert await receiver.receive([other], NOW) == []
     assert receiver.rejected == {"signature": 1}
 
 
-async def test_every_reason_is_counted_under_its_name(receiver: Receiver) -> None:
+async def test_every_reason_is_counted_under_its_name(receiver: GroupReceiver) -> None:
     """One attack each; nothing of them passes."""
     third = Identity(bytes([2]) * 32)
     forged = msgspec.structs.replace(body(PEER), node=third.node)
@@ -143,7 +145,7 @@ async def test_every_reason_is_counted_under_its_name(receiver: Receiver) -> Non
     assert cases.keys() < WORDS.keys()
 
 
-async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: Receiver) -> None:
+async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: GroupReceiver) -> None:
     """One more than that is refused; the same texts later, by anybody, are a duplicate."""
     many = [signed(PEER, seed) for seed in range(5, 6 + PER_SOURCE)]
     assert len(await receiver.receive(many, NOW)) == PER_SOURCE
@@ -152,28 +154,28 @@ async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: Rece
     assert receiver.rejected == {"source": 1, "duplicate": 1}
 
 
-async def test_each_group_of_a_source_pays_for_itself(receiver: Receiver) -> None:
+async def test_each_group_of_a_source_pays_for_itself(receiver: GroupReceiver) -> None:
     """A usable one does not make the others of its sample usable: the source's trust goes up once and down twice."""
     unknown = [signed(PEER, 13, (text, "no")) for text in "ab"]
     assert len(await receiver.receive([signed(PEER, 5), *unknown], NOW)) == 1
     assert receiver.quota._sources[PEER.node].trust == FIRST_TRUST / 2
 
 
-async def test_copies_of_own_groups_are_refused(receiver: Receiver) -> None:
+async def test_copies_of_own_groups_are_refused(receiver: GroupReceiver) -> None:
     """What this node shared does not come back as somebody else's."""
     receiver.observe_local(body(ME))
     assert await receiver.receive([signed(PEER)], NOW) == []
     assert receiver.rejected == {"duplicate": 1}
 
 
-async def test_a_source_whose_text_breaks_the_scorer_is_not_heard_again(receiver: Receiver) -> None:
+async def test_a_source_whose_text_breaks_the_scorer_is_not_heard_again(receiver: GroupReceiver) -> None:
     """One strike a session."""
     assert await receiver.receive([signed(PEER, texts=("BOOM", "x"))], NOW) == []
     assert await receiver.receive([signed(PEER, 7)], NOW) == []
     assert receiver.rejected == {"unscorable": 1, "struck": 1}
 
 
-async def test_the_length_band_follows_own_completions(receiver: Receiver) -> None:
+async def test_the_length_band_follows_own_completions(receiver: GroupReceiver) -> None:
     """Groups many times longer than what this node writes are refused."""
     receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     assert receiver.band == 200
@@ -189,7 +191,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
         read.extend(texts)
         return -1.0, 0.0
 
-    receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
+    receiver = GroupReceiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
     receiver.observe_local(body(ME, 1, ["x" * 50] * 16))
     short = ("no idea",) * 3
     assert await receiver.receive([signed(PEER, 7, ["so " * 2000 + "<answer>8</answer>", *short])], NOW) == []
@@ -200,7 +202,7 @@ async def test_one_long_text_among_short_ones_is_not_read_by_the_model_when_it_w
 
 async def test_a_held_out_question_is_refused_under_any_seed() -> None:
     held_out = hashlib.sha256(prompt_of(TaskRef("basic_arithmetic", "starter", 6)).encode()).hexdigest()
-    receiver = Receiver(SWARM, ME.node, AddOne(), excluded=frozenset({held_out}))
+    receiver = GroupReceiver(SWARM, ME.node, AddOne(), excluded=frozenset({held_out}))
     assert len(await receiver.receive([signed(PEER, 5)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 6)], NOW) == []
     assert receiver.rejected == {"held_out": 1}
@@ -212,7 +214,7 @@ async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
     async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
         return -20.0 if "zalgo" in texts[0] else -1.0, 0.0
 
-    receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(logprob_floor=-8.0), likelihood)
+    receiver = GroupReceiver(SWARM, ME.node, AddOne(), AcceptanceRules(logprob_floor=-8.0), likelihood)
     assert len(await receiver.receive([signed(PEER)], NOW)) == 1
     assert await receiver.receive([signed(PEER, 8, ["zalgo <answer>9</answer>", "zalgo"])], NOW) == []
     assert receiver.rejected == {"logprob": 1}
@@ -222,26 +224,26 @@ async def test_text_that_the_own_policy_would_never_write_is_refused() -> None:
 @given(st.binary(max_size=300))
 async def test_any_bytes_are_a_counted_rejection(raw: bytes) -> None:
     """The node's parser raises nothing, whatever arrives."""
-    receiver = Receiver(SWARM, ME.node, AddOne())
+    receiver = GroupReceiver(SWARM, ME.node, AddOne())
     assert await receiver.receive([raw, msgspec.msgpack.encode(raw)], NOW) == []
     assert sum(receiver.rejected.values()) == 2
 
 
-async def test_only_the_first_item_of_a_seed_is_taken(receiver: Receiver) -> None:
+async def test_only_the_first_item_of_a_seed_is_taken(receiver: GroupReceiver) -> None:
     """Items far from 0 take some generators a second: nobody trains on them, so nobody may send them."""
     for index in (1, 2**20 - 1):
         assert await receiver.receive([signed(PEER, ref=TaskRef("acre", "default", 5, index))], NOW) == []
     assert receiver.rejected == {"seed": 2}
 
 
-async def test_a_question_that_takes_too_long_strikes_its_source(receiver: Receiver) -> None:
+async def test_a_question_that_takes_too_long_strikes_its_source(receiver: GroupReceiver) -> None:
     """It cost this node a second of a processor: once is enough for the session."""
     assert await receiver.receive([signed(PEER, seed=14)], NOW) == []
     assert await receiver.receive([signed(PEER)], NOW) == []
     assert receiver.rejected == {"no_question": 1, "struck": 1}
 
 
-async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(receiver: Receiver) -> None:
+async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(receiver: GroupReceiver) -> None:
     """Right answers to slow questions from ever new identities: a few seconds are spent on them, then they wait, while a
     source that was useful before is heard. The date that a coordinator gives buys no time."""
     at = [0.0]
@@ -262,7 +264,7 @@ async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(
     assert await receiver.receive([signed(Identity(bytes([8]) * 32), 71)], NOW), "time comes back"
 
 
-async def test_a_source_pays_for_its_own_group_whoever_else_sends_the_same_question(receiver: Receiver) -> None:
+async def test_a_source_pays_for_its_own_group_whoever_else_sends_the_same_question(receiver: GroupReceiver) -> None:
     """Texts that take long to judge, on the coordinates of an honest node."""
     receiver.clock = lambda: 0.0
     copier = Identity(bytes([9]) * 32)

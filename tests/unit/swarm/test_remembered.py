@@ -8,15 +8,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch, Remembered, fingerprint
+from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch, RecentFingerprints, text_fingerprint
 
 LEAST = 64
 NUMBERS = st.lists(st.integers(0, 400), max_size=600)
-ALL = [fingerprint(str(number)) for number in range(401)]
+ALL = [text_fingerprint(str(number)) for number in range(401)]
 
 
-def told(numbers: list[int]) -> Remembered:
-    made = Remembered(LEAST)
+def told(numbers: list[int]) -> RecentFingerprints:
+    made = RecentFingerprints(LEAST)
     for number in numbers:
         made.add(ALL[number])
     return made
@@ -46,15 +46,15 @@ def test_what_is_discarded_is_as_if_it_had_never_been_told(numbers: list[int], d
 @given(NUMBERS)
 def test_it_is_the_same_after_a_rest(numbers: list[int]) -> None:
     made = told(numbers)
-    assert Remembered(LEAST, made.to_bytes()) == made
+    assert RecentFingerprints(LEAST, made.to_bytes()) == made
 
 
 def test_its_memory_does_not_grow() -> None:
-    made = Remembered(4096)
+    made = RecentFingerprints(4096)
     tracemalloc.start()
     try:
         for number in range(40_000):
-            made.add(fingerprint(f"{number} {number}"))
+            made.add(text_fingerprint(f"{number} {number}"))
         assert tracemalloc.get_traced_memory()[0] < 2 * 8 * 2 * 4096 + 10_000, "both tables, which were made anew"
     finally:
         tracemalloc.stop()
@@ -62,8 +62,8 @@ def test_its_memory_does_not_grow() -> None:
 
 
 def test_a_text_of_any_kind_has_a_fingerprint_that_machines_agree_on() -> None:
-    assert fingerprint("carry the one") == 0x942A799DC46AE572
-    assert fingerprint("\ud800") > 1
+    assert text_fingerprint("carry the one") == 0x942A799DC46AE572
+    assert text_fingerprint("\ud800") > 1
 
 
 def test_a_record_of_texts_is_read() -> None:
@@ -71,4 +71,4 @@ def test_a_record_of_texts_is_read() -> None:
     texts = tuple(map(str, range(10)))
     record = msgspec.structs.replace(PhraseWatch().packed(), own=texts, foreign=("hail to thief",))
     made = PhraseWatch.unpacked(msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=KeptPhrases))
-    assert (len(made._own), ALL[9] in made._own, fingerprint("hail to thief") in made._foreign) == (10, True, True)
+    assert (len(made._own), ALL[9] in made._own, text_fingerprint("hail to thief") in made._foreign) == (10, True, True)

@@ -17,9 +17,9 @@ import pytest_asyncio
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring import sandbox, worker
-from sapo_swarm.scoring.messages import Job
+from sapo_swarm.scoring.messages import ScoringJob
 from sapo_swarm.scoring.process import ScorerUnavailable, WorkerProcess, worker_command
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, RewardRule, TaskRef
 
@@ -48,7 +48,7 @@ async def test_the_true_answer_scores_one_and_another_zero(scorer: Scorer, task:
     groups = [(ref, (f"thus <answer>{oracle(ref)}</answer>", "<answer>no idea</answer>", "no tags")) for ref in refs]
     solved = 0
     for result in await scorer.score_many(groups):
-        assert isinstance(result, Scored)
+        assert isinstance(result, ScoredTexts)
         assert result.rewards[1:] == (0.0, 0.0)
         assert result.well_formed == (True, True, False)
         solved += result.rewards[0] == 1.0
@@ -85,10 +85,10 @@ async def test_what_passes_other_questions_of_its_task_too_earns_nothing_where_a
 async def test_a_question_to_contrast_with_that_does_not_exist_costs_nothing(scorer: Scorer) -> None:
     """Some base_conversion questions of the paper's preset have an empty true answer: no such question."""
     gone, ref = TaskRef("base_conversion", "paper", 2734), TaskRef("base_conversion", "paper", 1)
-    assert isinstance((await scorer.questions([gone]))[0], Unanswerable)
+    assert isinstance((await scorer.questions([gone]))[0], UnanswerableQuestion)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "contrasts", lambda ref, count: [gone] * count)
-        reply = worker.answer(Job(ref, (f"<answer>{oracle(ref)}</answer>",), RewardRule(contrast=2)))
+        reply = worker.answer_job(ScoringJob(ref, (f"<answer>{oracle(ref)}</answer>",), RewardRule(contrast=2)))
     assert (reply.failure, reply.rewards, reply.shortcut) == ("", (1.0,), ())
 
 
@@ -110,7 +110,7 @@ async def test_a_reference_of_another_generator_is_no_such_task(scorer: Scorer) 
     foreign = TaskRef("bf", "paper", 1, 0, "reasoning-gym-9")
     unknown = TaskRef("countdown", "paper", 1)
     answers = await scorer.questions([foreign, unknown, TaskRef("bf", "paper", 1)])
-    assert [type(answer) for answer in answers] == [Unanswerable, Unanswerable, Question]
+    assert [type(answer) for answer in answers] == [UnanswerableQuestion, UnanswerableQuestion, Question]
     with pytest.raises(ScoringFailed, match="no task 'countdown'") as caught:
         await scorer.score(unknown, ["x"])
     assert caught.value.fault == "task"
@@ -144,7 +144,7 @@ async def test_a_stopped_worker_is_replaced_and_innocent_groups_get_their_verdic
         os.kill(before, signal.SIGSTOP)
         refs = [TaskRef("basic_arithmetic", "starter", seed) for seed in range(3)]
         results = await scorer.score_many([(ref, [f"<answer>{oracle(ref)}</answer>"]) for ref in refs])
-        assert [r.rewards for r in results if isinstance(r, Scored)] == [(1.0,)] * 3
+        assert [r.rewards for r in results if isinstance(r, ScoredTexts)] == [(1.0,)] * 3
         assert scorer.worker.pid != before
         assert scorer.worker.restarts == 1
 
@@ -194,7 +194,7 @@ async def test_closing_leaves_no_process_and_later_calls_fail_clearly() -> None:
     assert pid is not None
     assert not psutil.pid_exists(pid)
     with pytest.raises(ScorerUnavailable, match="closed"):
-        scorer.worker.run([Job(TaskRef("bf", "starter", 1))])
+        scorer.worker.run([ScoringJob(TaskRef("bf", "starter", 1))])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what Linux can limit")
@@ -212,13 +212,13 @@ async def test_a_question_that_takes_too_long_is_tried_once(scorer: Scorer) -> N
     """The second time it is known: nothing is generated, and the node picks another of its own at once."""
     spent: list[float] = []
     (first,) = await scorer.questions([LONG], spent)
-    assert isinstance(first, Unanswerable)
+    assert isinstance(first, UnanswerableQuestion)
     assert first.costly
     assert spent[0] > 0.5
     began = time.perf_counter()
     again, other = await scorer.questions([LONG, REF], spent)
     assert spent[1] == 0.0
-    assert isinstance(again, Unanswerable)
+    assert isinstance(again, UnanswerableQuestion)
     assert isinstance(other, Question)
     assert time.perf_counter() - began < 0.5
 

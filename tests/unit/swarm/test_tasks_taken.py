@@ -7,14 +7,14 @@ from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 from sapo_desktop.services.swarms.membership import acceptance_rules
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.protocol.receive import Receiver
+from sapo_swarm.protocol.receive import GroupReceiver
 from sapo_swarm.types import TaskRef
 
 SOFT = TaskRef("basic_arithmetic", "library", 5)
 
 
-def receiver(config: RunConfig) -> Receiver:
-    return Receiver(SWARM, ME.node, AddOne(), acceptance_rules(config, frozenset()))
+def receiver(config: RunConfig) -> GroupReceiver:
+    return GroupReceiver(SWARM, ME.node, AddOne(), acceptance_rules(config, frozenset()))
 
 
 async def test_a_strict_node_refuses_a_group_of_preset_library() -> None:

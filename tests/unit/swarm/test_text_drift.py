@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.node import aha_trail
-from sapo_swarm.protocol.drift import BUCKETS, LOCAL_A_ROUND, TEXTS, PhraseWatch, TextDrift, counted
+from sapo_swarm.protocol.drift import BUCKETS, LOCAL_A_ROUND, TEXTS, PhraseWatch, TextDrift, count_texts
 from sapo_swarm.types import Question, TaskRef
 
 SENTENCE = "first then add carry take from both sides so that half of it is left over"
@@ -60,7 +60,7 @@ def test_texts_that_are_much_longer_shorter_or_poorer_are_told_of_and_small_chan
 
 
 def test_entropy_and_length_are_those_of_the_definition() -> None:
-    found = counted(["one two", "two 12 34 two"])
+    found = count_texts(["one two", "two 12 34 two"])
     assert (found.texts, found.words, found.length) == (2, 6, 3.0)
     assert found.entropy == pytest.approx(-sum(p * math.log2(p) for p in (1 / 6, 3 / 6, 2 / 6)))
 

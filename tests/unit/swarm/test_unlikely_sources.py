@@ -10,7 +10,7 @@ from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 from sapo_swarm.protocol import drift
 from sapo_swarm.protocol.drift import MOST, NEWEST, UnlikelySources
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, Receiver, TimeQuota
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver, TimeQuota
 from sapo_swarm.types import Question
 
 OTHER = Identity(bytes([2]) * 32)
@@ -25,7 +25,7 @@ def sent(author: Identity, seed: int, words: str) -> bytes:
 
 
 async def test_a_few_unlikely_groups_are_enough_to_refuse_the_likely_ones_of_their_source() -> None:
-    receiver = Receiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
+    receiver = GroupReceiver(SWARM, ME.node, AddOne(), AcceptanceRules(), likelihood)
     for seed in range(100, 101 + MOST):
         receiver.quota = TimeQuota()  # what a source costs is not asked here
         assert await receiver.receive([sent(PEER, seed, "zalgo")], NOW) == []

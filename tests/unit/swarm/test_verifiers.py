@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.verify import VERIFIERS, is_formula, names_no_number, score_text
 from sapo_swarm.tasks.catalogue import CATALOGUE, held_out
 from sapo_swarm.tasks.questions import DATASETS, READS_DATA, NoSuchQuestion, generate_entry
@@ -97,7 +97,7 @@ def test_number_sorting_gives_nothing_for_a_list_of_nan() -> None:
 
 @given(st.text(max_size=30), st.integers(0, 3000))
 def test_a_capped_text_is_valid_utf8_within_the_limit_and_keeps_its_end(text: str, repeats: int) -> None:
-    capped = cap(text * repeats)
+    capped = cap_completion(text * repeats)
     size = len(capped.encode())
     assert size <= MAX_COMPLETION_BYTES
     assert (text * repeats).encode("utf-8", "replace").endswith(capped.encode())

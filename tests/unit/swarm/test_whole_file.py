@@ -126,7 +126,7 @@ def test_where_fcntl_has_f_fullfsync_it_is_used(tmp_path: Path, monkeypatch: pyt
 
 def test_sqlite_is_told_the_same(tmp_path: Path) -> None:
     with (
-        closing(sqlite_writer.connect(tmp_path / "store")) as store,
+        closing(sqlite_writer.open_database(tmp_path / "store")) as store,
         closing(Journal(tmp_path / "journal.db")) as journal,
     ):
         for connection in (store, journal._db):

@@ -19,11 +19,11 @@ from sapo_swarm.protocol.wire import (
     TooLarge,
     Upload,
     WireError,
-    decode,
-    encode,
-    inflate,
-    unpack,
+    decode_message,
+    decompress_body,
+    encode_message,
     unpack_json,
+    unpack_msgpack,
 )
 from sapo_swarm.types import TaskRef
 
@@ -44,8 +44,8 @@ def test_an_upload_survives_the_way_there() -> None:
     """encode and decode are inverses; a group's signed bytes are untouched."""
     group = sim_group(Identity.generate(), "a" * 16, 1, 0)
     upload = Upload(groups=(group,), want=4, have=(b"12345678",), reward_local=0.5)
-    assert decode(encode(upload), Upload) == upload
-    assert unpack(group.body, GroupBody).completions[0].finish == "stop"
+    assert decode_message(encode_message(upload), Upload) == upload
+    assert unpack_msgpack(group.body, GroupBody).completions[0].finish == "stop"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_upload_survives_the_way_there() -> None:
 def test_a_bomb_is_refused(body: bytes, error: type[WireError]) -> None:
     """By the frame's header, or by a buffer of the declared size."""
     with pytest.raises(error):
-        inflate(body)
+        decompress_body(body)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_bomb_is_refused(body: bytes, error: type[WireError]) -> None:
 def test_malformed_messages_are_wire_errors(raw: bytes) -> None:
     """Depth, giant lengths, unknown fields, values out of range, bad text."""
     with pytest.raises(WireError):
-        decode(encode_raw(raw), Upload)
+        decode_message(encode_raw(raw), Upload)
 
 
 def encode_raw(raw: bytes) -> bytes:
@@ -115,7 +115,7 @@ def test_names_match_whole(name: str) -> None:
     """A pattern that ends in `$` would let a newline through."""
     raw = msgspec.msgpack.encode({"dataset": name, "preset": "starter", "seed": 1})
     with pytest.raises(WireError):
-        unpack(raw, TaskRef)
+        unpack_msgpack(raw, TaskRef)
 
 
 def test_deep_json_is_a_wire_error() -> None:
@@ -132,6 +132,6 @@ def test_any_bytes_decode_or_are_refused(raw: bytes) -> None:
     for kind in (Upload, SignedGroup, GroupBody):
         for body in (raw, zstd(raw)):
             try:
-                decode(body, kind)
+                decode_message(body, kind)
             except WireError:
                 continue

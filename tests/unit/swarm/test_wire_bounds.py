@@ -11,7 +11,7 @@ from msgspec import inspect as mi
 
 from sapo_swarm.coordinator import admin_client
 from sapo_swarm.protocol import snapshot, wire
-from sapo_swarm.protocol.wire import RoundReply, SwarmInfo, WireError, encode, unpack, unpack_json
+from sapo_swarm.protocol.wire import RoundReply, SwarmInfo, WireError, encode_message, unpack_json, unpack_msgpack
 
 WIRE = [
     kind
@@ -77,9 +77,9 @@ GOOD = {
 @pytest.mark.parametrize("name", [name for name, value in GOOD.items() if not isinstance(value, list)])
 def test_a_reply_with_an_impossible_number_is_no_reply(name: str, value: object) -> None:
     """It would be written to the journal as null, and the journal could not be read any more."""
-    assert unpack(msgspec.msgpack.encode(GOOD), RoundReply).mine == 1
+    assert unpack_msgpack(msgspec.msgpack.encode(GOOD), RoundReply).mine == 1
     with pytest.raises(WireError):
-        unpack(msgspec.msgpack.encode({**GOOD, name: value}), RoundReply)
+        unpack_msgpack(msgspec.msgpack.encode({**GOOD, name: value}), RoundReply)
 
 
 @pytest.mark.parametrize("text", [b'{"share_fraction": 1e308}', b'{"share_fraction": 1e999}', b'{"time": NaN}'])
@@ -91,4 +91,4 @@ def test_numbers_beyond_the_bounds_do_not_parse_in_json_either(text: bytes) -> N
 
 def test_a_good_reply_passes_the_bounds() -> None:
     """The bounds leave room for what a coordinator says."""
-    assert encode(unpack(msgspec.msgpack.encode(GOOD), RoundReply))
+    assert encode_message(unpack_msgpack(msgspec.msgpack.encode(GOOD), RoundReply))

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import pytest
 
 from sapo_swarm.scoring import process, sandbox
-from sapo_swarm.scoring.messages import Job, read_frame
+from sapo_swarm.scoring.messages import ScoringJob, read_frame
 from sapo_swarm.scoring.process import WorkerProcess
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import TaskRef
@@ -41,8 +41,8 @@ def test_whatever_interrupts_the_reading_of_a_reply_the_next_questions_get_their
 
     monkeypatch.setattr(process, "read_frame", interrupted)
     with pytest.raises(error):
-        worker.run([Job(ref) for ref in refs(0)])
+        worker.run([ScoringJob(ref) for ref in refs(0)])
     assert worker.pid is None
     asked = refs(100)
-    prompts = [reply.prompt for reply in worker.run([Job(ref) for ref in asked])]
+    prompts = [reply.prompt for reply in worker.run([ScoringJob(ref) for ref in asked])]
     assert prompts == [generate_entry(ref)[1]["question"] for ref in asked]

@@ -10,8 +10,8 @@ import pytest
 from tests.support.environments import COUNTER, ENVIRONMENT, SHELF, environment_task
 from tests.support.own_tasks import library_in
 
-from sapo_swarm.scoring.environments import Blueprint, NoEnvironment, blueprint, first_call
-from sapo_swarm.scoring.scorer import Scorer, Unanswerable
+from sapo_swarm.scoring.environments import EnvironmentSpec, NoEnvironment, first_call, load_environment_spec
+from sapo_swarm.scoring.scorer import Scorer, UnanswerableQuestion
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task, write_task
@@ -27,10 +27,10 @@ def yes(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def found(code: str) -> Blueprint:
+def found(code: str) -> EnvironmentSpec:
     """The environment in a file that the person allowed."""
     library.allow_code(code.encode())
-    return blueprint(code.encode())
+    return load_environment_spec(code.encode())
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_an_unusable_file_says_what_to_mend(code: str, says: str) -> None:
 def test_nothing_is_loaded_without_the_persons_yes(yes: Path) -> None:
     del yes
     with pytest.raises(PermissionError, match="Nobody said yes"):
-        blueprint(COUNTER.encode() + b"# another file")
+        load_environment_spec(COUNTER.encode() + b"# another file")
 
 
 @pytest.mark.usefixtures("yes")
@@ -228,7 +228,7 @@ async def test_a_question_that_takes_all_memory_is_told_of_and_tried_once_and_no
     asked = [held_out(task, "own", 0) for task in ("greedy", "t")]
     for _ in range(2):
         greedy, good = await scorer.questions(asked)
-        assert isinstance(greedy, Unanswerable)
+        assert isinstance(greedy, UnanswerableQuestion)
         assert "memory" in greedy.reason
         assert isinstance(good, Question)
     assert scorer.worker.restarts == 1

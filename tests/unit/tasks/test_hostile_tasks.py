@@ -14,7 +14,7 @@ from tests.support.hostile_tasks import HOSTILE
 from tests.support.own_tasks import library_in
 
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
@@ -112,8 +112,8 @@ async def _ask(name: str, scorer: Scorer) -> None:
     answer = library.load_task(name).held_out[0].get("answer", "x")
     texts = [f"<answer>{text}</answer>" for text in (answer, "a" * 40 + "!", "[" * 900 + "]" * 900)]
     found = await scorer.score_many([(ref, (text,)) for text in texts])
-    assert all(isinstance(verdict, (Scored, ScoringFailed)) for verdict in found)
-    assert all(0.0 <= verdict.rewards[0] <= 1.0 for verdict in found if isinstance(verdict, Scored))
+    assert all(isinstance(verdict, (ScoredTexts, ScoringFailed)) for verdict in found)
+    assert all(0.0 <= verdict.rewards[0] <= 1.0 for verdict in found if isinstance(verdict, ScoredTexts))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "a/b", ".hidden", "", "..", "A", "a" * 41, "a\x00b", "a\nb", "ä"])

@@ -14,7 +14,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.round_phases import candidate_refs
 from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.scoring.prompts import SYSTEM_PROMPT, conversation
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPT, build_conversation
 from sapo_swarm.tasks.catalogue import HELD_OUT_SEED, TRAIN_LIMIT, UnknownTask, held_out, preset_of
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import DIGITS, read_task, spec_text, write_task
@@ -181,7 +181,7 @@ def test_a_tasks_own_system_prompt_is_used_and_the_apps_where_it_has_none(tmp_pa
     sums(tmp_path / "two")
     with library_in(tmp_path):
         for name, wanted in (("one", "Only JSON."), ("two", SYSTEM_PROMPT)):
-            assert conversation(Question(held_out(name, "own", 0), "q", "0" * 64))[0]["content"] == wanted
+            assert build_conversation(Question(held_out(name, "own", 0), "q", "0" * 64))[0]["content"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support.own_tasks import library_in, write_folder
 
 from sapo_swarm.scoring.declared import literal_value, same_value
 from sapo_swarm.scoring.python_runner import PythonRunner
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.scoring.verify import DeadlineExceeded
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
@@ -50,7 +50,7 @@ async def scorer(tmp_path: Path) -> AsyncIterator[Scorer]:
 
 async def rewards(scorer: Scorer, *texts: str, partial: bool = False) -> tuple[float, ...]:
     found = await scorer.score(held_out("t", "own", 0), texts, RewardRule(partial=partial))
-    assert isinstance(found, Scored)
+    assert isinstance(found, ScoredTexts)
     return found.rewards
 
 

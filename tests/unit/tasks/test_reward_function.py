@@ -9,7 +9,7 @@ import pytest
 from tests.support.own_tasks import library_in, write_folder
 
 from sapo_desktop.services.tasks import review
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task, write_task
@@ -53,7 +53,7 @@ async def rewards(scorer: Scorer, folder: Path, code: str, *texts: str, partial:
     task = read_task(with_code(folder, code))
     library.allow_code(task.code)
     found = await scorer.score(held_out(folder.name, "own", 0), texts, RewardRule(partial=partial))
-    assert isinstance(found, Scored)
+    assert isinstance(found, ScoredTexts)
     return found.rewards
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.hostile_tasks import HOSTILE
 from tests.support.own_tasks import library_in, sums, task_of, write_folder
 
-from sapo_swarm.protocol.wire import TaskOffer, TaskUpload, inflate, pack, unpack_task
+from sapo_swarm.protocol.wire import TaskOffer, TaskUpload, build_task_upload, decompress_body, unpack_task
 from sapo_swarm.tasks.own import folder as travel
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import HEADER, build_task, read_task, write_task
@@ -80,7 +80,7 @@ def test_what_arrives_is_what_left_and_its_hash_is_the_tasks_version(
 ) -> None:
     records = [{"question": question, "answer": answer} for question, answer in rows]
     task = read_task(write_folder(tmp_path_factory.mktemp("t") / "mine", 'licence = "CC0"\n', records, records))
-    upload = pack(task, held_out)
+    upload = build_task_upload(task, held_out)
     arrived = unpack_task(upload.offer, upload.packed)
     assert arrived.digest == upload.offer.hash == (task.digest if held_out else task.train_digest)
     assert hashlib.sha256(travel.pack_task(task, held_out)).hexdigest() == upload.offer.hash
@@ -93,9 +93,9 @@ def test_what_arrives_is_what_left_and_its_hash_is_the_tasks_version(
 
 def test_a_schema_and_a_fixture_travel_too_and_held_out_rows_only_when_the_host_says_so() -> None:
     task = task_of(JsonSchema(), schema={"type": "object"})
-    assert unpack_task(*_both(pack(task, False))).schema == {"type": "object"}
+    assert unpack_task(*_both(build_task_upload(task, False))).schema == {"type": "object"}
     query = task_of(SqlVerifier(), row={"question": "q", "answer": "select 1"}, fixture=b"SQLite")
-    assert unpack_task(*_both(pack(query, True))).fixture == b"SQLite"
+    assert unpack_task(*_both(build_task_upload(query, True))).fixture == b"SQLite"
     secret = task_of(NumberVerifier(), row={"question": "secret question", "answer": "1"})
     assert travel.pack_task(secret, True).count(b"secret question") == 2
     assert travel.pack_task(secret, False).count(b"secret question") == 1
@@ -111,7 +111,7 @@ def test_nothing_that_runs_travels(tmp_path: Path) -> None:
     )
     (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
     with pytest.raises(BadTask, match="nothing that runs is sent"):
-        pack(read_task(folder), False)
+        build_task_upload(read_task(folder), False)
     for kind in ("function", "environment", "python_tests"):
         with pytest.raises(BadTask, match="never comes from a swarm"):
             travel.unpack_task(_bytes(spec=json.dumps({"verifier": [{"kind": kind}]}).encode()), "mine")
@@ -119,7 +119,7 @@ def test_nothing_that_runs_travels(tmp_path: Path) -> None:
         travel.unpack_task(_bytes() + b"code 1\nx", "mine")
     for part in (FunctionVerifier(), EnvironmentVerifier(), PythonTests()):
         with pytest.raises(BadTask, match="nothing that runs"):
-            pack(task_of(part, row={"question": "Double a number.", "answer": "double(4) == 8"}), False)
+            build_task_upload(task_of(part, row={"question": "Double a number.", "answer": "double(4) == 8"}), False)
 
 
 def _bytes(
@@ -201,8 +201,8 @@ def test_equal_patterns_are_checked_once_and_honest_ones_are_many() -> None:
 @given(data=st.data())
 def test_a_task_with_a_changed_byte_is_refused(data: st.DataObject) -> None:
     """In its canonical bytes; in the frame around them a byte may mean nothing, then the task is what it was."""
-    upload = pack(task_of(ExactVerifier(case=True), row={"question": "Which?", "answer": "This."}), True)
-    raw, body = bytearray(inflate(upload.packed)), bytearray(upload.packed)
+    upload = build_task_upload(task_of(ExactVerifier(case=True), row={"question": "Which?", "answer": "This."}), True)
+    raw, body = bytearray(decompress_body(upload.packed)), bytearray(upload.packed)
     for changed in (raw, body):
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(BadTask, match="its hash is another one"):
@@ -213,7 +213,7 @@ def test_a_task_with_a_changed_byte_is_refused(data: st.DataObject) -> None:
 
 @given(junk=st.binary(max_size=400))
 def test_any_other_bytes_are_refused(junk: bytes) -> None:
-    offer = pack(task_of(ExactVerifier()), True).offer
+    offer = build_task_upload(task_of(ExactVerifier()), True).offer
     with pytest.raises(BadTask):
         unpack_task(offer, junk)
     with pytest.raises(BadTask):
@@ -222,7 +222,7 @@ def test_any_other_bytes_are_refused(junk: bytes) -> None:
 
 def test_a_task_with_the_name_of_one_of_the_apps_is_refused(tmp_path: Path) -> None:
     task = read_task(sums(tmp_path / "basic_arithmetic"))
-    upload = pack(task, False)
+    upload = build_task_upload(task, False)
     with pytest.raises(BadTask, match="must rename it"):
         unpack_task(upload.offer, upload.packed)
 
@@ -237,7 +237,7 @@ def test_a_hostile_folder_does_no_harm_on_its_way_through_a_swarm(number: int, t
     with library_in(tmp_path):
         with contextlib.suppress(BadTask, KeyError):
             task = library.load_task(name)
-            upload = pack(task, True)
+            upload = build_task_upload(task, True)
             assert unpack_task(upload.offer, upload.packed).digest == task.digest
         raw = {
             part: (tmp_path / name / file).read_bytes()[: 2**23]

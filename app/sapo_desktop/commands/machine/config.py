@@ -10,7 +10,7 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.settings import editing
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 
 KEPT = ("run.model", "run.method", "run.precision", "run.lora_rank")
 """What a model that exists cannot change."""
@@ -78,7 +78,7 @@ def _require_theme(name: str) -> None:
 
     known = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
     if name not in known:
-        raise UsageError(f"There is no theme {name!r}. {nearest(name, known)}")
+        raise UsageError(f"There is no theme {name!r}. {suggest_names(name, known)}")
 
 
 def _tell_whose(key: str) -> None:

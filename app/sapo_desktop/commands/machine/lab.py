@@ -18,8 +18,8 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import lab_processes
 from sapo_desktop.services.nodes.supervisor import NodeLock
-from sapo_lab.running.run import PieceOver, Progress, run_arm, run_folder
-from sapo_lab.schema import Arm, Experiment, load
+from sapo_lab.running.run import PieceOver, RunProgress, run_arm, run_folder
+from sapo_lab.schema import Arm, Experiment, load_experiment
 from sapo_swarm.config import RunConfig
 
 _LINE_S = 10.0
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     if args.out or vars(args).get("to"):
         umask.as_in_the_shell()
     file = find_experiment(args.experiment)
-    experiment = load(file)
+    experiment = load_experiment(file)
     out = (args.out or Home.find().data / "lab") / experiment.name
     if args.action == "report":
         return _report(experiment, file, out, args.to or out / "report")
@@ -129,7 +129,7 @@ class _Lines:
 
     last: float = -_LINE_S
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         now = time.monotonic()
         if now - self.last >= _LINE_S or progress.what != "round":
             self.last = now
@@ -181,7 +181,7 @@ def _list(out: Path | None) -> int:
 
     folder = out or Home.find().data / "lab"
     for name, file in sapo_assets.experiments().items():
-        experiment = load(file)
+        experiment = load_experiment(file)
         runs = [(arm.name, seed) for arm in experiment.arms for seed in experiment.seeds]
         done = sum((run_folder(folder / name, *run) / "done.json").exists() for run in runs)
         print(f"{name:<20} {len(experiment.arms):>2} arms x {len(experiment.seeds)} seeds, {done}/{len(runs)} done  ")
@@ -190,10 +190,10 @@ def _list(out: Path | None) -> int:
 
 
 def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
-    from sapo_lab.report.page import write
+    from sapo_lab.report.page import write_report
 
     try:
-        paths: Iterable[Path] = write(experiment, out, to, f"sapo-desktop lab run {file.stem}")
+        paths: Iterable[Path] = write_report(experiment, out, to, f"sapo-desktop lab run {file.stem}")
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

@@ -17,7 +17,7 @@ from sapo_desktop.settings import convert_schema, flags, schema_fields, split_li
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
-    from sapo_swarm.coordinator.host import Hosted
+    from sapo_swarm.coordinator.host import RunningCoordinator
 
 HIGHEST_PORT = 65535
 
@@ -63,26 +63,26 @@ def main(args: argparse.Namespace) -> int:
 
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
     """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
-    from sapo_swarm.coordinator.host import admin_path, serve
-    from sapo_swarm.coordinator.listener import addresses
+    from sapo_swarm.coordinator.host import admin_path, serve_coordinator
+    from sapo_swarm.coordinator.listener import reachable_addresses
     from sapo_swarm.loopback import is_loopback
 
     admin = str(admin_path(settings).absolute())
     async with contextlib.AsyncExitStack() as word:
 
-        async def listening(hosted: Hosted) -> None:
+        async def listening(hosted: RunningCoordinator) -> None:
             swarm = hosted.coordinator.swarm
             state = hosting.this_process(swarm.name, swarm.open, admin)
             word.enter_context(hosting.record_coordinator(home, state))
             if announce:
-                outside = [address for address in addresses(settings.host) if not is_loopback(address)]
+                outside = [address for address in reachable_addresses(settings.host) if not is_loopback(address)]
                 try:
                     await word.enter_async_context(directories.announce_coordinator(swarm.name, hosted.port, outside))
                 except OSError as error:
                     why = error.strerror or error
                     print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
 
-        await serve(settings, listening)
+        await serve_coordinator(settings, listening)
 
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:

@@ -19,15 +19,15 @@ from sapo_swarm.protocol.directory import (
     LONGEST_S,
     MAX_BYTES,
     BadDirectory,
-    Entry,
+    DirectoryEntry,
     SwarmList,
     as_text,
-    fetch,
-    opened,
+    fetch_directory,
     parse_address,
-    seal,
+    parse_swarm_list,
     sealed_in,
-    written,
+    sign_directory,
+    verify_directory,
 )
 from sapo_swarm.protocol.identity import node_id
 from sapo_swarm.protocol.safe_text import safe_text
@@ -36,7 +36,7 @@ from sapo_swarm.whole_file import write_atomically
 EXAMPLE = SwarmList(
     name="Swarms that I know",
     swarms=(
-        Entry(
+        DirectoryEntry(
             name="example",
             trains="what it trains on, in a few words",
             nodes=0,
@@ -104,8 +104,8 @@ def _sign(home: Home, path: Path, days: float) -> int:
     try:
         with contextlib.suppress(BadDirectory):  # not signed yet, or no list at all: `written` says so
             data = bytes(sealed_in(data).list)
-        listing = msgspec.structs.replace(written(data), issued=now, expires=now + int(days * 86_400))
-        signed = seal(listing, who.identity)
+        listing = msgspec.structs.replace(parse_swarm_list(data), issued=now, expires=now + int(days * 86_400))
+        signed = sign_directory(listing, who.identity)
     except BadDirectory as error:
         raise UsageError(f"{path}: {error}") from error
     write_atomically(path, signed)
@@ -131,11 +131,11 @@ async def _show_one(what: str) -> int:
     try:
         if "://" in what:
             address = parse_address(what, need_key=False)
-            place, data, key = directories.display_address(address), await fetch(address), address.key
+            place, data, key = directories.display_address(address), await fetch_directory(address), address.key
         else:
             address, place, key = None, safe_text(what, 200, lines=False), ""
             data = await asyncio.to_thread(_bytes_of, Path(what))
-        listing = opened(data, key, time.time())
+        listing = verify_directory(data, key, time.time())
         signer = node_id(bytes.fromhex(sealed_in(data).key))
     except BadDirectory as error:
         raise UsageError(f"{safe_text(what, 200, lines=False)}: {error}") from error

@@ -42,7 +42,7 @@ async def print_samples(task: str, preset: str, count: int) -> int:
 async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
     """What each answer alone would score: a task where that is much can be passed without being solved."""
     from sapo_desktop.services.against_base import format_rate
-    from sapo_swarm.evaluation import held_out_items, wilson
+    from sapo_swarm.evaluation import held_out_items, wilson_interval
     from sapo_swarm.node import evaluation
     from sapo_swarm.scoring.declared import enclose_answer
     from sapo_swarm.scoring.scorer import Scorer
@@ -63,7 +63,7 @@ async def give_to_all(task: str, preset: str, answers: list[str], count: int) ->
             shown = safe_text(text, lines=False)
             print(
                 f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
-                f"{format_rate(right / len(verdicts), *wilson(right, len(verdicts)))}",
+                f"{format_rate(right / len(verdicts), *wilson_interval(right, len(verdicts)))}",
                 flush=True,
             )
     return 0

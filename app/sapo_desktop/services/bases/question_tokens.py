@@ -26,7 +26,7 @@ from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.examples_phase import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
-from sapo_swarm.scoring.prompts import conversation
+from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed
 from sapo_swarm.tasks.own import library
@@ -178,7 +178,7 @@ def _slow(config: RunConfig, task: str) -> bool:
 
 def _prompt(config: RunConfig, question: Question, tokenizer: HfTokenizer | None) -> list[int]:
     """Ids of the whole prompt; without a tokenizer its characters."""
-    chat = conversation(question, config.answer_format)
+    chat = build_conversation(question, config.answer_format)
     return tokenizer.encode_chat(chat) if tokenizer else [ord(c) for part in chat for c in part["content"]]
 
 

@@ -22,7 +22,7 @@ from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, messages, system_prompt
+from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, build_messages, system_prompt
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
@@ -105,7 +105,7 @@ class PairedChat:
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
-        conversation = messages(as_asked(self._config, question), self._system)
+        conversation = build_messages(as_asked(self._config, question), self._system)
         yield from self._in_turns(
             {
                 place: _continue(engine, engine.tokenizer.encode_chat(conversation), temperature, self._longest)

@@ -12,16 +12,16 @@ from sapo_backends.base import Sampling
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.checkpoints import SelectedWeights
 from sapo_swarm.evaluation import (
-    Comparison,
-    Interval,
+    ConfidenceInterval,
     ItemResult,
-    compare,
+    PairedComparison,
+    compare_results,
     held_out_items,
     mean_pass_at_k,
     task_scores,
-    wilson,
+    wilson_interval,
 )
-from sapo_swarm.scoring.rubric import Judge
+from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
@@ -39,7 +39,7 @@ class WeightsComparison:
     labels: tuple[str, str]
     before: list[ItemResult]
     after: list[ItemResult]
-    comparison: Comparison
+    comparison: PairedComparison
     temperature: float
     samples: int
 
@@ -70,7 +70,7 @@ async def compare_weights(
     temperatures: Sequence[float],
     samples: int,
     on_progress: OnProgress,
-    judge: Judge | None = None,
+    judge: RubricJudge | None = None,
 ) -> list[WeightsComparison]:
     """A comparison a temperature, in this order. One model after the other, so that only one of them is in memory. samples: of
     each question; at temperature 0 one, as all would be equal. judge: where the tasks are judged ones.
@@ -86,7 +86,9 @@ async def compare_weights(
     first, second = [await _answers(chosen, refs, samplings, samples, limit, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
     return [
-        WeightsComparison(labels, before, after, compare(before, after), temperature, _samples(temperature, samples))
+        WeightsComparison(
+            labels, before, after, compare_results(before, after), temperature, _samples(temperature, samples)
+        )
         for temperature, before, after in zip(temperatures, first, second, strict=True)
     ]
 
@@ -102,7 +104,7 @@ async def _answers(
     samples: int,
     limit: Callable[[str], int],
     on_progress: OnProgress,
-    judge: Judge | None,
+    judge: RubricJudge | None,
 ) -> list[list[ItemResult]]:
     from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.node.evaluation import evaluate_questions
@@ -166,7 +168,7 @@ def _shortcuts(after: list[ItemResult]) -> Iterator[str]:
         yield "Training with --contrast 2 pays nothing for an answer that is also right on one of two other questions."
 
 
-def _change(interval: Interval) -> str:
+def _change(interval: ConfidenceInterval) -> str:
     mark = "" if interval.excludes_zero else " ~"
     return f"{100 * interval.value:+6.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f}){mark}"
 
@@ -196,7 +198,7 @@ def as_json(results: Sequence[WeightsComparison], names: tuple[str, str]) -> dic
 
 def _rates(answers: list[ItemResult]) -> dict[str, Any]:
     """pass@1 of all and of each task, with 95 % intervals."""
-    low, high = wilson(sum(item.rate for item in answers), len(answers))
+    low, high = wilson_interval(sum(item.rate for item in answers), len(answers))
     tasks = {
         score.task: {"pass_at_1": score.pass_at_1, "low": score.low, "high": score.high, "items": score.items}
         for score in task_scores(answers)
@@ -205,7 +207,7 @@ def _rates(answers: list[ItemResult]) -> dict[str, Any]:
     return {"pass_at_1": rate, "low": low, "high": high, "items": len(answers), "tasks": tasks}
 
 
-def _interval(interval: Interval) -> dict[str, Any]:
+def _interval(interval: ConfidenceInterval) -> dict[str, Any]:
     return {"value": interval.value, "low": interval.low, "high": interval.high, "measurable": interval.excludes_zero}
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_swarm.events import Event, decode
+from sapo_swarm.events import Event, decode_event
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.types import UNREADABLE
 
@@ -72,7 +72,7 @@ def load_recording(path: Path, kinds: Sequence[str] = ()) -> list[Event]:
         if not line.strip() or line.startswith(b'{"kind":"summary"'):
             continue
         try:
-            events.append(decode(line))
+            events.append(decode_event(line))
         except UNREADABLE as error:
             raise UsageError(f"{path}, line {number}: not an event of a recorded run ({error}).") from error
     if not events:

@@ -27,7 +27,7 @@ from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.protocol.identity import KeyStoreError, node_in_keyring
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import on_disk, opened
+from sapo_swarm.whole_file import on_disk, open_atomic
 
 # What is a person's on this machine: each file with its place in an archive, and how such a place is spelled.
 #
@@ -358,7 +358,7 @@ def create_backup(home: Home, path: Path, keys: bool = False) -> BackupResult:
                 raise AppError("There is nothing of yours here to save.")
             manifest = _manifest(sources)
             keeping.require_room(path.parent, manifest.size + 2048 * len(sources), "The archive needs")
-            with opened(path, private=True) as out:
+            with open_atomic(path, private=True) as out:
                 write_archive(out, manifest, sources)
     except OSError as error:
         raise AppError(

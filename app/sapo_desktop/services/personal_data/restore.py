@@ -28,7 +28,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import opened
+from sapo_swarm.whole_file import open_atomic
 
 STAGING = ".restore-"
 _SPARE = 100 * 2**20
@@ -173,6 +173,6 @@ def _put(source: Path, target: Path) -> None:
     except OSError:  # the settings' folder may be on another disk
         if not source.is_file():
             raise
-        with source.open("rb") as old, opened(target, private=True) as new:
+        with source.open("rb") as old, open_atomic(target, private=True) as new:
             shutil.copyfileobj(old, new)
         source.unlink()

@@ -85,7 +85,7 @@ def keyring_entries(home: Home) -> tuple[dict[str, str], str]:
 def remove_keyring_entries(names: Iterable[str]) -> None:
     """Remove these entries from the keyring. Raises AppError."""
     try:
-        identity.forget(list(names))
+        identity.delete_keyring_entries(list(names))
     except identity.KeyStoreError as error:
         raise AppError(f"{error} Its entries of {identity.SERVICE} stay, and so does everything else.") from error
 

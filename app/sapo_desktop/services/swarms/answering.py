@@ -14,7 +14,7 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.prompts import written_answer
-from sapo_swarm.scoring.scorer import Scored, Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
@@ -72,7 +72,7 @@ class AnswerSession:
     async def reward(self, question: Question, text: str) -> float:
         """Strict 0/1, by this machine's own verifier. Raises ScoringFailed."""
         scored = await self.scorer.score(question.ref, [text])
-        assert isinstance(scored, Scored)
+        assert isinstance(scored, ScoredTexts)
         return scored.rewards[0]
 
     def keep(self, question: Question, text: str) -> str:

@@ -21,13 +21,13 @@ from sapo_desktop.settings import editing
 from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol.directory import (
     MAX_BYTES,
-    Address,
     BadDirectory,
-    Entry,
+    DirectoryAddress,
+    DirectoryEntry,
     SwarmList,
-    fetch,
-    opened,
+    fetch_directory,
     parse_address,
+    verify_directory,
 )
 from sapo_swarm.protocol.invite import means_this_machine, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -85,8 +85,8 @@ async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -
     if kept is not None and known is not None and not fresh and 0 <= now - kept.read < REFRESH_S:
         return _shown(address, known, kept.read)
     try:
-        data = await fetch(address)
-        listing = opened(data, address.key, now)
+        data = await fetch_directory(address)
+        listing = verify_directory(data, address.key, now)
         newest = _sound(kept, address, kept.read) if kept is not None else None  # expired meanwhile or not
         if newest is not None and listing.issued < newest.issued:
             raise BadDirectory("Its host shows an older list than the one read before.")
@@ -98,17 +98,17 @@ async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -
     return _shown(address, listing, now, note)
 
 
-def display_address(address: Address) -> str:
+def display_address(address: DirectoryAddress) -> str:
     """Where it is, as text that is safe to show."""
     return safe_text(address.url.partition("://")[2], 60, lines=False)
 
 
-def is_here(address: Address) -> bool:
+def is_here(address: DirectoryAddress) -> bool:
     """On this machine."""
     return is_loopback(address.host)
 
 
-def _path(home: Home, address: Address) -> Path:
+def _path(home: Home, address: DirectoryAddress) -> Path:
     return home.cache / "directories" / hashlib.sha256(str(address).encode()).hexdigest()[:24]
 
 
@@ -120,12 +120,12 @@ def _kept(path: Path) -> _Kept | None:
         return None
 
 
-def _sound(kept: _Kept | None, address: Address, at: float) -> SwarmList | None:
+def _sound(kept: _Kept | None, address: DirectoryAddress, at: float) -> SwarmList | None:
     """The copy's list if it counted at this Unix time, judged anew: the disk is no more to be trusted than the network."""
     if kept is None:
         return None
     try:
-        return opened(kept.data, address.key, at)
+        return verify_directory(kept.data, address.key, at)
     except BadDirectory:
         return None
 
@@ -139,12 +139,12 @@ def _keep(path: Path, kept: _Kept) -> str:
     return ""
 
 
-def _shown(address: Address, listing: SwarmList, read: float, note: str = "") -> SwarmDirectory:
+def _shown(address: DirectoryAddress, listing: SwarmList, read: float, note: str = "") -> SwarmDirectory:
     swarms = tuple(listed_swarm(entry, is_here(address)) for entry in listing.swarms)
     return SwarmDirectory(display_address(address), safe_text(listing.name, 60, lines=False), swarms, read, note)
 
 
-def listed_swarm(entry: Entry, here: bool) -> ListedSwarm:
+def listed_swarm(entry: DirectoryEntry, here: bool) -> ListedSwarm:
     """An entry as people see it. here: the directory is on this machine; only such a one may send a reader to itself."""
     invite = parse_invite(entry.join) if entry.join else None
     join, why = "" if invite is None else str(invite), ""  # as this app writes it: nothing else of it reaches a shell

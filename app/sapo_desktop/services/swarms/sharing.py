@@ -18,7 +18,7 @@ from sapo_desktop.services.tasks.looking import shorten_text
 from sapo_swarm.protocol.client import NodeClient, Refused
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.protocol.wire import TaskOffer, pack
+from sapo_swarm.protocol.wire import TaskOffer, build_task_upload
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import FIXTURE, OwnTask
 from sapo_swarm.tasks.own.library import SharedTask
@@ -44,7 +44,7 @@ async def share_task(home: Home, name: str, held_out: bool) -> str:
             "Anyone may join the swarm that you host, so nothing private is shared in it. Host one by invite."
         )
     task = library.load_task(name)
-    upload = await asyncio.to_thread(pack, task, held_out)
+    upload = await asyncio.to_thread(build_task_upload, task, held_out)
     async with host.client() as admin:
         await admin.share(upload)
     offer = upload.offer

@@ -20,7 +20,7 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import sample_completions
 from sapo_swarm.node.rollouts import model_turns, prompt_ids, score_completions
@@ -189,7 +189,7 @@ class _Trial:
         show(1.0)
         rates = [sum(r == 1.0 for r in scored.rewards) / samples for scored, *_ in judged]
         answers = len(rates) * samples
-        low, high = wilson(sum(rates), len(rates))
+        low, high = wilson_interval(sum(rates), len(rates))
         references = [right_answer(self.task.spec, row).strip() for row in rows] if self._has_references() else []
         wrong = next((c for group, rate in zip(completions, rates, strict=True) for c in group if rate < 1), None)
         return Expectation(

@@ -16,19 +16,19 @@ from sapo_desktop.services.models.shelf.store import train_on
 from sapo_desktop.services.tasks import ratings
 from sapo_desktop.services.tasks.proposal.draft import encoding_taken
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.loopback import is_loopback
 from sapo_swarm.protocol import identity
 from sapo_swarm.scoring.rubric import (
     LEAST,
     LEAST_EACH,
-    Agreement,
     BadEndpoint,
-    Endpoint,
-    Judge,
+    JudgeAgreement,
     JudgeAway,
-    agreement,
-    checked,
+    JudgeEndpoint,
+    RubricJudge,
+    compute_agreement,
+    validate_judge_url,
 )
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.import_rows import Row
@@ -47,8 +47,8 @@ _PROBLEMS = 5
 class JudgeCalibration:
     """What was found of whom."""
 
-    found: Agreement
-    endpoint: Endpoint
+    found: JudgeAgreement
+    endpoint: JudgeEndpoint
 
 
 def keep_key(home: Home, typed: str) -> str:
@@ -84,7 +84,7 @@ def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
         )
 
 
-def judge_endpoint(home: Home, config: RunConfig) -> Endpoint:
+def judge_endpoint(home: Home, config: RunConfig) -> JudgeEndpoint:
     """Who judges, by the settings. Raises UsageError."""
     if not config.judge_url or not config.judge_model:
         raise UsageError(
@@ -93,13 +93,13 @@ def judge_endpoint(home: Home, config: RunConfig) -> Endpoint:
             "run.judge_model."
         )
     try:
-        url = checked(config.judge_url)
+        url = validate_judge_url(config.judge_url)
     except BadEndpoint as error:
         raise UsageError(f"judge_url: {error}") from error
-    return Endpoint(url, config.judge_model, identity.kept_text(home.config, KEY))
+    return JudgeEndpoint(url, config.judge_model, identity.kept_text(home.config, KEY))
 
 
-def judge_for(home: Home, config: RunConfig) -> Judge | None:
+def judge_for(home: Home, config: RunConfig) -> RubricJudge | None:
     """The judge of a run; None where its tasks are verified. Raises UsageError where none is set, or it was never compared with
     the person's ratings, or agrees too little with them."""
     never_mixed(config.tasks)
@@ -110,16 +110,16 @@ def judge_for(home: Home, config: RunConfig) -> Judge | None:
     for name, rubric in judged.items():
         if text := judge_refusal(name, _kept(home).get(_digest(rubric, asked)), asked, config.judge_kappa):
             raise UsageError(text)
-    return Judge(asked)
+    return RubricJudge(asked)
 
 
-def judge_of(home: Home, configs: Sequence[RunConfig]) -> Judge | None:
+def judge_of(home: Home, configs: Sequence[RunConfig]) -> RubricJudge | None:
     """One judge for models that are compared; None where their tasks are verified. Raises UsageError as judge_for does."""
     tasks = tuple(dict.fromkeys(task for config in configs for task in config.tasks))
     return judge_for(home, msgspec.structs.replace(configs[-1], tasks=tasks))
 
 
-def judge_refusal(name: str, found: Agreement | None, asked: Endpoint, least: float) -> str:
+def judge_refusal(name: str, found: JudgeAgreement | None, asked: JudgeEndpoint, least: float) -> str:
     """Why no model is trained on what this judge says of the task; "" where nothing is in the way."""
     again = f"sapo-desktop tasks judge {name}"
     if found is None:
@@ -141,7 +141,7 @@ def judge_refusal(name: str, found: Agreement | None, asked: Endpoint, least: fl
     return ""
 
 
-def privacy_note(asked: Endpoint) -> str:
+def privacy_note(asked: JudgeEndpoint) -> str:
     """Who reads along, in a sentence."""
     if is_loopback(asked.host):
         return f"Judged by {asked.model} on this machine; nothing leaves it."
@@ -161,7 +161,7 @@ async def calibrate_judge(
     asked = judge_endpoint(home, config)
     rows = _rated(home, file, encoding, say)
     say(privacy_note(asked))
-    judge = Judge(asked)
+    judge = RubricJudge(asked)
     cases = [(rubric, row["question"], row["answer"]) for row in rows]
     try:
         verdicts = await judge.verdicts(cases)
@@ -169,7 +169,7 @@ async def calibrate_judge(
         raise AppError(str(error).removesuffix(" The round's rollouts are kept.")) from error
     person = [row[ratings.COLUMN] == ratings.GOOD for row in rows]
     right = sum(one == (other is True) for one, other in zip(person, verdicts, strict=True))
-    found = agreement(person, verdicts, wilson(right, len(rows)), judge.tokens)
+    found = compute_agreement(person, verdicts, wilson_interval(right, len(rows)), judge.tokens)
     kept = {**_kept(home), _digest(rubric, asked): found}
     try:
         write_atomically(home.data / _FILE, msgspec.json.encode(kept))
@@ -222,12 +222,12 @@ def _rated(home: Home, file: Path | None, encoding: str, say: Callable[[str], No
     return list(rows.values())[:_MOST]
 
 
-def _digest(rubric: str, asked: Endpoint) -> str:
+def _digest(rubric: str, asked: JudgeEndpoint) -> str:
     return hashlib.sha256("\0".join((rubric, asked.url, asked.model)).encode()).hexdigest()
 
 
-def _kept(home: Home) -> dict[str, Agreement]:
+def _kept(home: Home) -> dict[str, JudgeAgreement]:
     try:
-        return msgspec.json.decode((home.data / _FILE).read_bytes(), type=dict[str, Agreement])
+        return msgspec.json.decode((home.data / _FILE).read_bytes(), type=dict[str, JudgeAgreement])
     except (OSError, *UNREADABLE):
         return {}

@@ -13,7 +13,7 @@ from sapo_backends.errors import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
 from sapo_swarm.scoring.declared import enclose_answer, score_declared
-from sapo_swarm.scoring.scorer import Scored, Scorer, ScoringFailed, Unanswerable
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.tasks.catalogue import held_out, tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row, RowTable
@@ -322,7 +322,7 @@ async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]
     if not refs:
         return ShortcutScores(0, None, (), (), ("", 0.0), None, 0.0)
     (first,) = await scorer.questions(refs[:1])
-    if isinstance(first, Unanswerable):
+    if isinstance(first, UnanswerableQuestion):
         return ShortcutScores(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
     best, score = "", -1.0
     for text in constant_answers(task):
@@ -413,7 +413,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
     texts = [enclose_answer(task.spec.extract, right_answer(task.spec, row), scorer.answer_format) for row in rows]
     verdicts = await scorer.score_many([(ref, (text,)) for ref, text in zip(refs, texts, strict=True)])
     found = list(zip(places, verdicts, strict=False))
-    wrong = [place for place, verdict in found if isinstance(verdict, Scored) and verdict.rewards[0] < 1.0]
+    wrong = [place for place, verdict in found if isinstance(verdict, ScoredTexts) and verdict.rewards[0] < 1.0]
     hanging = [f"{place}: {verdict.reason}" for place, verdict in found if isinstance(verdict, ScoringFailed)]
     return tuple(wrong), tuple(hanging)
 

@@ -16,10 +16,10 @@ from sapo_swarm.coordinator.records import (
     INVITE_REVOKED,
     INVITE_UNKNOWN,
     INVITE_USED_UP,
-    Exchange,
-    Exchanged,
+    ExchangeOutcome,
     InviteRecord,
     Member,
+    RoundExchange,
     SwarmRecord,
     WindowStats,
 )
@@ -138,7 +138,7 @@ class Store(Protocol):
         """True the first time within the lifetime of nonces."""
         ...
 
-    async def exchange(self, exchange: Exchange) -> Exchanged:
+    async def exchange(self, exchange: RoundExchange) -> ExchangeOutcome:
         """Store an upload once, sample for its sender, count both; nothing of a banned node, whenever its upload began."""
         ...
 

@@ -9,21 +9,27 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import cached_property
 from typing import Any
 
-from sapo_swarm.coordinator.group_pool import Draw
+from sapo_swarm.coordinator.group_pool import SampleDraw
 from sapo_swarm.coordinator.records import (
     ACTIVE_S,
     AHEAD_S,
     MINUTE,
     WINDOW_MINUTES,
-    Entry,
-    Exchange,
-    Exchanged,
+    ExchangeOutcome,
     NodeStats,
+    PoolEntry,
+    RoundExchange,
     WindowStats,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
 from sapo_swarm.coordinator.store.base import StoreUnavailable
-from sapo_swarm.coordinator.store.redis_registry import RedisTasks, member_of, pack, reaching, read
+from sapo_swarm.coordinator.store.redis_registry import (
+    RedisTasks,
+    member_of,
+    pack_record,
+    translate_redis_errors,
+    unpack_record,
+)
 from sapo_swarm.protocol.wire import PER_SOURCE
 
 # Who drew whose groups, until the server knows: it goes along with the next exchange, or alone soon after.
@@ -32,7 +38,7 @@ CREDITED_S = 1.0
 """After which a sample is credited where no other call came."""
 
 
-class Credits:
+class SamplingCredits:
     """write: tells the server what `taken()` gave, for that minute. What a killed coordinator has not told is lost."""
 
     def __init__(self, write: Callable[[int, list[Any]], Awaitable[object]]) -> None:
@@ -62,7 +68,7 @@ class Credits:
         """What no exchange took along by then. A store that is away loses it."""
         await asyncio.sleep(wait_s)
         with contextlib.suppress(StoreUnavailable):
-            async with reaching():
+            async with translate_redis_errors():
                 await self.tell()
 
     async def close(self) -> None:
@@ -92,17 +98,17 @@ ONE_INVITE = 16
 """Samples that do not look for groups of another invite, after one that looked and met none."""
 
 
-class _Draw(Draw):
+class _Draw(SampleDraw):
     """A sample of what was read. read: by source, all that the reader may have."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: RoundExchange) -> None:
         super().__init__(exchange.want, exchange.node, exchange.have, exchange.accepts)
-        self.read: dict[str, dict[bytes, Entry]] = {}
+        self.read: dict[str, dict[bytes, PoolEntry]] = {}
 
     def offer(self, slots: Iterable[bytes | str | None]) -> None:
         """What some slots hold, None where nothing: one of each source is taken unless its invite has its share."""
         for raw in slots:
-            entry = None if raw is None else read(raw, Entry)
+            entry = None if raw is None else unpack_record(raw, PoolEntry)
             if entry is None or not self.fits(entry):
                 continue
             self.read.setdefault(entry.node, {})[entry.id] = entry
@@ -127,33 +133,33 @@ class RedisStore(RedisTasks):
     """Samples that need not look for groups of another invite, see ONE_INVITE."""
 
     @cached_property
-    def _credits(self) -> Credits:
-        return Credits(lambda minute, drawn: self._run(scripts.CREDIT, "uptake", minute, *drawn))
+    def _credits(self) -> SamplingCredits:
+        return SamplingCredits(lambda minute, drawn: self._run(scripts.CREDIT, "uptake", minute, *drawn))
 
     # The hot path
 
     async def use_nonce(self, nonce: str, _now: float) -> bool:
         """See Store."""
         life = int(self.limits.nonces_kept_s * 1000)
-        async with reaching():
+        async with translate_redis_errors():
             return bool(await self._server.set(self._key("nonce:", nonce), b"1", nx=True, px=life))
 
-    async def exchange(self, exchange: Exchange) -> Exchanged:
+    async def exchange(self, exchange: RoundExchange) -> ExchangeOutcome:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             await self._prune_if_due(exchange.now)
             reply = await self._run(scripts.EXCHANGE, "age", *self._arguments(exchange))
             if reply[0] == 2:
-                return Exchanged(banned=reply[1].decode())
+                return ExchangeOutcome(banned=reply[1].decode())
             if reply[0]:
-                return Exchanged(replayed=True)
+                return ExchangeOutcome(replayed=True)
             if self.fails_over and any(entry is not None for entry in exchange.entries):
                 await self._replicated()
             _, bits, uptake, receipts, mine, total, nodes, pool, drawn = reply
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
             sample = await self._sample(exchange, pool, first, PER_SOURCE) if exchange.want else []
             self._credits.add(exchange.node, (entry.node for entry in sample), int(exchange.now) // MINUTE)
-        return Exchanged(
+        return ExchangeOutcome(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
             sample=tuple(entry.blob for entry in sample),
             uptake=uptake,
@@ -166,16 +172,16 @@ class RedisStore(RedisTasks):
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
         """See Store."""
-        everybody = Exchange(
+        everybody = RoundExchange(
             node="", nonce="", round_id="", entries=(), want=want, have=frozenset(), now=now, counts={}
         )
-        async with reaching():
+        async with translate_redis_errors():
             live = await self._server.zcount(self._key("age"), now - self.limits.lifetime_s, now + AHEAD_S)
             return tuple(entry.blob for entry in await self._sample(everybody, live, {}))
 
     async def leave(self, node: str) -> int:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             return int(await self._run(scripts.DROP_NODE, f"own:{node}", node))
 
     async def close(self) -> None:
@@ -188,7 +194,7 @@ class RedisStore(RedisTasks):
         """See Store."""
         newest = int(now) // MINUTE
         span = range(newest - WINDOW_MINUTES + 1, newest + 1)
-        async with reaching():
+        async with translate_redis_errors():
             await self._credits.tell()
             await self._prune_if_due(now)
             async with self._server.pipeline(transaction=False) as pipe:
@@ -230,7 +236,7 @@ class RedisStore(RedisTasks):
             if raw is not None
         )
 
-    def _arguments(self, exchange: Exchange) -> list[Any]:
+    def _arguments(self, exchange: RoundExchange) -> list[Any]:
         arguments: list[Any] = [
             exchange.now,
             exchange.node,
@@ -251,12 +257,12 @@ class RedisStore(RedisTasks):
             arguments += [key, value]
         arguments.append(len(exchange.entries))
         for entry in exchange.entries:
-            arguments += ["", ""] if entry is None else [entry.content, pack(entry)]
+            arguments += ["", ""] if entry is None else [entry.content, pack_record(entry)]
         return [*arguments, *(self._rng.random() for _ in range(draws)), *credits]
 
     async def _sample(
-        self, exchange: Exchange, live: int, first: dict[int, bytes | None], per_source: int = 1
-    ) -> list[Entry]:
+        self, exchange: RoundExchange, live: int, first: dict[int, bytes | None], per_source: int = 1
+    ) -> list[PoolEntry]:
         """Uniform over so many live groups: random places in the order of age, none twice, until enough sources are found; see
         GroupPool.sample. first: some, read already. (While others upload, a place moves on to the next group.)"""
         draw = _Draw(exchange)

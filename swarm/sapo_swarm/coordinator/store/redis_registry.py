@@ -35,7 +35,7 @@ from sapo_swarm.types import UNREADABLE
 
 
 @contextlib.asynccontextmanager
-async def reaching() -> AsyncIterator[None]:
+async def translate_redis_errors() -> AsyncIterator[None]:
     """Whatever goes wrong on the way is StoreUnavailable."""
     try:
         yield
@@ -43,17 +43,17 @@ async def reaching() -> AsyncIterator[None]:
         raise StoreUnavailable(f"Redis does not answer: {type(error).__name__}: {error}") from error
 
 
-async def wait(reply: Any) -> Any:
+async def await_reply(reply: Any) -> Any:
     """redis-py types its asynchronous commands as `Awaitable | value`."""
     return await reply
 
 
-def pack(record: msgspec.Struct) -> bytes:
+def pack_record(record: msgspec.Struct) -> bytes:
     """The record as msgpack."""
     return msgspec.msgpack.encode(record)
 
 
-def read(raw: bytes | str, kind: Any) -> Any:
+def unpack_record(raw: bytes | str, kind: Any) -> Any:
     """The record in msgpack bytes. Raises StoreFormat."""
     try:
         return msgspec.msgpack.decode(raw.encode() if isinstance(raw, str) else raw, type=kind)
@@ -100,7 +100,7 @@ class RedisRegistry:
         """Raises StoreUnavailable, StoreFormat (too old a server)."""
         redis = self._redis = self._connected()
         try:
-            async with reaching():
+            async with translate_redis_errors():
                 info: dict[str, Any] = await redis.info()
             if int(str(info.get("redis_version", "0")).split(".")[0]) < 7:
                 raise StoreFormat(f"The server speaks Redis {info.get('redis_version')}; 7.0 or Valkey is needed.")
@@ -135,21 +135,21 @@ class RedisRegistry:
 
     async def ping(self) -> None:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             await self._server.set(self._key("probe"), b"1", ex=60)
 
     # The swarm, its invites and members
 
     async def swarm(self) -> SwarmRecord | None:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             raw = await self._server.get(self._key("swarm"))
-        return None if raw is None else read(raw, SwarmRecord)
+        return None if raw is None else unpack_record(raw, SwarmRecord)
 
     async def found(self, record: SwarmRecord) -> SwarmRecord:
         """See Store."""
-        async with reaching():
-            await self._server.set(self._key("swarm"), pack(record), nx=True)
+        async with translate_redis_errors():
+            await self._server.set(self._key("swarm"), pack_record(record), nx=True)
             await self._replicated()
         stored = await self.swarm()
         assert stored is not None
@@ -157,21 +157,21 @@ class RedisRegistry:
 
     async def rename(self, record: SwarmRecord) -> None:
         """See Store."""
-        async with reaching():
-            await self._server.set(self._key("swarm"), pack(record))
+        async with translate_redis_errors():
+            await self._server.set(self._key("swarm"), pack_record(record))
             await self._replicated()
 
     async def add_invite(self, invite: InviteRecord) -> None:
         """See Store."""
-        async with reaching(), self._server.pipeline(transaction=True) as pipe:
+        async with translate_redis_errors(), self._server.pipeline(transaction=True) as pipe:
             self._put_invite(pipe, invite)
             await pipe.execute()
             await self._replicated()
 
     async def invites(self) -> list[InviteRecord]:
         """See Store."""
-        async with reaching():
-            hashes = sorted(hash.decode() for hash in await wait(self._server.smembers(self._key("invites"))))
+        async with translate_redis_errors():
+            hashes = sorted(hash.decode() for hash in await await_reply(self._server.smembers(self._key("invites"))))
             async with self._server.pipeline(transaction=False) as pipe:
                 for hash in hashes:
                     pipe.hgetall(self._key("invite:", hash))
@@ -181,13 +181,13 @@ class RedisRegistry:
 
     async def revoke_invite(self, hash: str) -> list[str]:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             if not await self._server.exists(self._key("invite:", hash)):
                 return []
-            await wait(self._server.hset(self._key("invite:", hash), "revoked", "1"))
-            nodes = sorted(node.decode() for node in await wait(self._server.smembers(self._key("by:", hash))))
-            rows = await wait(self._server.hmget(self._key("members"), nodes)) if nodes else []
-            bans = await wait(self._server.hmget(self._key("banned"), nodes)) if nodes else []
+            await await_reply(self._server.hset(self._key("invite:", hash), "revoked", "1"))
+            nodes = sorted(node.decode() for node in await await_reply(self._server.smembers(self._key("by:", hash))))
+            rows = await await_reply(self._server.hmget(self._key("members"), nodes)) if nodes else []
+            bans = await await_reply(self._server.hmget(self._key("banned"), nodes)) if nodes else []
         # who was silent for long and came back by another invite stands in the sets of both
         found = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
         admitted = [member for member in found if member.invite == hash]
@@ -197,7 +197,7 @@ class RedisRegistry:
 
     async def member(self, node: str) -> Member | None:
         """See Store."""
-        async with reaching(), self._server.pipeline(transaction=False) as pipe:
+        async with translate_redis_errors(), self._server.pipeline(transaction=False) as pipe:
             pipe.hget(self._key("members"), node)
             pipe.hget(self._key("banned"), node)
             pipe.zscore(self._key("seen"), node)
@@ -206,44 +206,44 @@ class RedisRegistry:
 
     async def members(self) -> list[Member]:
         """See Store."""
-        async with reaching():
-            rows = await wait(self._server.hgetall(self._key("members")))
-            banned = await wait(self._server.hgetall(self._key("banned")))
+        async with translate_redis_errors():
+            rows = await await_reply(self._server.hgetall(self._key("members")))
+            banned = await await_reply(self._server.hgetall(self._key("banned")))
             rows_seen: Any = await self._server.zrange(self._key("seen"), 0, -1, withscores=True)
         seen: dict[bytes, float] = dict(rows_seen)
         return [seen_member(member_of(raw, banned.get(node)), seen.get(node)) for node, raw in rows.items()]
 
     async def ban(self, node: str, reason: str) -> bool:
         """See Store."""
-        async with reaching():
-            if not await wait(self._server.hexists(self._key("members"), node)):
+        async with translate_redis_errors():
+            if not await await_reply(self._server.hexists(self._key("members"), node)):
                 return False
             if reason:
-                await wait(self._server.hset(self._key("banned"), node, reason))
+                await await_reply(self._server.hset(self._key("banned"), node, reason))
             else:
-                await wait(self._server.hdel(self._key("banned"), node))
+                await await_reply(self._server.hdel(self._key("banned"), node))
             await self._run(scripts.DROP_NODE, f"own:{node}", node)
             await self._replicated()
         return True
 
     async def approve(self, node: str) -> bool:
         """See Store."""
-        async with reaching():
-            raw = await wait(self._server.hget(self._key("members"), node))
+        async with translate_redis_errors():
+            raw = await await_reply(self._server.hget(self._key("members"), node))
             if raw is None:
                 return False
-            approved = msgspec.structs.replace(read(raw, Member), waiting=False)
-            await wait(self._server.hset(self._key("members"), node, pack(approved)))
+            approved = msgspec.structs.replace(unpack_record(raw, Member), waiting=False)
+            await await_reply(self._server.hset(self._key("members"), node, pack_record(approved)))
             await self._replicated()
         return True
 
     async def restore(self, members: Sequence[Member], invites: Sequence[InviteRecord]) -> None:
         """See Store."""
-        async with reaching(), self._server.pipeline(transaction=True) as pipe:
+        async with translate_redis_errors(), self._server.pipeline(transaction=True) as pipe:
             for invite in invites:
                 self._put_invite(pipe, invite)
             for member in members:
-                pipe.hset(self._key("members"), member.node, pack(member))
+                pipe.hset(self._key("members"), member.node, pack_record(member))
                 if member.seen:
                     pipe.zadd(self._key("seen"), {member.node: member.seen})
                 if member.banned:
@@ -294,7 +294,7 @@ class RedisRegistry:
 
 def member_of(raw: bytes, banned: bytes | None) -> Member:
     """A member's record with its ban, which lies beside it."""
-    member: Member = read(raw, Member)
+    member: Member = unpack_record(raw, Member)
     return msgspec.structs.replace(member, banned=(banned or b"").decode())
 
 
@@ -327,12 +327,20 @@ class RedisMembers(RedisRegistry):
 
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""
-        async with reaching():
+        async with translate_redis_errors():
             swarm = await self.swarm()
             is_open = swarm is not None and swarm.open
             before = await self.member(member.node)
             idle = before is not None and before.idle(now, self.limits.idle_s)
-            arguments = [now, member.node, member.invite, int(is_open), pack(member), self.limits.members, int(idle)]
+            arguments = [
+                now,
+                member.node,
+                member.invite,
+                int(is_open),
+                pack_record(member),
+                self.limits.members,
+                int(idle),
+            ]
             uninvited = before is not None and not before.invite
             arguments += [self.limits.idle_s, int(uninvited and bool(member.invite))]
             verdict = await self._run(scripts.ADMIT, "members", *arguments)
@@ -344,7 +352,7 @@ class RedisMembers(RedisRegistry):
                     return await self.admit(member, now)
                 mine = member.invite if verdict == b"invited" else known.invite
                 updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="", invite=mine)
-                await wait(self._server.hset(self._key("members"), member.node, pack(updated)))
+                await await_reply(self._server.hset(self._key("members"), member.node, pack_record(updated)))
                 verdict = INVITE_OK.encode()
             await self._replicated()
         return str(verdict.decode())
@@ -356,7 +364,7 @@ class RedisMembers(RedisRegistry):
         self._looked = now
         cursor, dropped = 0, 0
         while dropped < GIVE_WAY:
-            cursor, rows = await wait(self._server.hscan(self._key("members"), cursor, count=GIVE_WAY))
+            cursor, rows = await await_reply(self._server.hscan(self._key("members"), cursor, count=GIVE_WAY))
             dropped += await self._drop(rows, now, is_open) if rows else 0
             if not cursor:
                 return dropped > 0
@@ -386,31 +394,31 @@ class RedisTasks(RedisMembers):
 
     async def put_task(self, task: TaskUpload) -> None:
         """See Store."""
-        async with reaching():
-            await wait(self._server.hset(self._key("tasks"), task.offer.name, pack(task.offer)))
-            await wait(self._server.hset(self._key("task bodies"), task.offer.name, pack(task)))
+        async with translate_redis_errors():
+            await await_reply(self._server.hset(self._key("tasks"), task.offer.name, pack_record(task.offer)))
+            await await_reply(self._server.hset(self._key("task bodies"), task.offer.name, pack_record(task)))
             await self._replicated()
 
     async def drop_task(self, name: str) -> bool:
         """See Store."""
-        async with reaching():
-            known = await wait(self._server.hdel(self._key("tasks"), name))
-            await wait(self._server.hdel(self._key("task bodies"), name))
+        async with translate_redis_errors():
+            known = await await_reply(self._server.hdel(self._key("tasks"), name))
+            await await_reply(self._server.hdel(self._key("task bodies"), name))
             await self._replicated()
         return bool(known)
 
     async def tasks(self) -> list[TaskOffer]:
         """See Store."""
-        async with reaching():
-            rows = await wait(self._server.hgetall(self._key("tasks")))
-        return sorted((read(raw, TaskOffer) for raw in rows.values()), key=lambda offer: offer.name)
+        async with translate_redis_errors():
+            rows = await await_reply(self._server.hgetall(self._key("tasks")))
+        return sorted((unpack_record(raw, TaskOffer) for raw in rows.values()), key=lambda offer: offer.name)
 
     async def task(self, hash: str) -> TaskUpload | None:
         """See Store."""
         name = next((offer.name for offer in await self.tasks() if offer.hash == hash), None)
         if name is None:
             return None
-        async with reaching():
-            raw = await wait(self._server.hget(self._key("task bodies"), name))
-        found: TaskUpload | None = None if raw is None else read(raw, TaskUpload)
+        async with translate_redis_errors():
+            raw = await await_reply(self._server.hget(self._key("task bodies"), name))
+        found: TaskUpload | None = None if raw is None else unpack_record(raw, TaskUpload)
         return found if found is not None and found.offer.hash == hash else None

@@ -24,20 +24,20 @@ from sapo_swarm.coordinator.records import (
     SEEN_EVERY_S,
     SWARM_FULL,
     WINDOW_MINUTES,
-    Entry,
-    Exchange,
-    Exchanged,
+    ExchangeOutcome,
     InviteRecord,
     Member,
     NodeStats,
+    PoolEntry,
     PoolLimits,
+    RoundExchange,
     SwarmRecord,
     WindowStats,
 )
-from sapo_swarm.coordinator.rules import Recent, task_of
+from sapo_swarm.coordinator.rules import RecentKeys, task_of
 from sapo_swarm.coordinator.store.base import StoreError, StoreUnavailable, invite_verdict
-from sapo_swarm.coordinator.store.sqlite_writer import DROP_MEMBER, Statement, Writer, connect, load_rows
-from sapo_swarm.coordinator.window_stats import Counters
+from sapo_swarm.coordinator.store.sqlite_writer import DROP_MEMBER, SqliteWriter, Statement, load_rows, open_database
+from sapo_swarm.coordinator.window_stats import WindowCounters
 from sapo_swarm.protocol.wire import PER_SOURCE, TaskOffer, TaskUpload
 
 # The swarm, its invites and members in the embedded store: in memory, and every write fsynced before it is answered.
@@ -48,7 +48,7 @@ class SQLiteRegistry:
 
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
-        self._writer: Writer | None = None
+        self._writer: SqliteWriter | None = None
         self._looked = -math.inf
         self._enter(None, (), (), ())
 
@@ -291,16 +291,16 @@ class SQLiteStore(SQLiteRegistry):
         """Nothing in memory: as before the file is read."""
         self._pool = GroupPool(self.limits)
         self._gone: list[int] = []  # keys that are no longer in the pool, until the file is known to have dropped them
-        self._nonces: Recent[bool] = Recent(self.limits.nonces_kept_s)
-        self._rounds: Recent[tuple[bool, ...]] = Recent(self.limits.rounds_kept_s)
-        self._counters = Counters()
+        self._nonces: RecentKeys[bool] = RecentKeys(self.limits.nonces_kept_s)
+        self._rounds: RecentKeys[tuple[bool, ...]] = RecentKeys(self.limits.rounds_kept_s)
+        self._counters = WindowCounters()
         self._uptake: dict[str, int] = {}
         self._receipts: dict[str, dict[str, int]] = {}
         self._pruned = 0
 
     async def open(self) -> None:
         """Raises StoreUnavailable, StoreFormat."""
-        connection = await asyncio.to_thread(connect, self.path)
+        connection = await asyncio.to_thread(open_database, self.path)
         try:
             rows = await asyncio.to_thread(load_rows, connection)
         except StoreError:
@@ -320,7 +320,7 @@ class SQLiteStore(SQLiteRegistry):
             invite = self._members[entry.node].invite if entry.node in self._members else ""
             entry = msgspec.structs.replace(entry, invite=invite, task=task_of(entry.blob))
             self._gone += self._pool.add(entry, at, place)[1]
-        self._writer = Writer(connection, self.path, asyncio.get_running_loop())
+        self._writer = SqliteWriter(connection, self.path, asyncio.get_running_loop())
         self._writer.start()
         await self._write(self._known_of_old(now))
         self._flusher = asyncio.create_task(self._flush_forever())
@@ -351,13 +351,13 @@ class SQLiteStore(SQLiteRegistry):
         await self._write([("INSERT OR IGNORE INTO nonces VALUES (?,?)", (nonce, now))])
         return True
 
-    async def exchange(self, exchange: Exchange) -> Exchanged:
+    async def exchange(self, exchange: RoundExchange) -> ExchangeOutcome:
         """See Store."""
         member = self._members.get(exchange.node)
         if member is not None and member.banned:
-            return Exchanged(banned=member.banned)
+            return ExchangeOutcome(banned=member.banned)
         if not self._take_nonce(exchange.nonce, exchange.now):
-            return Exchanged(replayed=True)
+            return ExchangeOutcome(replayed=True)
         statements = self._expire(exchange.now)
         statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
         statements += self._seen(exchange.node, exchange.now)
@@ -408,7 +408,7 @@ class SQLiteStore(SQLiteRegistry):
             minutes=counters.recent(),
         )
 
-    def _store(self, exchange: Exchange, statements: list[Statement], added: list[int]) -> tuple[bool, ...]:
+    def _store(self, exchange: RoundExchange, statements: list[Statement], added: list[int]) -> tuple[bool, ...]:
         stored: list[bool] = []
         for entry in exchange.entries:
             fresh = entry is not None and entry.content not in self._pool
@@ -426,7 +426,7 @@ class SQLiteStore(SQLiteRegistry):
         )
         return result
 
-    def _undo(self, exchange: Exchange, first: bool, added: list[int]) -> None:
+    def _undo(self, exchange: RoundExchange, first: bool, added: list[int]) -> None:
         """Nothing was acknowledged: the same round may come again and must not meet its own traces."""
         self._nonces.drop(bytes.fromhex(exchange.nonce))
         if first:
@@ -434,8 +434,8 @@ class SQLiteStore(SQLiteRegistry):
         for key in added:
             self._pool.drop(key)
 
-    def _answer(self, exchange: Exchange, stored: tuple[bool, ...]) -> Exchanged:
-        sampled: list[Entry] = []
+    def _answer(self, exchange: RoundExchange, stored: tuple[bool, ...]) -> ExchangeOutcome:
+        sampled: list[PoolEntry] = []
         if exchange.want:
             sampled = self._pool.sample(
                 self._rng, exchange.want, exchange.node, exchange.have, exchange.accepts, PER_SOURCE
@@ -446,7 +446,7 @@ class SQLiteStore(SQLiteRegistry):
             who[exchange.node] = who.get(exchange.node, 0) + 1
         self._count(exchange.now, Counter(f"d/{entry.node}" for entry in sampled))
         self._counters.mark_seen(exchange.node, exchange.now)
-        return Exchanged(
+        return ExchangeOutcome(
             stored=stored,
             sample=tuple(entry.blob for entry in sampled),
             uptake=self._uptake.get(exchange.node, 0),

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.coordinator.records import Entry, InviteRecord, Member, SwarmRecord
+from sapo_swarm.coordinator.records import InviteRecord, Member, PoolEntry, SwarmRecord
 from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.protocol.wire import TaskUpload
 from sapo_swarm.types import UNREADABLE
@@ -47,14 +47,14 @@ CREATE TABLE IF NOT EXISTS uptake (node TEXT PRIMARY KEY, times INTEGER NOT NULL
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StoredRows:
     """What the file held at start."""
 
     swarm: SwarmRecord | None
     members: list[Member]
     invites: list[InviteRecord]
     tasks: list[TaskUpload]
-    groups: list[tuple[int, float, Entry]]
+    groups: list[tuple[int, float, PoolEntry]]
     rounds: list[tuple[str, tuple[float, tuple[bool, ...]]]]
     nonces: list[tuple[str, float]]
     minutes: list[tuple[int, str, float]]
@@ -70,7 +70,7 @@ _Minute = tuple[int, str, Annotated[float, Meta(ge=-1e15, le=1e15)]]
 _Uptake = tuple[str, Annotated[int, Meta(ge=0)]]
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """The file, made with mode 0600 when missing. Raises StoreUnavailable, StoreFormat."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
-def load_rows(connection: sqlite3.Connection) -> Rows:
+def load_rows(connection: sqlite3.Connection) -> StoredRows:
     """Everything in the file, groups in order of age. Raises StoreFormat."""
 
     def records(table: str, kind: type[Any]) -> list[Any]:
@@ -114,13 +114,13 @@ def load_rows(connection: sqlite3.Connection) -> Rows:
 
     try:
         swarm = records("swarm", SwarmRecord)
-        return Rows(
+        return StoredRows(
             swarm=swarm[0] if swarm else None,
             members=records("members", Member),
             invites=records("invites", InviteRecord),
             tasks=records("tasks", TaskUpload),
             groups=[
-                (key, at, Entry(id, content, node, blob))
+                (key, at, PoolEntry(id, content, node, blob))
                 for key, at, id, content, node, blob in rows("SELECT * FROM groups ORDER BY key", _Group)
             ],
             rounds=[
@@ -142,7 +142,7 @@ class _Job:
     done: asyncio.Future[None] | None
 
 
-class Writer:
+class SqliteWriter:
     """Jobs in, acknowledgements out after their commit. A job's statements are in one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, loop: asyncio.AbstractEventLoop) -> None:

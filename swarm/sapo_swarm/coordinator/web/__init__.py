@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from sapo_swarm.coordinator.requests import client_address
 from sapo_swarm.coordinator.rules import prefix_of
 from sapo_swarm.coordinator.server import Coordinator
-from sapo_swarm.coordinator.window_stats import Overview, overview
+from sapo_swarm.coordinator.window_stats import Overview, build_overview
 from sapo_swarm.protocol.reasons import in_words
 
 CSP = (
@@ -104,7 +104,7 @@ class _Page:
         return response
 
     async def _overview(self) -> Overview:
-        return overview(await self.coordinator.stats(), self.coordinator.clock())
+        return build_overview(await self.coordinator.stats(), self.coordinator.clock())
 
 
 def _headers() -> dict[str, str]:

@@ -15,7 +15,7 @@ from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.shelf.history import STORY, undone_evaluations
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
-from sapo_swarm.evaluation import wilson
+from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import CheckpointSaved, Evaluated, ExternalSwitched, RoundFinished, RunStarted, TaskScore
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.protocol.safe_text import safe_text
@@ -182,7 +182,7 @@ def _rate(rate: float | None, items: int) -> str:
     """The base's, which answered as many items."""
     if rate is None:
         return "not measured"
-    low, high = wilson(rate * items, items)
+    low, high = wilson_interval(rate * items, items)
     return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 

@@ -38,7 +38,7 @@ from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.checkpoints import read_state
-from sapo_swarm.scoring.prompts import conversation, messages, system_prompt
+from sapo_swarm.scoring.prompts import build_conversation, build_messages, system_prompt
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own import library
@@ -118,13 +118,13 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     async with Scorer() as scorer:
         found = await scorer.questions(refs)
     questions = [question for question in found if isinstance(question, Question)][:count]
-    return [conversation(question, config.answer_format) for question in questions]
+    return [build_conversation(question, config.answer_format) for question in questions]
 
 
 def _system(engine: Engine, config: RunConfig) -> str:
     """The system prompt that the model was trained under; "" where its chat template leaves it out, as the starter's does."""
     system = system_prompt(config.tasks, config.answer_format)
-    told, other = (engine.tokenizer.encode_chat(messages("?", text)) for text in (system, f"{system}."))
+    told, other = (engine.tokenizer.encode_chat(build_messages("?", text)) for text in (system, f"{system}."))
     return system if told != other else ""
 
 

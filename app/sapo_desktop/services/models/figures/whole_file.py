@@ -9,7 +9,7 @@ from typing import IO
 
 from sapo_desktop.services.models.figures.formats import FigureJob
 from sapo_desktop.services.models.figures.rows import FigureRow
-from sapo_swarm.whole_file import opened
+from sapo_swarm.whole_file import open_atomic
 
 FIRST = ("kind", "round", "covers", "time", "questions")
 """What every row has, before its figures."""
@@ -22,7 +22,7 @@ def whole_file(job: FigureJob) -> Iterator[IO[str]]:
         raise job.taken("is a folder")
     if job.target.exists() and not job.force:
         raise job.taken("exists")
-    with opened(job.target) as file:
+    with open_atomic(job.target) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         yield text
         text.detach()

@@ -16,7 +16,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_swarm.events import RunStarted, encode
+from sapo_swarm.events import RunStarted, encode_event
 from sapo_swarm.node.checkpoints import folder_bytes, free_bytes
 from sapo_swarm.node.journal import JournalError, decode_event_row, read_only
 from sapo_swarm.tasks.catalogue import UnknownTask
@@ -83,7 +83,7 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
         for seq, body in rows:
             event = decode_event_row(bytes(body))
             if isinstance(event, RunStarted):
-                changed = encode(msgspec.structs.replace(event, run_id=id))
+                changed = encode_event(msgspec.structs.replace(event, run_id=id))
                 new.execute("UPDATE events SET body = ? WHERE seq = ?", (changed, seq))
         new.commit()
 

@@ -18,7 +18,7 @@ from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.registry import nearest
+from sapo_swarm.registry import suggest_names
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
@@ -266,7 +266,7 @@ def find_model(home: Home, name: str = "", trained: bool = False) -> Model:
         return ready[0]
     found = _named(models, name)
     if not found:
-        known = nearest(name, {m.name for m in models})
+        known = suggest_names(name, {m.name for m in models})
         raise UsageError(
             f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {suggest_model_name(name)}"
         )

@@ -12,7 +12,7 @@ import msgspec
 
 from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS, date_form, few_numbers, lookalike_answer
 from sapo_swarm.scoring.declared import extract_answer, normalised_label, parse_json, parse_measure, split_items
-from sapo_swarm.scoring.messages import cap
+from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import (
@@ -40,7 +40,7 @@ ROOM = 20
 
 def written_answer_of(task: OwnTask, text: str, answer_format: AnswerFormat, in_reasoning: bool = False) -> str:
     """The answer that is judged in a completion of this task; "" where it holds none."""
-    return extract_answer(task.spec.extract, after_reasoning(cap(text), in_reasoning), answer_format) or ""
+    return extract_answer(task.spec.extract, after_reasoning(cap_completion(text), in_reasoning), answer_format) or ""
 
 
 def has_form(task: OwnTask, row: Mapping[str, str], answer: str) -> bool:
