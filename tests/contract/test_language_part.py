@@ -15,7 +15,7 @@ from tests.contract.conftest import write_tokenizer
 from sapo_backends.base import LoadRequest
 from sapo_backends.checkpoints.spec import decoder_spec, why_not
 from sapo_backends.measure.precision import model_size
-from sapo_desktop.services.models.exports import Format, Plan, export
+from sapo_desktop.services.models.exports import ExportPlan, Format, create_export
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 transformers = pytest.importorskip("transformers", reason="the torch engine is not installed")
@@ -106,7 +106,9 @@ def test_it_leaves_as_a_language_model_or_as_an_adapter_of_the_whole(
 ) -> None:
     pytest.importorskip({"hf": "transformers", "adapter": "peft", "gguf": "llama_cpp"}[kind])
     monkeypatch.setattr(import_module("sapo_desktop.services.models.exports.export"), "QUESTIONS", 4)
-    done = export(trained(tmp_path, str(seeing), method="lora", precision="float32"), Plan(kind, tmp_path / "out"))
+    done = create_export(
+        trained(tmp_path, str(seeing), method="lora", precision="float32"), ExportPlan(kind, tmp_path / "out")
+    )
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers > 0
     assert done.agreement.identical >= 0.7 * done.agreement.answers

@@ -10,7 +10,7 @@ from tests.benchmarks.shapes import SHAPES, write_model
 
 from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.exports import Record, Source
+from sapo_desktop.services.models.exports import ExportSource, ModelCardRecord
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.scoring.prompts import build_messages
@@ -27,7 +27,7 @@ def random_model(folder: Path, architecture: str) -> Path:
     return write_model(folder, SHAPE, architecture=architecture, scale=SCALE, chat=True)
 
 
-def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Source:
+def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> ExportSource:
     """A checkpoint in `folder` after a few updates with arbitrary advantages. settings: of the run."""
     chosen = {"trainer": "torch", "device": "cpu", "threads": 1, "lora_rank": 4, "max_new_tokens": 64, **settings}
     config = RunConfig(model=model, **chosen)
@@ -43,4 +43,6 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Sour
         engine.update(batch, PolicyUpdate(3e-3), seed)
     checkpoint = CheckpointStore(folder / "checkpoints", 1).write(engine, CheckpointInfo(updates, "stop")).path
     engine.close()
-    return Source(config, checkpoint, Record(name="my model", base=model, tasks=config.tasks, rounds=updates))
+    return ExportSource(
+        config, checkpoint, ModelCardRecord(name="my model", base=model, tasks=config.tasks, rounds=updates)
+    )

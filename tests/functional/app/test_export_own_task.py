@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from tests.support.trained_models import random_model, trained
 
-from sapo_desktop.services.models.exports import Plan, Source, export
+from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export
 
 LONG_S = 240
 SYSTEM = "Reply with JSON only."
@@ -28,7 +28,7 @@ CONTROL = "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
-def chatty(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> ExportSource:
     """A random Qwen whose chat template has a place for the system prompt."""
     folder = tmp_path_factory.mktemp("qwen")
     return trained(folder, str(random_model(folder / "base", "qwen2")), updates=1, method="full", max_new_tokens=8)
@@ -40,7 +40,7 @@ def tasks(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "tasks"
 
 
-def on(source: Source, *tasks: str) -> Source:
+def on(source: ExportSource, *tasks: str) -> ExportSource:
     return replace(source, config=msgspec.structs.replace(source.config, tasks=tasks))
 
 
@@ -62,28 +62,30 @@ def test_a_model_on_an_own_task_is_exported_and_checked_and_without_its_task_exp
     assert told in (tmp_path / "later" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_tasks_own_system_prompt_goes_with_the_model(chatty: Source, tasks: Path) -> None:
+def test_the_tasks_own_system_prompt_goes_with_the_model(chatty: ExportSource, tasks: Path) -> None:
     rows = [{"question": f"{n}?", "answer": n} for n in range(9)]
     write_folder(tasks / "my_json", f'system = "{SYSTEM}"\n[[verifier]]\nkind = "exact"\n', rows[:8], rows[8:])
-    export(on(chatty, "my_json"), Plan("gguf", tasks.parent / "out", verify=False))
+    create_export(on(chatty, "my_json"), ExportPlan("gguf", tasks.parent / "out", verify=False))
     assert f'SYSTEM """{SYSTEM}"""\n' in (tasks.parent / "out" / "Modelfile").read_text(encoding="utf-8")
     assert f"\n\n    {SYSTEM}\n\n" in (tasks.parent / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_question_that_spells_a_control_token_is_no_reason_to_refuse_an_export(chatty: Source, tasks: Path) -> None:
+def test_a_question_that_spells_a_control_token_is_no_reason_to_refuse_an_export(
+    chatty: ExportSource, tasks: Path
+) -> None:
     rows = [{"question": f"What is {n}{CONTROL * (n % 2)}?", "answer": n} for n in range(12)]
     write_folder(tasks / "about_tokens", '[[verifier]]\nkind = "exact"\n', rows[:8], rows[8:])
-    done = export(on(chatty, "about_tokens"), Plan("hf", tasks.parent / "out"))
+    done = create_export(on(chatty, "about_tokens"), ExportPlan("hf", tasks.parent / "out"))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers == 2
 
 
-def test_a_task_that_does_not_load_is_no_reason_to_refuse_an_export(chatty: Source, tasks: Path) -> None:
+def test_a_task_that_does_not_load_is_no_reason_to_refuse_an_export(chatty: ExportSource, tasks: Path) -> None:
     folder = write_folder(tasks / "mine", '[[verifier]]\nkind = "function"\n', [{"question": "q"}], [{"question": "p"}])
     (folder / "reward.py").write_text("def reward(completions, **_):\n    return [1.0]\n")
     sums(tasks / "edited")
     (tasks / "edited" / "train.jsonl").write_text("nothing")
-    done = export(on(chatty, "mine", "edited"), Plan("hf", tasks.parent / "out"))
+    done = create_export(on(chatty, "mine", "edited"), ExportPlan("hf", tasks.parent / "out"))
     assert done.unchecked == (
         "The tasks mine, edited are not here any more or do not load, so the export was not checked."
     )

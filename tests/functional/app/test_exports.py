@@ -24,12 +24,12 @@ from tests.support.trained_models import random_model, trained
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.exports import (
     ExportFailed,
+    ExportPlan,
+    ExportSource,
     Format,
-    Plan,
     Quant,
-    Source,
-    estimate,
-    export,
+    create_export,
+    estimate_export,
     formats_for,
 )
 from sapo_desktop.services.models.shelf import store
@@ -52,13 +52,13 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def starter(tmp_path_factory: pytest.TempPathFactory) -> ExportSource:
     """The smaller bundled model, all weights trained."""
     return trained(tmp_path_factory.mktemp("starter"), "starter-1m", method="full")
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ExportSource:
     """A random Llama with a trained adapter and stretched rotary wavelengths."""
     folder = tmp_path_factory.mktemp("llama")
     return trained(folder, str(random_model(folder / "base", "llama")), method="lora")
@@ -78,14 +78,14 @@ def pretend(folder: Path, patch: pytest.MonkeyPatch, code: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hf", "gguf", "mlx"])
 def test_the_library_it_is_for_gives_the_same_greedy_answers(
-    starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format
+    starter: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format
 ) -> None:
     """All of them (a busy machine may not get to the twentieth), and the tokenizer and chat template inside split the
     questions into the same tokens."""
     pytest.importorskip({"hf": "transformers", "gguf": "llama_cpp", "mlx": "mlx_lm"}[kind])
     if kind == "hf":
         monkeypatch.undo()  # as many questions as a person's export
-    done = export(starter, Plan(kind, tmp_path / "out"))
+    done = create_export(starter, ExportPlan(kind, tmp_path / "out"))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.identical == done.agreement.answers > 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -95,10 +95,12 @@ def test_the_library_it_is_for_gives_the_same_greedy_answers(
 
 
 @pytest.mark.parametrize("kind", ["hf", "adapter", "gguf", "mlx"])
-def test_a_trained_llama_adapter_means_the_same_in_every_format(llama: Source, tmp_path: Path, kind: Format) -> None:
+def test_a_trained_llama_adapter_means_the_same_in_every_format(
+    llama: ExportSource, tmp_path: Path, kind: Format
+) -> None:
     """Merged, alone, permuted for llama.cpp, and with the rotary settings where mlx_lm looks for them."""
     pytest.importorskip({"hf": "transformers", "adapter": "peft", "gguf": "llama_cpp", "mlx": "mlx_lm"}[kind])
-    done = export(llama, Plan(kind, tmp_path / "out"))
+    done = create_export(llama, ExportPlan(kind, tmp_path / "out"))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers > 0
     # F16 rounds, and random weights have near-ties
@@ -112,32 +114,36 @@ def test_a_model_whose_tokenizer_is_sentencepiece_leaves_as_gguf(tmp_path: Path,
     (tmp_path / "base").mkdir()
     base = write_model(tmp_path / "base", architecture)
     write_tokenizer(base, "what is the answer then, and there or other ", way, size=300)
-    done = export(trained(tmp_path, str(base), method="lora"), Plan("gguf", tmp_path / "out"))
+    done = create_export(trained(tmp_path, str(base), method="lora"), ExportPlan("gguf", tmp_path / "out"))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers > 0
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_0"])
-def test_fewer_bits_are_written_and_their_agreement_is_stated(starter: Source, tmp_path: Path, quant: Quant) -> None:
+def test_fewer_bits_are_written_and_their_agreement_is_stated(
+    starter: ExportSource, tmp_path: Path, quant: Quant
+) -> None:
     """The sentence counts, and nothing is refused: rounding is what was asked for."""
     pytest.importorskip("llama_cpp")
-    done = export(starter, Plan("gguf", tmp_path / "out", quant))
+    done = create_export(starter, ExportPlan("gguf", tmp_path / "out", quant))
     assert done.agreement is not None
     assert done.agreement.prompts == done.agreement.answers > 0
     assert f"{done.agreement.identical} of {done.agreement.answers} greedy answers" in done.sentence()
     assert left_in(tmp_path / "out") == ["Modelfile", "README.md", f"my-model-{quant}.gguf"]
     assert "TEMPLATE" in (tmp_path / "out" / "Modelfile").read_text(encoding="utf-8")
-    guess = estimate(starter, Plan("gguf", tmp_path / "other", quant))
+    guess = estimate_export(starter, ExportPlan("gguf", tmp_path / "other", quant))
     assert done.size == pytest.approx(guess.size, rel=0.15)
     assert guess.fits
 
 
-def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises(starter: Source, tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises(
+    starter: ExportSource, tmp_path: Path
+) -> None:
     """Half exports to another place stay."""
     for name in ("out", ".out.999999999.partial", ".other.999999999.partial", ".out.txt"):
         (tmp_path / name).mkdir()
     told: list[tuple[float, str]] = []
-    export(starter, Plan("hf", tmp_path / "out", verify=False), lambda *step: told.append(step))
+    create_export(starter, ExportPlan("hf", tmp_path / "out", verify=False), lambda *step: told.append(step))
     fractions = [fraction for fraction, _ in told]
     assert fractions == sorted(fractions)
     assert any("weights" in phrase for _, phrase in told)
@@ -146,7 +152,7 @@ def test_an_empty_folder_is_taken_what_a_kill_left_goes_and_progress_rises(start
 
 
 @pytest.mark.parametrize("phrase", ["starting", "writing Q8_0 weights", "llama-cpp-python answers"])
-def test_an_interrupt_leaves_nothing_and_no_process(starter: Source, tmp_path: Path, phrase: str) -> None:
+def test_an_interrupt_leaves_nothing_and_no_process(starter: ExportSource, tmp_path: Path, phrase: str) -> None:
     """Before, while the weights are written, and while they are read again."""
     pytest.importorskip("llama_cpp")
 
@@ -156,42 +162,44 @@ def test_an_interrupt_leaves_nothing_and_no_process(starter: Source, tmp_path: P
 
     children = set(psutil.Process().children(recursive=True))
     with pytest.raises(KeyboardInterrupt):
-        export(starter, Plan("gguf", tmp_path / "out", "q8_0"), stop)
+        create_export(starter, ExportPlan("gguf", tmp_path / "out", "q8_0"), stop)
     assert left_in(tmp_path) == []
     assert set(psutil.Process().children(recursive=True)) <= children
 
 
-def test_a_damaged_checkpoint_leaves_nothing(starter: Source, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_leaves_nothing(starter: ExportSource, tmp_path: Path) -> None:
     """The message is the engine's own."""
     assert starter.checkpoint is not None
     shutil.copytree(starter.checkpoint, tmp_path / "round-000002")
     (tmp_path / "round-000002" / "engine" / "trained.safetensors").write_bytes(b"short")
-    source = Source(starter.config, tmp_path / "round-000002", starter.record)
+    source = ExportSource(starter.config, tmp_path / "round-000002", starter.record)
     with pytest.raises(ExportFailed, match="round-000002"):
-        export(source, Plan("hf", tmp_path / "out"))
+        create_export(source, ExportPlan("hf", tmp_path / "out"))
     assert left_in(tmp_path) == ["round-000002"]
 
 
-def test_what_is_there_already_is_never_written_over(starter: Source, tmp_path: Path) -> None:
+def test_what_is_there_already_is_never_written_over(starter: ExportSource, tmp_path: Path) -> None:
     """A full folder and a file are not taken."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
         with pytest.raises(UsageError, match="--to FOLDER"):
-            export(starter, Plan("hf", target))
+            create_export(starter, ExportPlan("hf", target))
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
 
 
-def test_the_disk_is_asked_first(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_is_asked_first(starter: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started on a disk without room."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
     with pytest.raises(ExportFailed, match=r"needs 3\d MB .* 1\.0 MB are free"):
-        export(starter, Plan("hf", tmp_path / "out"))
+        create_export(starter, ExportPlan("hf", tmp_path / "out"))
     assert left_in(tmp_path) == []
 
 
-def test_a_library_that_is_absent_is_said(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_absent_is_said(
+    starter: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The export is kept: whoever takes it elsewhere knows that nobody tried it."""
     code = (
         "import importlib.metadata as m\nfound = m.version\n"
@@ -199,7 +207,7 @@ def test_a_library_that_is_absent_is_said(starter: Source, tmp_path: Path, monke
         "m.version = version\n"
     )
     pretend(tmp_path / "site", monkeypatch, code)
-    done = export(starter, Plan("mlx", tmp_path / "out"))
+    done = create_export(starter, ExportPlan("mlx", tmp_path / "out"))
     assert done.agreement is None
     assert done.sentence() == "It was not loaded again: mlx_lm is not installed here."
     assert done.sentence() in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -216,36 +224,40 @@ def test_a_library_that_is_absent_is_said(starter: Source, tmp_path: Path, monke
     ],
 )
 def test_what_its_library_cannot_load_is_not_kept(
-    llama: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+    llama: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     """Whether the library refuses or the process dies."""
     pytest.importorskip("peft")
     pretend(tmp_path / "site", monkeypatch, code)
     with pytest.raises(ExportFailed, match=message):
-        export(llama, Plan("adapter", tmp_path / "out"))
+        create_export(llama, ExportPlan("adapter", tmp_path / "out"))
     assert left_in(tmp_path) == ["site"]
 
 
-def test_another_models_answers_are_not_kept(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_models_answers_are_not_kept(
+    starter: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lossless format whose reader gives other tokens is a wrong export, not a footnote."""
     pytest.importorskip("mlx_lm")
     code = "import sapo_desktop.services.models.exports.foreign as f\nf._until_end = lambda *_: [7, 7]\n"
     pretend(tmp_path / "site", monkeypatch, code)
     with pytest.raises(ExportFailed, match=r"0 of \d+ .*another model, so nothing was kept"):
-        export(starter, Plan("mlx", tmp_path / "out"))
+        create_export(starter, ExportPlan("mlx", tmp_path / "out"))
     assert left_in(tmp_path) == ["site"]
 
 
-def test_formats_and_plans_that_cannot_be_are_refused_before_anything(starter: Source, llama: Source) -> None:
+def test_formats_and_plans_that_cannot_be_are_refused_before_anything(
+    starter: ExportSource, llama: ExportSource
+) -> None:
     """An adapter where none was trained, bits where none are dropped, formats that nobody knows."""
     assert formats_for(starter) == ("hf", "gguf", "mlx")
     assert formats_for(llama) == ("hf", "adapter", "gguf", "mlx")
     with pytest.raises(UsageError, match="all of its weights were trained"):
-        export(starter, Plan("adapter", Path("nowhere")))
+        create_export(starter, ExportPlan("adapter", Path("nowhere")))
     with pytest.raises(UsageError, match="--quant is for gguf"):
-        Plan("hf", Path("nowhere"), "q4_0")
+        ExportPlan("hf", Path("nowhere"), "q4_0")
     with pytest.raises(UsageError, match="hf, adapter, gguf, mlx"):
-        Plan("onnx", Path("nowhere"))  # type: ignore[arg-type]
+        ExportPlan("onnx", Path("nowhere"))  # type: ignore[arg-type]
 
 
 def test_the_verb_exports_a_run_and_says_how_it_was_checked(tmp_path: Path) -> None:
@@ -275,7 +287,7 @@ def test_the_verb_exports_a_run_and_says_how_it_was_checked(tmp_path: Path) -> N
     assert "--no-verify" in quick.stdout
 
 
-def test_ctrl_c_leaves_nothing(starter: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing(starter: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verb ends with 130 and takes its child process, which is what presses the keys here, along."""
     assert starter.checkpoint is not None
     model = tmp_path / "data" / "models" / "a-model"

@@ -16,7 +16,7 @@ from tests.support.week_recording import week
 
 from sapo_desktop import cli
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.figures import FORMATS, rows
+from sapo_desktop.services.models.figures import FORMATS, figure_rows
 from sapo_desktop.services.models.recording import load_recording
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
@@ -75,7 +75,7 @@ def test_a_held_out_result_has_its_interval_and_its_temperature(tmp_path: Path) 
 def test_the_greedy_part_of_an_evaluation_has_its_own_figures_here_and_in_the_metrics() -> None:
     greedy = GreedyScore(8, 0.75, 0.4, 0.9, 0.25, 0.1, 0.4, tasks=(TaskScore("sums", 8, 0.75, 0.4, 0.9, 1.0, 0.0),))
     event = msgspec.structs.replace(evaluation(3, 0.25), greedy=greedy)
-    (row,) = (row for row in rows([opened(0), event]) if row.kind == "held_out")
+    (row,) = (row for row in figure_rows([opened(0), event]) if row.kind == "held_out")
     assert (row.figures["held_out_t1/pass_at_1"], row.figures["held_out_t0/pass_at_1"]) == (0.25, 0.75)
     assert (row.figures["held_out_t0/delta_low"], row.figures["held_out_t0_task/sums"]) == (0.1, 0.75)
     counted = EventTotals()
@@ -99,7 +99,7 @@ def test_a_folder_of_the_models_name_that_holds_no_journal_is_not_taken_for_it(
 
 
 def test_a_week_is_told_from_its_first_round_and_blocks_say_how_many_rounds_they_cover() -> None:
-    found = [row for row in rows(week(groups=0)) if row.kind == "round"]
+    found = [row for row in figure_rows(week(groups=0)) if row.kind == "round"]
     assert (found[0].round, found[0].covers) == (1, 1)
     assert sum(row.covers for row in found) == 400_000
     assert any("lowest/reward/local" in row.figures for row in found)
@@ -107,7 +107,7 @@ def test_a_week_is_told_from_its_first_round_and_blocks_say_how_many_rounds_they
 
 def test_a_round_that_was_done_again_counts_once_and_no_number_is_infinite() -> None:
     again = msgspec.structs.replace(finished(1, reward=0.9), ratio_max=float("inf"))
-    found = list(rows([finished(0), finished(1, reward=0.1), again]))
+    found = list(figure_rows([finished(0), finished(1, reward=0.1), again]))
     assert [(row.round, row.figures["reward/local"]) for row in found] == [(1, 0.5), (2, 0.9)]
     assert "update/ratio_max" not in found[1].figures
 

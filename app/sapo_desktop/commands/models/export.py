@@ -47,7 +47,7 @@ def lm_studio_target(named: Path | None, slug: str) -> Path:
 def main(args: argparse.Namespace) -> int:
     """Exit code 0 when it was written and, unless --no-verify, read again."""
     from sapo_desktop.services.models.checkpoints import select_weights
-    from sapo_desktop.services.models.exports import Plan, Source, default_target, export
+    from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export, default_target
     from sapo_desktop.services.models.exports.card import record_of
     from sapo_desktop.services.models.shelf import store
     from sapo_desktop.services.models.shelf.adopt import migrate_runs
@@ -59,15 +59,15 @@ def main(args: argparse.Namespace) -> int:
     chosen = select_weights(home, args.name, args.checkpoint)
     model = store.find_model(home, chosen.model)
     rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
-    source = Source(
+    source = ExportSource(
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
     )
     if args.to_lmstudio:
         args.format, args.to = "gguf", lm_studio_target(args.to, source.record.slug)
-    label = Plan(args.format, Path(), args.quant).label
+    label = ExportPlan(args.format, Path(), args.quant).label
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:
         umask.as_in_the_shell()
-    done = export(source, Plan(args.format, target, args.quant, not args.no_verify), print_progress)
+    done = create_export(source, ExportPlan(args.format, target, args.quant, not args.no_verify), print_progress)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
     return 0

@@ -10,7 +10,7 @@ from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.services.models import recording
-from sapo_desktop.services.models.figures import FORMATS, Job, rows, write
+from sapo_desktop.services.models.figures import FORMATS, FigureJob, figure_rows, write_figures
 from sapo_desktop.services.models.figures.rows import KINDS
 from sapo_desktop.streams import print_progress
 
@@ -31,9 +31,9 @@ def export_figures(home: Home, args: argparse.Namespace) -> int:
     name, path = recording.find_recording(home, *args.names)
     print_progress(0.0, "reading")
     events = recording.load_recording(path, KINDS) if path.exists() else []
-    found = list(rows(events))
+    found = list(figure_rows(events))
     try:
-        write(args.format, Job(name, found, typed_target(args.output), args.force, print_progress))
+        write_figures(args.format, FigureJob(name, found, typed_target(args.output), args.force, print_progress))
     finally:
         print_progress(1.0, f"figures of {name}")
     rounds = sum(row.covers for row in found)
