@@ -77,7 +77,7 @@ def environment_task(folder: Path, code: str, rows: list[dict[str, object]], tom
     write_folder(folder, toml, rows, rows[:1])
     (folder / "environment.py").write_text(code, "utf-8")
     task = read_task(folder)
-    library.allow_code(task.code)
+    library.allow_task_code(task.code)
     return task
 
 

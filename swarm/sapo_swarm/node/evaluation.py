@@ -224,7 +224,8 @@ async def evaluate_questions(
         other = {
             place: to
             for place, to in permutation_partners(refs_asked).items()
-            if not library.episode_turns(refs_asked[to]) and not library.judge_rubric(refs_asked[to])  # a judge costs
+            if not library.max_episode_turns(refs_asked[to])
+            and not library.judge_rubric(refs_asked[to])  # a judge costs
         }
         permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))

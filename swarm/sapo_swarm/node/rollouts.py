@@ -154,15 +154,17 @@ async def score_completions(
     """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
     are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
     both = list(zip(questions, completions, strict=True))
-    episodes = [(q.ref, group) for q, group in both if library.episode_turns(q.ref)]
+    episodes = [(q.ref, group) for q, group in both if library.max_episode_turns(q.ref)]
     single = [
-        (q.ref, [tokenizer.decode(c.tokens) for c in group]) for q, group in both if not library.episode_turns(q.ref)
+        (q.ref, [tokenizer.decode(c.tokens) for c in group])
+        for q, group in both
+        if not library.max_episode_turns(q.ref)
     ]
     played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
     found: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
     for question in questions:
-        if library.episode_turns(question.ref):
+        if library.max_episode_turns(question.ref):
             scored, turns = next(played)
             texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
         else:
@@ -172,7 +174,7 @@ async def score_completions(
     return found
 
 
-async def score_groups(
+async def score_local_groups(
     tokenizer: Tokenizer,
     scorer: Scorer,
     questions: Sequence[Question],
@@ -207,7 +209,7 @@ async def answer_turns(
     places = [
         (i, j)
         for i, question in enumerate(questions)
-        if library.episode_turns(question.ref)
+        if library.max_episode_turns(question.ref)
         for j in range(len(table[i]))
         if (i, j) not in over
     ]

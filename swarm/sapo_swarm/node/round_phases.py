@@ -30,7 +30,7 @@ from sapo_swarm.node.rollouts import (
     prompt_ids,
     turn_length,
 )
-from sapo_swarm.node.rollouts import score_groups as judged
+from sapo_swarm.node.rollouts import score_local_groups as judged
 from sapo_swarm.node.round_context import RoundContext, RoundWork, StageStep, UpdateCall
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
@@ -81,7 +81,7 @@ def candidate_refs(
     More than local_groups are available because some coordinates regenerate nothing.
     """
     rng = random.Random(round_seed(node_key, config.seed, round_number, "tasks"))
-    choices = task_presets(config)
+    choices = task_preset_pairs(config)
     weights = None
     if config.curriculum != "uniform":
         weights = adaptive_sampling.sampling_weights(
@@ -95,7 +95,7 @@ def candidate_refs(
         slot += 1
 
 
-def task_presets(config: RunConfig) -> list[tuple[str, str]]:
+def task_preset_pairs(config: RunConfig) -> list[tuple[str, str]]:
     """(task, preset) pairs that questions are sampled from. A swarm agrees on one preset. Raises UnknownTask."""
     if config.curriculum == "presets" and not config.external_groups:
         return [
@@ -313,7 +313,8 @@ def _material(context: RoundContext, work: RoundWork) -> StageMaterial:
     else:
         known = tuple(past.group for past in memory.replay if past.round < work.round)
     local, others = (
-        [made_safe(g) for g in groups if not library.episode_turns(g.question.ref)] for groups in (work.local, known)
+        [made_safe(g) for g in groups if not library.max_episode_turns(g.question.ref)]
+        for groups in (work.local, known)
     )
     return StageMaterial(tuple(local), tuple(others), config.stage_groups, config.answer_format)
 

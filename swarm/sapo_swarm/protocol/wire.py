@@ -354,7 +354,7 @@ class TaskUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 def build_task_upload(task: OwnTask, held_out: bool) -> TaskUpload:
     """The task for a swarm, with its held-out rows or without. Raises BadTask for one that cannot travel."""
-    raw = folder.pack_task(task, held_out)
+    raw = folder.task_to_bytes(task, held_out)
     body = _task_offer_compress.compress(raw)
     spec = task.spec
     if len(body) > MAX_PACKED:
@@ -384,7 +384,7 @@ def unpack_task(offer: TaskOffer, body: bytes) -> OwnTask:
         raise BadTask(f"Task {offer.name!r} cannot be unpacked: {error}") from error
     if sha256_hex(raw) != offer.hash or len(raw) != offer.size:
         raise BadTask(f"What came is not the task {offer.name!r} that was offered: its hash is another one.")
-    task = folder.unpack_task(raw, offer.name, offer.description, offer.licence)
+    task = folder.task_from_bytes(raw, offer.name, offer.description, offer.licence)
     if (len(task.train), len(task.held_out)) != (offer.train, offer.held_out):
         raise BadTask(f"Task {offer.name!r} has other numbers of rows than it was offered with.")
     return task

@@ -108,7 +108,7 @@ MASK = "_"
 _MARKERS: dict[AnswerFormat, str] = {"tags": "<answer>", "boxed": "\\boxed", "json": "{"}
 
 
-def shorten_text(text: str) -> str:
+def truncate_lines(text: str) -> str:
     """Whole lines as far as they fit; of one long line its beginning."""
     whole = text.strip()
     if len(whole) <= SHOWN_CHARACTERS:
@@ -148,7 +148,7 @@ def masked_hint(text: str, answer_format: AnswerFormat) -> str:
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
-    masked = _pattern(answer).sub(MASK, shorten_text(reasoning_before_answer(text, answer_format)))
+    masked = _pattern(answer).sub(MASK, truncate_lines(reasoning_before_answer(text, answer_format)))
     return "" if contains_answer(masked, answer) or not masked.strip(f"{MASK} \n.,:;=") else masked
 
 
@@ -160,7 +160,7 @@ def reasoning_prefix(text: str, answer_format: AnswerFormat) -> str:
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
-    whole = shorten_text(reasoning_before_answer(text, answer_format))
+    whole = truncate_lines(reasoning_before_answer(text, answer_format))
     found = _pattern(answer).search(whole)
     start = whole[: found.start()] if found else whole
     return "" if contains_answer(start, answer) else start.rstrip()
@@ -216,7 +216,7 @@ class CritiqueStage:
 
 def _failed(group: Group) -> list[str]:
     """What of the group's failures can be shown."""
-    shown = (shorten_text(r.text) for r in group.rollouts if r.reward < 1.0 and r.finish == "stop")
+    shown = (truncate_lines(r.text) for r in group.rollouts if r.reward < 1.0 and r.finish == "stop")
     return [text for text in shown if text]
 
 

@@ -198,7 +198,7 @@ async def test_an_evaluation_of_which_no_question_can_be_asked_is_given_up_and_t
     """Its environment does not start for the held-out row."""
     code = TWO_SUMS.replace("        self.first,", "        assert first != '12'\n        self.first,")
     (task / "two_sums" / "environment.py").write_text(code, "utf-8")
-    library.allow_code(code.encode())
+    library.allow_task_code(code.encode())
     await make(tmp_path / "run", CountingEngine(), msgspec.structs.replace(CONFIG, eval_every=2)).run()
     assert evaluations(tmp_path / "run") == []
     said = [e.text for e in read_only(tmp_path / "run" / "journal.db", ("log",)) if isinstance(e, LogLine)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.round_phases import candidate_refs, task_presets
+from sapo_swarm.node.round_phases import candidate_refs, task_preset_pairs
 from sapo_swarm.sapo.adaptive_sampling import FADE, SuccessPosterior, sampling_weights, update_posteriors
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -89,8 +89,8 @@ def test_a_uniform_run_samples_the_questions_that_it_always_did() -> None:
 
 def test_between_presets_is_for_a_node_alone_because_a_swarm_agrees_on_one() -> None:
     alone = RunConfig(tasks=("bf", "binary_matrix"), preset="paper", curriculum="presets", local_groups=8)
-    assert [pair for pair in task_presets(alone) if pair[0] == "bf"] == [
+    assert [pair for pair in task_preset_pairs(alone) if pair[0] == "bf"] == [
         ("bf", p) for p in ("starter", "paper", "hard")
     ]
     shared = RunConfig(tasks=("bf",), preset="paper", curriculum="presets", local_groups=8, external_groups=2)
-    assert task_presets(shared) == [("bf", "paper")]
+    assert task_preset_pairs(shared) == [("bf", "paper")]

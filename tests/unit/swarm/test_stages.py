@@ -23,7 +23,7 @@ from sapo_swarm.sapo.stages import (
     contains_answer,
     masked_hint,
     reasoning_prefix,
-    shorten_text,
+    truncate_lines,
 )
 from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
@@ -104,13 +104,13 @@ def test_a_hint_never_holds_the_answer(before: str, answer: str, between: str, a
 
 @given(st.text(max_size=3000))
 def test_what_is_shown_is_never_longer_than_allowed(text: str) -> None:
-    assert len(shorten_text(text)) <= SHOWN_CHARACTERS
+    assert len(truncate_lines(text)) <= SHOWN_CHARACTERS
     assert len(masked_hint(f"{text}\n<answer>7</answer>", "tags")) <= SHOWN_CHARACTERS
 
 
 def test_a_text_that_is_too_long_is_cut_behind_a_whole_line() -> None:
     line = "x" * 50
-    assert shorten_text("\n".join([line] * 20)).splitlines() == [line] * 11
+    assert truncate_lines("\n".join([line] * 20)).splitlines() == [line] * 11
 
 
 def test_a_beginning_ends_where_the_answer_first_stands() -> None:

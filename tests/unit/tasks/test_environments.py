@@ -29,7 +29,7 @@ def yes(tmp_path: Path) -> Iterator[Path]:
 
 def found(code: str) -> EnvironmentSpec:
     """The environment in a file that the person allowed."""
-    library.allow_code(code.encode())
+    library.allow_task_code(code.encode())
     return load_environment_spec(code.encode())
 
 

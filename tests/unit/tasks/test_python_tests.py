@@ -43,7 +43,7 @@ async def scorer(tmp_path: Path) -> AsyncIterator[Scorer]:
     folder = tmp_path / "tasks"
     write_folder(folder / "t", TOML, [ROW], [ROW])
     with library_in(folder):
-        library.allow_code(library.consent_bytes(read_task(folder / "t")))
+        library.allow_task_code(library.consent_bytes(read_task(folder / "t")))
         async with Scorer(margin_s=30.0) as started:
             yield started
 
@@ -168,7 +168,7 @@ async def test_an_answer_reads_neither_keys_nor_rows_where_the_current_folder_is
     monkeypatch.syspath_prepend(str(data.parent))
     secrets = ("identity/node.key", "tasks/t/train.jsonl", "tasks/t/heldout.jsonl", "tasks", "identity", "", "..")
     with library_in(data / "tasks"):
-        library.allow_code(library.consent_bytes(read_task(data / "tasks" / "t")))
+        library.allow_task_code(library.consent_bytes(read_task(data / "tasks" / "t")))
         async with Scorer(margin_s=30.0) as started:
             for secret in secrets:
                 text = READS.replace("{places}", repr([str(data / secret)]))
@@ -180,7 +180,7 @@ async def test_nothing_of_the_worker_is_left_when_it_ends(tmp_path: Path) -> Non
     previous = library.task_folder()
     try:
         with library_in(tmp_path):
-            library.allow_code(library.consent_bytes(read_task(tmp_path / "t")))
+            library.allow_task_code(library.consent_bytes(read_task(tmp_path / "t")))
             async with Scorer(margin_s=30.0) as started:
                 assert await rewards(started, RIGHT) == (1.0,)
                 before = mine()
@@ -215,7 +215,7 @@ async def test_it_never_runs_before_a_yes_and_not_where_it_cannot_be_contained(t
             write_folder(tmp_path / "t", TOML, [ROW], [ROW])
             with pytest.raises(BadTask, match="--allow-code"):
                 library.load_task("t")
-            library.allow_code(library.consent_bytes(read_task(tmp_path / "t")))
+            library.allow_task_code(library.consent_bytes(read_task(tmp_path / "t")))
             assert library.load_task("t")
             ref = held_out("t", "own", 0)
             (found,) = await started.score_many([(ref, (RIGHT,))])
@@ -229,7 +229,7 @@ async def test_it_never_runs_before_a_yes_and_not_where_it_cannot_be_contained(t
 def test_a_task_that_changed_since_the_yes_asks_again(tmp_path: Path, file: str) -> None:
     path = write_folder(tmp_path / "t", TOML, [ROW], [ROW]) / file
     with library_in(tmp_path):
-        library.allow_code(library.consent_bytes(read_task(path.parent)))
+        library.allow_task_code(library.consent_bytes(read_task(path.parent)))
         assert library.load_task("t")
         path.write_text(path.read_text("utf-8").replace("whole", "last_line").replace("double", "twice"), "utf-8")
         library.set_task_folder(tmp_path)

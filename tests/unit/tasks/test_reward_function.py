@@ -51,7 +51,7 @@ async def scorer(tmp_path: Path) -> AsyncIterator[Scorer]:
 async def rewards(scorer: Scorer, folder: Path, code: str, *texts: str, partial: bool = True) -> tuple[float, ...]:
     """What an allowed function gives for these completions."""
     task = read_task(with_code(folder, code))
-    library.allow_code(task.code)
+    library.allow_task_code(task.code)
     found = await scorer.score(held_out(folder.name, "own", 0), texts, RewardRule(partial=partial))
     assert isinstance(found, ScoredTexts)
     return found.rewards
@@ -80,7 +80,7 @@ async def test_memory_that_others_filled_fails_no_later_answer_and_what_needs_to
 ) -> None:
     """An honest source was struck for its texts where earlier ones had filled the worker."""
     task = read_task(with_code(tmp_path / "t", HOARD))
-    library.allow_code(task.code)
+    library.allow_task_code(task.code)
     ref = held_out("t", "own", 0)
     found = await scorer.score_many([(ref, (size,)) for size in ("700", "700", "4000", "700")])
     faults = [result.fault if isinstance(result, ScoringFailed) else result.rewards for result in found]
@@ -119,7 +119,7 @@ async def test_reading_a_task_may_take_longer_than_a_job_and_a_hostile_text_may_
     code = "import time\ntime.sleep(4)\ndef reward(completions, **_):\n    "
     code += "time.sleep(30 * (completions[0] == 'hostile'))\n    return [1.0]"
     with library_in(tmp_path):
-        library.allow_code(read_task(with_code(tmp_path / "t", code)).code)
+        library.allow_task_code(read_task(with_code(tmp_path / "t", code)).code)
         async with Scorer(margin_s=2.0) as scorer:
             (hostile,) = await scorer.score_many([(held_out("t", "own", 0), ("hostile",))])
             honest = await scorer.score(held_out("t", "own", 0), ("honest",))
@@ -130,7 +130,7 @@ async def test_reading_a_task_may_take_longer_than_a_job_and_a_hostile_text_may_
 
 async def test_a_function_that_never_ends_is_ended(tmp_path: Path, scorer: Scorer) -> None:
     task = read_task(with_code(tmp_path / "t", "def reward(completions, **_):\n    while True: pass"))
-    library.allow_code(task.code)
+    library.allow_task_code(task.code)
     (found,) = await scorer.score_many([(held_out("t", "own", 0), ("x",))])
     assert isinstance(found, ScoringFailed)
 
@@ -145,7 +145,7 @@ async def test_a_function_that_never_ends_is_ended(tmp_path: Path, scorer: Score
     ],
 )
 async def test_a_file_that_does_not_load_is_told_of(tmp_path: Path, scorer: Scorer, code: str, reason: str) -> None:
-    library.allow_code(read_task(with_code(tmp_path / "t", code)).code)
+    library.allow_task_code(read_task(with_code(tmp_path / "t", code)).code)
     found = await review.measure_shortcuts(library.load_task("t"), scorer, ["row 1"])
     assert reason in found.hanging[0]
     assert not (Path.cwd() / "canary").exists()
@@ -156,7 +156,7 @@ def test_code_is_never_run_before_a_yes_and_a_change_needs_a_new_one(tmp_path: P
     with library_in(tmp_path):
         with pytest.raises(BadTask, match="--allow-code"):
             library.load_task("t")
-        library.allow_code(read_task(folder).code)
+        library.allow_task_code(read_task(folder).code)
         assert library.load_task("t").code == LENGTH.encode()
         (folder / "reward.py").write_text(LENGTH + "\n# changed")
         library.set_task_folder(tmp_path)
@@ -166,7 +166,7 @@ def test_code_is_never_run_before_a_yes_and_a_change_needs_a_new_one(tmp_path: P
 
 async def test_the_worker_asks_for_the_yes_itself(tmp_path: Path, scorer: Scorer) -> None:
     task = read_task(with_code(tmp_path / "t", LENGTH))
-    library.allow_code(task.code)
+    library.allow_task_code(task.code)
     ref = held_out("t", "own", 0)
     (tmp_path / library.ALLOWED).unlink()
     (found,) = await scorer.score_many([(ref, ("x",))])

@@ -24,7 +24,7 @@ from sapo_swarm.scoring.rubric import (
 )
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out
-from sapo_swarm.tasks.own.folder import pack_task, read_task
+from sapo_swarm.tasks.own.folder import read_task, task_to_bytes
 from sapo_swarm.tasks.own.spec import BadTask, parse_spec
 
 JUDGED = 'extract = "whole"\n[[verifier]]\nkind = "judged"\nrubric = "It is polite."\n'
@@ -187,4 +187,4 @@ def test_a_judged_task_has_no_other_verifier_and_never_travels(tmp_path: Path) -
     with pytest.raises(BadTask, match="no other verifier"):
         parse_spec(f'name = "t"\n{JUDGED}[[verifier]]\nkind = "exact"\n', "task.toml")
     with pytest.raises(BadTask, match="never enter a swarm"):
-        pack_task(read_task(judged_task(tmp_path)), held_out=True)
+        task_to_bytes(read_task(judged_task(tmp_path)), held_out=True)

@@ -72,7 +72,7 @@ def test_a_task_that_is_deleted_is_gone_with_its_copy_its_yes_and_its_place_in_s
 ) -> None:
     store.store_task(task(tmp_path), home, replace=False)
     store.store_task(task(tmp_path, 60), home, replace=True)
-    library.allow_code(library.consent_bytes(library.load_task("my_sums")))
+    library.allow_task_code(library.consent_bytes(library.load_task("my_sums")))
     for swarm, mine in (("a" * 16, True), ("b" * 16, False)):
         entry = SharedTask(swarm=swarm, name="my_sums", digest="0" * 64, held_out=False, mine=mine)
         library.add_shared_task(home.tasks, entry)
@@ -131,7 +131,7 @@ def test_a_yes_to_code_that_another_task_has_too_outlives_the_deleted_one(home: 
     for name in ("one", "two"):
         write_folder(home.tasks / name, '[[verifier]]\nkind = "function"\n', [{"question": "a"}], [{"question": "b"}])
         (home.tasks / name / "reward.py").write_bytes(code)
-    library.allow_code(code)
+    library.allow_task_code(code)
     store.remove_task(home, "one")
     assert library.is_code_allowed(code)
     store.remove_task(home, "two")

@@ -68,7 +68,7 @@ def test_equal_content_has_one_version_whatever_line_ends_key_order_and_byte_ord
         (folder / "task.toml").write_bytes(text.encode())
     plain, dressed = map(read_task, folders)
     assert plain.digest == dressed.digest
-    assert travel.pack_task(plain, True) == travel.pack_task(dressed, True)
+    assert travel.task_to_bytes(plain, True) == travel.task_to_bytes(dressed, True)
 
 
 @given(
@@ -83,7 +83,7 @@ def test_what_arrives_is_what_left_and_its_hash_is_the_tasks_version(
     upload = build_task_upload(task, held_out)
     arrived = unpack_task(upload.offer, upload.packed)
     assert arrived.digest == upload.offer.hash == (task.digest if held_out else task.train_digest)
-    assert hashlib.sha256(travel.pack_task(task, held_out)).hexdigest() == upload.offer.hash
+    assert hashlib.sha256(travel.task_to_bytes(task, held_out)).hexdigest() == upload.offer.hash
     assert (arrived.spec, arrived.train) == (task.spec, task.train)
     assert arrived.held_out == (task.held_out if held_out else ())
     again = tmp_path_factory.mktemp("again") / "mine"
@@ -97,8 +97,8 @@ def test_a_schema_and_a_fixture_travel_too_and_held_out_rows_only_when_the_host_
     query = task_of(SqlVerifier(), row={"question": "q", "answer": "select 1"}, fixture=b"SQLite")
     assert unpack_task(*_both(build_task_upload(query, True))).fixture == b"SQLite"
     secret = task_of(NumberVerifier(), row={"question": "secret question", "answer": "1"})
-    assert travel.pack_task(secret, True).count(b"secret question") == 2
-    assert travel.pack_task(secret, False).count(b"secret question") == 1
+    assert travel.task_to_bytes(secret, True).count(b"secret question") == 2
+    assert travel.task_to_bytes(secret, False).count(b"secret question") == 1
 
 
 def _both(upload: TaskUpload) -> tuple[TaskOffer, bytes]:
@@ -114,9 +114,9 @@ def test_nothing_that_runs_travels(tmp_path: Path) -> None:
         build_task_upload(read_task(folder), False)
     for kind in ("function", "environment", "python_tests"):
         with pytest.raises(BadTask, match="never comes from a swarm"):
-            travel.unpack_task(_bytes(spec=json.dumps({"verifier": [{"kind": kind}]}).encode()), "mine")
+            travel.task_from_bytes(_bytes(spec=json.dumps({"verifier": [{"kind": kind}]}).encode()), "mine")
     with pytest.raises(BadTask, match="parts that this version does not know"):
-        travel.unpack_task(_bytes() + b"code 1\nx", "mine")
+        travel.task_from_bytes(_bytes() + b"code 1\nx", "mine")
     for part in (FunctionVerifier(), EnvironmentVerifier(), PythonTests()):
         with pytest.raises(BadTask, match="nothing that runs"):
             build_task_upload(task_of(part, row={"question": "Double a number.", "answer": "double(4) == 8"}), False)
@@ -130,7 +130,7 @@ def _bytes(
 
 
 def test_these_bytes_are_a_task() -> None:
-    assert travel.unpack_task(_bytes(), "mine").train == ({"answer": "1", "question": "q"},)
+    assert travel.task_from_bytes(_bytes(), "mine").train == ({"answer": "1", "question": "q"},)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_these_bytes_are_a_task() -> None:
 )
 def test_bytes_that_are_not_canonical_are_refused_in_a_sentence(data: bytes) -> None:
     with pytest.raises(BadTask) as refused:
-        travel.unpack_task(data, "mine")
+        travel.task_from_bytes(data, "mine")
     assert 15 < len(str(refused.value)) < 600
 
 
@@ -188,7 +188,7 @@ def test_a_task_whose_patterns_take_hours_to_compile_is_refused_at_once_in_a_sen
         data = _bytes(spec=HEAVY[name]).replace(b"schema 0\n", f"schema {len(schema)}\n".encode() + schema)
     began = time.process_time()
     with pytest.raises(BadTask, match="hold too many characters" if len(pattern) > 100 else "all that are checked"):
-        travel.unpack_task(data, "mine")
+        travel.task_from_bytes(data, "mine")
     assert time.process_time() - began < READ_S
 
 
@@ -217,7 +217,7 @@ def test_any_other_bytes_are_refused(junk: bytes) -> None:
     with pytest.raises(BadTask):
         unpack_task(offer, junk)
     with pytest.raises(BadTask):
-        travel.unpack_task(HEADER + junk, "mine")
+        travel.task_from_bytes(HEADER + junk, "mine")
 
 
 def test_a_task_with_the_name_of_one_of_the_apps_is_refused(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_hostile_folder_does_no_harm_on_its_way_through_a_swarm(number: int, t
             if _plain(tmp_path / name / file)
         }
         with pytest.raises(BadTask):  # a host that sends the files as they lie, without reading them first
-            travel.unpack_task(_bytes(**raw), name)
+            travel.task_from_bytes(_bytes(**raw), name)
     assert time.process_time() - began < READ_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) * 1024 < MEMORY
 

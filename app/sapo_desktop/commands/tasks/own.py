@@ -165,7 +165,7 @@ def _allow(target: str) -> None:
     task = read_task(folder / target)
     if not library.runs_code(task):
         raise UsageError(f"Task {target!r} holds no code.")
-    library.allow_code(library.consent_bytes(task))
+    library.allow_task_code(library.consent_bytes(task))
     if not task.code:
         print(
             f"From now on the Python that a model writes for {target}, as the task is now, is run in a process that can"

@@ -126,7 +126,7 @@ def remove_task(home: Home, name: str) -> None:
         consent = library.consent_bytes(read_task(folder, need_held_out=False))
         others = (path for path in home.tasks.glob("*/*.py") if path.parent != folder)
         if not any(path.read_bytes() == consent for path in others):
-            library.disallow_code(consent)
+            library.disallow_task_code(consent)
     try:
         if folder.is_symlink():
             folder.unlink()

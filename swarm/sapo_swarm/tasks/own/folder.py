@@ -342,7 +342,7 @@ _PARTS = {"spec": MAX_SPEC, "train": MAX_BYTES, "heldout": MAX_BYTES, "schema": 
 _FRAME = re.compile(rb"([a-z]{4,7}) (0|[1-9][0-9]{0,8})\n")
 
 
-def pack_task(task: OwnTask, held_out: bool) -> bytes:
+def task_to_bytes(task: OwnTask, held_out: bool) -> bytes:
     """The task's canonical bytes, with its held-out rows or without. Raises BadTask for one that cannot travel."""
     spec = task.spec
     if task.code or declares_verifier(spec, *RUNS_CODE):
@@ -356,11 +356,11 @@ def pack_task(task: OwnTask, held_out: bool) -> bytes:
     data = b"".join(canonical_content(spec, task.train, rows, task.schema, task.fixture))
     if len(data) > MAX_BYTES:
         raise BadTask(f"Task {spec.name!r} has {len(data):,} bytes; up to {MAX_BYTES:,} travel. Share fewer rows.")
-    unpack_task(data, spec.name, spec.description, spec.licence)  # what others would refuse is refused here
+    task_from_bytes(data, spec.name, spec.description, spec.licence)  # what others would refuse is refused here
     return data
 
 
-def unpack_task(data: bytes, name: str, description: str = "", licence: str = "") -> OwnTask:
+def task_from_bytes(data: bytes, name: str, description: str = "", licence: str = "") -> OwnTask:
     """The task in canonical bytes of unknown origin, read as a folder is. Raises BadTask for anything else."""
     if len(data) > MAX_BYTES:
         raise BadTask(f"Task {name!r} has {len(data):,} bytes; up to {MAX_BYTES:,} are read.")

@@ -186,13 +186,13 @@ def is_code_allowed(code: bytes) -> bool:
     return _library.folder is not None and hashlib.sha256(code).hexdigest() in _yes(_library.folder / ALLOWED)
 
 
-def allow_code(code: bytes) -> None:
+def allow_task_code(code: bytes) -> None:
     """The person says yes to a file of exactly this content. Raises OSError."""
     assert _library.folder is not None
     _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) | {hashlib.sha256(code).hexdigest()})
 
 
-def disallow_code(code: bytes) -> None:
+def disallow_task_code(code: bytes) -> None:
     """The person's yes to it counts no more. Raises OSError."""
     if is_code_allowed(code) and _library.folder is not None:
         _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) - {hashlib.sha256(code).hexdigest()})
@@ -255,7 +255,7 @@ def _comes_without_held_out(name: str) -> bool:
     return any(not entry.mine and not entry.held_out for entry in told)
 
 
-def episode_turns(ref: TaskRef) -> int:
+def max_episode_turns(ref: TaskRef) -> int:
     """Turns of the model in the environment of an own task, at most; 0 for a question with one answer. Raises BadTask,
     KeyError."""
     return load_task(ref.dataset).spec.turns if is_own(ref) else 0
