@@ -24,10 +24,10 @@ PICTURES: dict[str, tuple[tuple[int, int], list[str], str]] = {
 
 def drawn(name: str) -> str:
     """The picture as SVG."""
-    from sapo_desktop.dashboard.screenshot import picture
+    from sapo_desktop.dashboard.screenshot import render_screenshot
 
     size, keys, until = PICTURES[name]
-    return asyncio.run(picture(RECORDING, size, keys, until))
+    return asyncio.run(render_screenshot(RECORDING, size, keys, until))
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import PALETTE, rows
+from sapo_desktop.dashboard.look import PALETTE, binding_rows
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
@@ -66,5 +66,5 @@ def key_table_lines() -> Iterator[str]:
     """The table, line by line."""
     yield "| where | key | what it does |\n|---|---|---|"
     for place, owner in PLACES:
-        yield from (f"| {place} | {keys} | {text} |" for keys, text in rows(owner))
+        yield from (f"| {place} | {keys} | {text} |" for keys, text in binding_rows(owner))
     yield f"| everywhere | {' | '.join(PALETTE)} |"

@@ -27,7 +27,7 @@ from tests.support.swarm_process import coordinator, journal
 
 from sapo_desktop.dashboard import feed
 from sapo_desktop.dashboard.screens.swarm import trail as screen
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.events import Event, GroupRecorded, SwarmUpdated
 
@@ -96,7 +96,7 @@ def as_shown(story: list[Event]) -> DashboardState:
     state = DashboardState()
     for event in story:
         if type(event).__struct_config__.tag in feed._HISTORY:
-            state = apply(state, event)
+            state = apply_event(state, event)
     return state
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     print("as the screen of each node says it:")
     for name in NAMES:
         trail = states[name].trails.get(task)
-        print(f"  {name}: {'; '.join(screen.steps(trail)) if trail else 'nothing'}")
+        print(f"  {name}: {'; '.join(screen.trail_steps(trail)) if trail else 'nothing'}")
     count = sum(len(state.trails) for state in states.values())
     print(f"{count} trails of {len(tasks)} tasks on {len(NAMES)} nodes, {len(learned)} learned after others: ", end="")
     print("all agree" if not faults else f"{len(faults)} differ", *faults, sep="\n" if faults else "")

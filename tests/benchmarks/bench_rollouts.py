@@ -31,7 +31,7 @@ from textual.pilot import Pilot
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
-from sapo_desktop.dashboard.state import Link
+from sapo_desktop.dashboard.state import NodeLink
 from sapo_swarm.events import Event
 from sapo_swarm.node.checkpoints import folder_bytes
 
@@ -49,7 +49,7 @@ class Quiet:
     def __init__(self, path: Path) -> None:
         self.source = JournalGroups(path)
 
-    async def events(self) -> AsyncIterator[Event | Link]:
+    async def events(self) -> AsyncIterator[Event | NodeLink]:
         for event in ():
             yield event
 

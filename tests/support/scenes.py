@@ -16,7 +16,7 @@ from textual.widgets import OptionList
 
 from sapo_desktop.dashboard import screens
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.palette import Palette
+from sapo_desktop.dashboard.palette import ActionPalette
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
@@ -37,7 +37,7 @@ from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, MeasuringScreen, PlacesScreen
-from sapo_desktop.dashboard.state import Caption, Link
+from sapo_desktop.dashboard.state import NodeLink, ReplayCaption
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import StateChanged
@@ -94,7 +94,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene("wizard", PlacesScreen, ("m",)),
         Scene("wizard-draft", DraftScreen, ("m", "enter"), ("escape", "escape")),
         Scene("wizard-measured", MeasuringScreen, ("m", "enter", "enter"), ("escape",) * 3),
-        Scene("palette", Palette, ("ctrl+p",)),
+        Scene("palette", ActionPalette, ("ctrl+p",)),
     ),
     "silo": (
         Scene("1-silo", DashboardScreen, ("1",), ()),
@@ -141,11 +141,13 @@ def application(kind: str) -> SapoDashboard:
     if kind in EVERYTHING:
         return everything()
     if kind == "replay":
-        told = Caption(SILO[0].time, "The model answers questions, and is rewarded for what a verifier finds right.")
+        told = ReplayCaption(
+            SILO[0].time, "The model answers questions, and is rewarded for what a verifier finds right."
+        )
         return SapoDashboard(ReplayFeed(list(SILO), 1.0, newest - 1, [told], clock=lambda: 0.0))
     after: dict[str, list[Any]] = {
         "paused": [StateChanged(time=newest, state="paused", sentence="Paused: on battery power", reason="battery")],
-        "gone": [Link(False, "The node is gone", newest, ended=True)],
+        "gone": [NodeLink(False, "The node is gone", newest, ended=True)],
     }
     if kind == "first run, models":
         info = FirstRunInfo(models=((LIST, "Enter lists them"), ("starter", "a toy")), offers=models_here)

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.history.groups import GroupSource, RecordedGroups
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.state import Link
+from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 
@@ -24,7 +24,7 @@ NARROW, WIDE = (80, 24), (120, 36)
 class ScriptedFeed:
     """A feed with a node's manners: tells a list of events and keeps the commands it is given."""
 
-    script: list[Event | Link]
+    script: list[Event | NodeLink]
     controls: bool = True
     commands: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     refuses: str = ""
@@ -37,7 +37,7 @@ class ScriptedFeed:
     def upto(self) -> int:
         return len(self.script)
 
-    async def events(self) -> AsyncIterator[Event | Link]:
+    async def events(self) -> AsyncIterator[Event | NodeLink]:
         for event in self.script:
             yield event
 

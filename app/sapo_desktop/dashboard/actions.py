@@ -13,8 +13,8 @@ from textual.theme import ThemeProvider
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look import rows
-from sapo_desktop.dashboard.palette import Palette
+from sapo_desktop.dashboard.look import binding_rows
+from sapo_desktop.dashboard.palette import ActionPalette
 from sapo_desktop.dashboard.state import QuitChoice
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
@@ -141,17 +141,17 @@ class DashboardActions(DashboardHost):
             self.screen.dismiss()
             return
         places = (self.screen, self.screen.focused)
-        here = [row for place in places if place is not None for row in rows(type(place))]
-        self.push_screen(HelpScreen(self.feed.describe(), here, rows(type(self)), self.glyphs))
+        here = [row for place in places if place is not None for row in binding_rows(type(place))]
+        self.push_screen(HelpScreen(self.feed.describe(), here, binding_rows(type(self)), self.glyphs))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""
-        if not any(isinstance(screen, Palette) for screen in self.screen_stack):
-            self.push_screen(Palette())
+        if not any(isinstance(screen, ActionPalette) for screen in self.screen_stack):
+            self.push_screen(ActionPalette())
 
     def search_themes(self) -> None:
         """Choose a theme by name."""
-        self.push_screen(Palette(providers=[ThemeProvider], placeholder="A theme"))
+        self.push_screen(ActionPalette(providers=[ThemeProvider], placeholder="A theme"))
 
     def action_settings(self) -> None:
         """Show and change the settings."""

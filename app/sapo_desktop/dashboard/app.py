@@ -20,10 +20,10 @@ from textual.theme import Theme
 from sapo_desktop.dashboard import terminal
 from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look import DEFAULTS, THEMES, AsciiFilter, choose
-from sapo_desktop.dashboard.palette import OWNERS, commands, made
+from sapo_desktop.dashboard.look import DEFAULTS, THEMES, AsciiFilter, choose_glyphs
+from sapo_desktop.dashboard.palette import OWNERS, create_mode_screen, palette_commands
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.state import Caption, DashboardState, Feed, Rewound, apply
+from sapo_desktop.dashboard.state import DashboardState, EventFeed, ReplayCaption, ReplayRewound, apply_event
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
@@ -51,7 +51,7 @@ class SapoDashboard(DashboardActions):
     TITLE = "sapo-desktop"
     ENABLE_COMMAND_PALETTE = True
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
-        mode: partial(made, mode) for mode in OWNERS if mode != "models"
+        mode: partial(create_mode_screen, mode) for mode in OWNERS if mode != "models"
     }
     DEFAULT_MODE = "dashboard"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -79,7 +79,7 @@ class SapoDashboard(DashboardActions):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: EventFeed,
         first_run: bool = False,
         start: Start | None = None,
         info: Callable[[], FirstRunInfo] = FirstRunInfo,
@@ -99,19 +99,19 @@ class SapoDashboard(DashboardActions):
         the wizard of tasks can have done; without them there is no wizard. examine: the doctor. cache: where the index of the
         rollouts is kept, None: in memory. Raises ValueError.
         """
-        self.glyphs = choose(glyphs)
+        self.glyphs = choose_glyphs(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
         self.info, self.cache = info, cache
         self.model_actions, self.task_actions = model_actions, task_actions
         self.swarm_actions = swarm_actions
         self.settings_actions, self.examine = settings_actions, examine
         self.state = DashboardState()
-        self._caption: Caption | None = None
+        self._caption: ReplayCaption | None = None
         self._first_is_out = self.begun = False
-        super().__init__(driver_class=terminal.stoppable(self.get_driver_class()))
+        super().__init__(driver_class=terminal.stoppable_driver(self.get_driver_class()))
         self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
         if model_actions is not None:
-            self.add_mode("models", partial(made, "models"))
+            self.add_mode("models", partial(create_mode_screen, "models"))
         for palette in THEMES:
             self.register_theme(palette)
         self._unknown_theme = theme if theme not in self.available_themes else ""
@@ -159,7 +159,7 @@ class SapoDashboard(DashboardActions):
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
-            terminal.watch(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
+            terminal.watch_terminal(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
         self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen that an early key opened holds the refresh back
@@ -191,7 +191,7 @@ class SapoDashboard(DashboardActions):
         await self.start_node(answers)
         breath, taken, soon = time.monotonic(), 0, None
         async for event in self.feed.events():
-            self.state = DashboardState() if isinstance(event, Rewound) else apply(self.state, event)
+            self.state = DashboardState() if isinstance(event, ReplayRewound) else apply_event(self.state, event)
             taken += 1
             if time.monotonic() - breath > _BATCH_S:
                 if taken >= _MANY:  # a history is coming in: it is shown when it is in, not at the next tick
@@ -234,4 +234,4 @@ class SapoDashboard(DashboardActions):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
         """What the palette offers."""
-        return commands(self)
+        return palette_commands(self)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
-from sapo_desktop.dashboard.state import Link, Rewound
+from sapo_desktop.dashboard.state import NodeLink, ReplayRewound
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event
 from sapo_swarm.node.clock import steady_seconds
@@ -57,7 +57,7 @@ class ControlFeed:
         """What is watched, for the help screen."""
         return f"the node behind {self.socket}"
 
-    async def events(self) -> AsyncIterator[Event | Link | Rewound]:
+    async def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """History, then live events; a Link when the node comes or goes. Never ends by itself."""
         failures = 0
         while True:
@@ -92,10 +92,10 @@ class ControlFeed:
             coming = another is not None and another != self._pid
             if coming:
                 sentence, late, ended = "The node is starting again", "", False
-            yield Link(False, sentence + late, self.now(), ended, coming)
+            yield NodeLink(False, sentence + late, self.now(), ended, coming)
             await asyncio.sleep(wait)
 
-    async def _follow(self, node: ControlClient) -> AsyncIterator[Event | Link | Rewound]:
+    async def _follow(self, node: ControlClient) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """That it answers, the history without groups, the newest groups, then everything live."""
         status = await node.status()
         self._pid, self._since = status.pid, steady_seconds()
@@ -105,8 +105,8 @@ class ControlFeed:
         if run != self._run:
             self._run, self._seq = run, 0
         if self._seq == 0:  # of another run, or of this one before its history broke off, something may have been told
-            yield Rewound()
-        yield Link(True, "Connected", self.now())
+            yield ReplayRewound()
+        yield NodeLink(True, "Connected", self.now())
         if self._seq == 0:
             last = 0
             async for event in node.events(kinds=_HISTORY, follow=False):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from textual.app import App
 
-from sapo_desktop.dashboard.look import Glyphs, plain
+from sapo_desktop.dashboard.look import GlyphSet, plain_text
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.state import DashboardState, Feed, QuitChoice
+from sapo_desktop.dashboard.state import DashboardState, EventFeed, QuitChoice
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import Finding
 
@@ -49,8 +49,8 @@ class _MadeWhenUsed:
 class DashboardHost(App[QuitChoice]):
     """The application as its screens see it. Actions that are None are not to be had (a recording, for example)."""
 
-    glyphs: Glyphs
-    feed: Feed
+    glyphs: GlyphSet
+    feed: EventFeed
     cache: Path | None
     state: DashboardState
     model_actions: HomeModels | None
@@ -83,7 +83,7 @@ class DashboardHost(App[QuitChoice]):
 
     def say(self, text: str, error: bool = False) -> None:
         """A toast, as plain text."""
-        self.notify(plain(text, 400), severity="error" if error else "information", timeout=4, markup=False)
+        self.notify(plain_text(text, 400), severity="error" if error else "information", timeout=4, markup=False)
 
     async def outcome(self, work: Awaitable[T]) -> T | None:
         """What came of it; None where it was refused, which is said."""

@@ -29,7 +29,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 
 @dataclass(frozen=True)
-class Glyphs:
+class GlyphSet:
     """bars: sparkline levels from empty to full. steps: phase marks."""
 
     ascii: bool
@@ -56,7 +56,7 @@ class Glyphs:
     dash: str
 
 
-UNICODE = Glyphs(
+UNICODE = GlyphSet(
     ascii=False,
     bars="▁▂▃▄▅▆▇█",
     full="━",
@@ -80,7 +80,7 @@ UNICODE = Glyphs(
     arrow="→",
     dash="—",
 )
-ASCII = Glyphs(
+ASCII = GlyphSet(
     ascii=True,
     bars="_.:-=+*#",
     full="#",
@@ -106,7 +106,7 @@ ASCII = Glyphs(
 )
 
 
-def choose(name: str = "auto") -> Glyphs:
+def choose_glyphs(name: str = "auto") -> GlyphSet:
     """auto: ASCII on the Linux console, dumb terminals and non-UTF-8 locales. Raises ValueError."""
     if name == "auto":
         encoding = locale.getpreferredencoding(False).lower().replace("-", "")
@@ -117,7 +117,7 @@ def choose(name: str = "auto") -> Glyphs:
     return ASCII if name == "ascii" else UNICODE
 
 
-def sparkline(values: Iterable[float | None], width: int, glyphs: Glyphs) -> str:
+def draw_sparkline(values: Iterable[float | None], width: int, glyphs: GlyphSet) -> str:
     """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the bars' own range.
 
     Of more values than fit, a bar is the mean of its share.
@@ -305,7 +305,7 @@ _SHOWN = {
 }
 
 
-def bindings(owner: type) -> Iterator[Binding]:
+def own_bindings(owner: type) -> Iterator[Binding]:
     """The bindings of a screen, a widget or the app, those of its own bases too, and none of Textual's; nothing twice."""
     seen: set[str] = set()
     for base in owner.__mro__:
@@ -317,7 +317,7 @@ def bindings(owner: type) -> Iterator[Binding]:
                 yield binding
 
 
-def does(owner: type, binding: Binding) -> str:
+def describe_binding(owner: type, binding: Binding) -> str:
     """What a key does, in a sentence without its full stop."""
     name = binding.action.partition("(")[0]
     method = getattr(owner, f"action_{name}", None)
@@ -326,20 +326,20 @@ def does(owner: type, binding: Binding) -> str:
     return (text or binding.description).partition(". ")[0].rstrip(".")
 
 
-def shown(key: str) -> str:
+def key_label(key: str) -> str:
     """A key as people know it."""
     if key in _SHOWN or ("_" not in key and len(key) > 1):
         return _SHOWN.get(key, key)
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
 
 
-def rows(owner: type) -> Rows:
+def binding_rows(owner: type) -> Rows:
     """Every key of a screen, a widget or the app, those of one action together; not shift with an arrow, which < and > are."""
     found: dict[str, tuple[list[str], list[str]]] = {}
-    for binding in bindings(owner):
+    for binding in own_bindings(owner):
         keys, texts = found.setdefault(binding.action.partition("(")[0], ([], []))
-        keys += [shown(key) for key in binding.key.split(",") if not key.startswith("shift+")]
-        texts.append(does(owner, binding))
+        keys += [key_label(key) for key in binding.key.split(",") if not key.startswith("shift+")]
+        texts.append(describe_binding(owner, binding))
     return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in found.values()]
 
 
@@ -348,17 +348,17 @@ def rows(owner: type) -> Rows:
 # How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup.
 
 
-def plain(text: str, limit: int = 8192, lines: bool = False) -> str:
+def plain_text(text: str, limit: int = 8192, lines: bool = False) -> str:
     """Any text from a peer, a model or a node, made harmless."""
     return safe_text(text, limit, lines)
 
 
-def percent(share: float | None, digits: int = 0) -> str:
+def format_share(share: float | None, digits: int = 0) -> str:
     """A share in [0, 1] as percent."""
     return "—" if share is None else f"{100 * share:.{digits}f} %"
 
 
-def reward(value: float | None, dash: str = "—") -> str:
+def format_reward_value(value: float | None, dash: str = "—") -> str:
     """.291 or 1.000."""
     if value is None:
         return dash
@@ -366,7 +366,7 @@ def reward(value: float | None, dash: str = "—") -> str:
     return text[1:] if text.startswith("0.") else text
 
 
-def count(value: float | None, dash: str = "—") -> str:
+def format_count(value: float | None, dash: str = "—") -> str:
     """1,870 or 12.3 M."""
     if value is None:
         return dash
@@ -375,28 +375,28 @@ def count(value: float | None, dash: str = "—") -> str:
     return f"{value:,.0f}"
 
 
-def groups(number: int) -> str:
+def format_group_count(number: int) -> str:
     """1 group, 1,870 groups."""
     return f"{number:,} group{'' if number == 1 else 's'}"
 
 
-def memory(size: float | None, dash: str = "—") -> str:
+def format_memory(size: float | None, dash: str = "—") -> str:
     """Bytes where there are any."""
     return size_text(size) if size else dash
 
 
-def clock(time: float, now: float) -> str:
+def format_clock_time(time: float, now: float) -> str:
     """Unix seconds as local HH:MM:SS, with the date where that is not today's."""
-    shown = date(time)
-    return shown[11:] if shown[:10] == date(now)[:10] else shown
+    shown = format_date_time(time)
+    return shown[11:] if shown[:10] == format_date_time(now)[:10] else shown
 
 
-def date(time: float) -> str:
+def format_date_time(time: float) -> str:
     """Unix seconds as local YYYY-MM-DD HH:MM:SS."""
     return strftime("%Y-%m-%d %H:%M:%S", local_time(time))
 
 
-def fit(text: str, width: int) -> str:
+def fit_width(text: str, width: int) -> str:
     """Cut with … or padded to `width` columns: a Chinese or Japanese sign takes two."""
     return set_cell_size(text, max(width - 1, 0)) + "…" if cell_len(text) > width else set_cell_size(text, width)
 
@@ -410,19 +410,19 @@ def end_of(text: str, width: int) -> str:
     return f"…{text}"
 
 
-def after(rounds: int) -> str:
+def format_after_round(rounds: int) -> str:
     """When, for a measurement between two rounds. rounds: how many were done."""
     return f"after round {rounds}" if rounds else "before training"
 
 
-def shorten(text: str, width: int) -> str:
+def shorten_phrases(text: str, width: int) -> str:
     """Cut to `width` columns: whole phrases between middle dots go first, from the end."""
     while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
-def wrap(text: str, width: int) -> list[str]:
+def wrap_text(text: str, width: int) -> list[str]:
     """Greedy wrapping at blanks, to `width` columns."""
     lines = [""]
     for word in text.split():
@@ -433,12 +433,12 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def hang(text: str, width: int, indent: int) -> str:
+def hanging_indent(text: str, width: int, indent: int) -> str:
     """Wrapped to `width - indent` columns, the lines after the first indented: what follows a label."""
-    return ("\n" + " " * indent).join(wrap(text, max(width - indent, 10)))
+    return ("\n" + " " * indent).join(wrap_text(text, max(width - indent, 10)))
 
 
-def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Content:
+def draw_bar(fraction: float, width: int, glyphs: GlyphSet, style: str) -> Content:
     """A bar of whole cells: `fraction` of `width` full."""
     full = round(min(max(fraction, 0.0), 1.0) * width)
     return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))

@@ -15,8 +15,8 @@ from textual.widgets import OptionList
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look import bindings, does, shown
-from sapo_desktop.dashboard.screens.base import Closing
+from sapo_desktop.dashboard.look import describe_binding, key_label, own_bindings
+from sapo_desktop.dashboard.screens.base import DismissOnceScreen
 
 _SCREENS = (
     ("dashboard", "Dashboard", "Charts, held-out results, what it does now (1)"),
@@ -36,7 +36,7 @@ _LEAVING = "escape"
 """A key that only closes: the palette is closed by it too."""
 
 
-class Palette(CommandPalette, Closing[None]):
+class ActionPalette(CommandPalette, DismissOnceScreen[None]):
     """Every action by name."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -51,7 +51,7 @@ class Palette(CommandPalette, Closing[None]):
         return super().run_worker(*work, **(options | {"exit_on_error": False}))
 
 
-def commands(app: DashboardHost) -> Iterator[SystemCommand]:
+def palette_commands(app: DashboardHost) -> Iterator[SystemCommand]:
     """Every action that the palette offers, with what it does."""
     for mode, title, text in _SCREENS:
         if mode in app.modes:
@@ -90,7 +90,7 @@ def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
             yield SystemCommand(f"{title}: {binding.description}", _help(owner, binding), go, discover=False)
 
 
-def made(mode: str) -> Screen[None]:
+def create_mode_screen(mode: str) -> Screen[None]:
     """The screen of a mode, imported when it is first opened. The styles are those of the app already: Textual would take it for
     older, and parse all of them again."""
     screen = _owner(mode)()
@@ -105,11 +105,11 @@ def _owner(mode: str) -> type[Screen[None]]:
 
 
 def _told(owner: type) -> Iterator[Binding]:
-    return (binding for binding in bindings(owner) if binding.key != _LEAVING)
+    return (binding for binding in own_bindings(owner) if binding.key != _LEAVING)
 
 
 def _help(owner: type, binding: Binding) -> str:
-    return f"{does(owner, binding)} ({shown(binding.key.partition(',')[0])})"
+    return f"{describe_binding(owner, binding)} ({key_label(binding.key.partition(',')[0])})"
 
 
 async def _on_screen(app: DashboardHost, mode: str, action: str) -> None:

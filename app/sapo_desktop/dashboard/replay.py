@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sapo_desktop.dashboard.state import Caption, Link, Rewound
+from sapo_desktop.dashboard.state import NodeLink, ReplayCaption, ReplayRewound
 from sapo_desktop.errors import CommandFailed, UsageError
 from sapo_swarm.events import Event, RoundFinished
 
-if TYPE_CHECKING:  # a dashboard on a node needs none of it
+if TYPE_CHECKING:
     from sapo_desktop.dashboard.history.groups import GroupSource, RecordedGroups
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0, 20000.0)
@@ -34,11 +34,11 @@ class ReplayFeed:
         recording: Sequence[Event],
         speed: float = 1.0,
         start: float | None = None,
-        captions: Sequence[Caption] = (),
+        captions: Sequence[ReplayCaption] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """speed 0: everything at once, and no more. start: Unix seconds of the recording, what was before is told at once."""
-        self.recording, self.speed, self.captions = retimed(recording), speed, captions
+        self.recording, self.speed, self.captions = fix_timestamps(recording), speed, captions
         self.held = False
         self._clock = clock
         self._first, self._last = (self.recording[0].time, self.recording[-1].time) if recording else (0.0, 0.0)
@@ -73,7 +73,7 @@ class ReplayFeed:
             return self._at
         return min(self._at + (self._clock() - self._since) * self.speed, self._last)
 
-    async def events(self) -> AsyncIterator[Event | Link | Rewound]:
+    async def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """The recording at its own pace. With a speed it never ends: somebody may go back."""
         self._since = self._clock()
         while True:
@@ -85,7 +85,7 @@ class ReplayFeed:
             await self._until_next()
             if self._told and self.recording[self._told - 1].time > self.now():
                 self._told = 0
-                yield Rewound()
+                yield ReplayRewound()
 
     async def _until_next(self) -> None:
         """Wait for the next event's time, or until somebody seeks, holds or changes the speed."""
@@ -120,7 +120,7 @@ class ReplayFeed:
         return f"REPLAY {state} {100 * share:.0f} %"
 
     @property
-    def caption(self) -> Caption | None:
+    def caption(self) -> ReplayCaption | None:
         """What there is to see now."""
         place = bisect_right([caption.time for caption in self.captions], self.now())
         return self.captions[place - 1] if place else None
@@ -160,7 +160,7 @@ class ReplayFeed:
         self._at, self._since = min(max(place, self._first), self._last), self._clock()
 
 
-def retimed(recording: Sequence[Event]) -> Sequence[Event]:
+def fix_timestamps(recording: Sequence[Event]) -> Sequence[Event]:
     """The events with times that never go back, where a clock was set back. A step back takes no time, and of the largest step
     forward before it, if that is what was taken back, only the rest counts."""
     steps, largest = [0.0], 0
@@ -190,7 +190,7 @@ def place_in(recording: Sequence[Event], text: str) -> float:
             f"{text!r} is no place in a recording. Write a round (120), a share (50%) or a time (2h, 90m, 30s)."
         )
     number, unit = float(found[1]), found[2]
-    recording = retimed(recording)
+    recording = fix_timestamps(recording)
     first, last = recording[0].time, recording[-1].time
     if unit == "%":
         return first + (last - first) * min(number, 100.0) / 100

@@ -13,7 +13,7 @@ _OUTSIDE = re.compile(r"@font-face\s*{.*?}|<!--.*?-->", re.DOTALL)
 _FAMILY = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
-async def picture(recording: Path, size: tuple[int, int], keys: list[str], until: str = "") -> str:
+async def render_screenshot(recording: Path, size: tuple[int, int], keys: list[str], until: str = "") -> str:
     """SVG text without references to fonts on the network. until: a place in the recording, see place_in; "" its end.
 
     Raises UsageError.

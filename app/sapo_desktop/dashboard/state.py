@@ -12,9 +12,9 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from sapo_desktop.dashboard.history.run import Figures, Gained, Moment, noted
-from sapo_desktop.dashboard.history.series import Trail
-from sapo_desktop.dashboard.look import after
+from sapo_desktop.dashboard.history.run import ExternalContribution, RunMetrics, RunMilestone, add_milestones
+from sapo_desktop.dashboard.history.series import BoundedHistory
+from sapo_desktop.dashboard.look import format_after_round
 from sapo_desktop.services.against_base import describe_difference, describe_greedy
 from sapo_desktop.services.swarms.trial import TrialProgress
 from sapo_swarm.events import (
@@ -48,7 +48,7 @@ QuitChoice = Literal["stop", "background"]
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """The dashboard's own line to the node came or went; sentence: what the person reads in the header. ended: the node was
     there, and nobody listens in its place any more. starting: another one is on its way already."""
 
@@ -60,12 +60,12 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Rewound:
+class ReplayRewound:
     """A recording is told again from its beginning: what was known of it is forgotten."""
 
 
 @dataclass(frozen=True)
-class Caption:
+class ReplayCaption:
     """What there is to see in a recording from `time` (Unix seconds) on, and on which screen ("" the one that is shown)."""
 
     time: float
@@ -73,13 +73,13 @@ class Caption:
     screen: str = ""
 
 
-class Feed(Protocol):
+class EventFeed(Protocol):
     """Where the events come from and the commands go to: a node, or a recording."""
 
     controls: bool
     """Commands reach a node, so leaving has to ask what becomes of it."""
 
-    def events(self) -> AsyncIterator[Event | Link | Rewound]:
+    def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """Past events first, then live ones; ends only when there will be no more."""
         ...
 
@@ -113,12 +113,12 @@ _MAX_GROUPS = 256
 _MAX_LOG = 1000
 
 
-def _groups() -> Trail[GroupRecorded]:
-    return Trail(_MAX_GROUPS)
+def _groups() -> BoundedHistory[GroupRecorded]:
+    return BoundedHistory(_MAX_GROUPS)
 
 
-def _log() -> Trail[LogLine]:
-    return Trail(_MAX_LOG)
+def _log() -> BoundedHistory[LogLine]:
+    return BoundedHistory(_MAX_LOG)
 
 
 class DashboardState(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class DashboardState(msgspec.Struct, frozen=True):
     reason: str = ""
     anyway_until: float = 0.0
     since: float = 0.0
-    link: Link | None = None
+    link: NodeLink | None = None
     phase: Phase | None = None
     phases: tuple[PhaseName, ...] = ()
     """Phases seen in the round in flight, in order."""
@@ -149,25 +149,25 @@ class DashboardState(msgspec.Struct, frozen=True):
     round_seconds: float | None = None
     """Time worked on the last round; pauses do not count."""
     tokens: int = 0
-    figures: Figures = field(default_factory=Figures)
+    figures: RunMetrics = field(default_factory=RunMetrics)
     latest: Evaluated | None = None
     """The newest evaluation."""
     base: Evaluated | None = None
     """The first evaluation of the untrained model."""
-    groups: Trail[GroupRecorded] = field(default_factory=_groups)
+    groups: BoundedHistory[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
     swarm: SwarmUpdated | None = None
     external_off: str = ""
     """Why no external groups are taken; "" when they are."""
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[RunMilestone, ...] = ()
     """What a chart marks: paused, joined, left, settings changed, rolled back, first solved."""
-    gained: Gained = field(default_factory=Gained)
+    gained: ExternalContribution = field(default_factory=ExternalContribution)
     trails: Trails = field(default_factory=dict)
     """Of every task: who solved it first, as far as this node saw, and when it was solved here."""
     trial: TrialProgress = field(default_factory=TrialProgress)
     """Of this model, in an open swarm."""
-    log: Trail[LogLine] = field(default_factory=_log)
+    log: BoundedHistory[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
 
@@ -215,10 +215,10 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.paused or (self.state == "starting" and bool(self.reason))
 
 
-def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa: C901, PLR0912 - one case an event
+def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case an event
     """The state after the event. Never raises on an event that decodes."""
     match event:
-        case Link():
+        case NodeLink():
             if event.ended and not (state.link is not None and state.link.ended):
                 text = f"{event.sentence.rstrip('.')}. Finished rounds are kept; space starts it again."
                 state = replace(state, log=state.log.append(LogLine(time=event.time, level="warning", text=text)))
@@ -266,7 +266,7 @@ def apply(state: DashboardState, event: Event | Link) -> DashboardState:  # noqa
             state = replace(state, rounds=event.round)
         case LogLine():
             state = replace(state, log=state.log.append(event))
-    newest, moments = max(state.newest, event.time), noted(state.moments, event, state.rounds)
+    newest, moments = max(state.newest, event.time), add_milestones(state.moments, event, state.rounds)
     trails = update_trails(state.trails, event)
     if newest == state.newest and moments is state.moments and trails is state.trails:
         return state
@@ -389,7 +389,7 @@ def before_measurement(state: DashboardState) -> str:
 def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
-    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {after(event.round)} ({items})"
+    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {format_after_round(event.round)} ({items})"
     said = describe_difference(event)
     at_0 = describe_greedy(event)
     return (f"{text}: {said}" if said else text) + (f"; {at_0}" if at_0 else "")

@@ -64,12 +64,12 @@ class _Stoppable(Driver):
         self.resume_application_mode()
 
 
-def stoppable(driver: type[Driver]) -> type[Driver]:
+def stoppable_driver(driver: type[Driver]) -> type[Driver]:
     """That driver, which takes the terminal again when it goes on."""
     return type(driver.__name__, (_Stoppable, driver), {})
 
 
-def watch(gone: Callable[[], None], ended: Callable[[], None]) -> None:
+def watch_terminal(gone: Callable[[], None], ended: Callable[[], None]) -> None:
     """Call `gone` on the running loop once the terminal is gone, `ended` at SIGHUP and SIGTERM. Main thread only."""
     loop = asyncio.get_running_loop()
     if sys.platform == "win32":  # a console that closes ends its programs

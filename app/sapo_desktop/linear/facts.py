@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sapo_desktop.dashboard.history.run import MEANINGS, Clock
+from sapo_desktop.dashboard.history.run import MEANINGS, RoundClock
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look import clock, count, memory, percent, plain
+from sapo_desktop.dashboard.look import format_clock_time, format_count, format_memory, format_share, plain_text
 from sapo_desktop.dashboard.screens.dashboard import reward_lines, share_lines
 from sapo_desktop.dashboard.screens.log import in_order as lines_in_order
 from sapo_desktop.dashboard.screens.rollouts.detail import verdict_words
-from sapo_desktop.dashboard.screens.swarm.screen import as_it_was, from_others, on_trial, risen
-from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, steps
+from sapo_desktop.dashboard.screens.swarm.screen import as_it_was, from_others, improved_tasks_sentence, on_trial
+from sapo_desktop.dashboard.screens.swarm.trail import CAUSE, in_order, trail_steps
 from sapo_desktop.dashboard.state import DashboardState, before_measurement, evaluation_sentence
-from sapo_desktop.dashboard.widgets.frame import identity, status
+from sapo_desktop.dashboard.widgets.frame import run_identity, status_summary
 from sapo_desktop.dashboard.widgets.panels import best_answer, token_rate
 from sapo_desktop.services.against_base import base_scores
 from sapo_desktop.services.swarms.trial import MEANINGS as SHARES
@@ -31,7 +31,7 @@ _SAME = 0.005
 """A change that is smaller is none."""
 
 
-def trend(name: str, series: Series, clock: Clock, share: bool = False, smooth: int = SMOOTH) -> str:
+def trend_sentence(name: str, series: Series, clock: RoundClock, share: bool = False, smooth: int = SMOOTH) -> str:
     """One figure over rounds. share: as percent. smooth: rounds that a mean is of, 1 is the value as it was told."""
     now = series.tail_mean(smooth)
     if now is None:
@@ -51,7 +51,7 @@ def trend(name: str, series: Series, clock: Clock, share: bool = False, smooth: 
     return said
 
 
-def _change(series: Series, clock: Clock, now: float, share: bool, smooth: int) -> str:
+def _change(series: Series, clock: RoundClock, now: float, share: bool, smooth: int) -> str:
     span = clock.span
     first, last = series.first_x, series.last_x
     if span is None or first is None or last is None or last - first < 2:
@@ -85,7 +85,7 @@ LOG = 10
 _SPOKEN = ((" · ", ", "), ("⏎", ", new line, "))
 
 
-def spoken(text: str) -> str:
+def speakable_text(text: str) -> str:
     """Without the signs that a screen reader would read out or drop."""
     for sign, words in _SPOKEN:
         text = text.replace(sign, words)
@@ -94,8 +94,8 @@ def spoken(text: str) -> str:
 
 def now_sentence(state: DashboardState, now: float) -> str:
     """What goes on, for how long, and how far it is."""
-    _, sentence, seconds = status(state, now)
-    said = plain(sentence, 300).replace("space starts", "a line with one space starts")
+    _, sentence, seconds = status_summary(state, now)
+    said = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
     since = f", {format_age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
     done = (
@@ -104,30 +104,30 @@ def now_sentence(state: DashboardState, now: float) -> str:
         else ""
     )
     left = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
-    return spoken(f"{said}{since}{done}{left}")
+    return speakable_text(f"{said}{since}{done}{left}")
 
 
-def dashboard(state: DashboardState, now: float) -> list[str]:
+def dashboard_facts(state: DashboardState, now: float) -> list[str]:
     """Screen 1."""
     figures = state.figures
-    rows = [f"This is {identity(state)}", now_sentence(state, now)]
-    rows += [trend(f"Reward, {line.label}", line.series, figures.clock) for line in reward_lines(state)]
+    rows = [f"This is {run_identity(state)}", now_sentence(state, now)]
+    rows += [trend_sentence(f"Reward, {line.label}", line.series, figures.clock) for line in reward_lines(state)]
     for line in share_lines(state):
         smooth = line.smooth(SMOOTH)
         name = "Share of local groups with unequal rewards" if line.label == "unequal" else line.label.capitalize()
-        rows.append(trend(name, line.series, figures.clock, True, smooth))
+        rows.append(trend_sentence(name, line.series, figures.clock, True, smooth))
     rows += _held_out(state)
     if state.round is not None:
         rows += [round_sentence(state.round, state.examples_rounds), _updated(state.round)]
     rows += [*_marks(state, now), _machine(state)]
     rows += [group_sentence(event) for event in state.groups.newest(3)]
-    return [spoken(row) for row in rows]
+    return [speakable_text(row) for row in rows]
 
 
 def _held_out(state: DashboardState) -> list[str]:
     latest = state.latest
     if latest is None:
-        so_far = plain(before_measurement(state), 400)
+        so_far = plain_text(before_measurement(state), 400)
         return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
     before = base_scores(latest, state.base)
     rows = [evaluation_sentence(latest)]
@@ -136,7 +136,7 @@ def _held_out(state: DashboardState) -> list[str]:
         base = before.get(score.task)
         came = "" if base is None else f"from {100 * base:.0f} to "
         note = ", with an answer-only shortcut" if score.shortcut else ""
-        told.append(f"{plain(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
+        told.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
     return [*rows, "By task: " + "; ".join(told)] if told else rows
 
 
@@ -165,16 +165,17 @@ def _updated(event: RoundFinished) -> str:
 
 def _marks(state: DashboardState, now: float) -> list[str]:
     told = [
-        f"{MEANINGS[one.letter]} at round {one.round:.0f}, {clock(one.time, now)}" for one in state.moments[-NEWEST:]
+        f"{MEANINGS[one.letter]} at round {one.round:.0f}, {format_clock_time(one.time, now)}"
+        for one in state.moments[-NEWEST:]
     ]
     return ["Marked in the charts, the newest last: " + "; ".join(told)] if told else []
 
 
 def _machine(state: DashboardState) -> str:
     vitals, rate = None if state.absent else state.vitals, token_rate(state)
-    parts = [f"{count(rate)} tokens a second" if rate else "", f"{count(state.tokens)} tokens generated"]
+    parts = [f"{format_count(rate)} tokens a second" if rate else "", f"{format_count(state.tokens)} tokens generated"]
     if vitals is not None:
-        parts.append(f"{memory(vitals.memory)} of memory")
+        parts.append(f"{format_memory(vitals.memory)} of memory")
         parts += [f"processor {vitals.cpu_percent:.0f} %"] if vitals.cpu_percent is not None else []
         parts += [f"{vitals.celsius:.0f} degrees"] if vitals.celsius is not None else []
     if state.run is not None:
@@ -190,11 +191,11 @@ def group_sentence(event: GroupRecorded) -> str:
     source = "from another node" if event.group.external else "local"
     first = ", first success at this task" if event.first_solved else ""
     best = f", best answer {best_answer(event)}" if event.group.rollouts else ""
-    task = plain(event.group.question.ref.dataset, 60)
+    task = plain_text(event.group.question.ref.dataset, 60)
     return f"Round {event.round + 1}, {task}, {source}: {right} of {len(rewards)} right, reward {mean:.2f}{first}{best}"
 
 
-def rollouts(state: DashboardState, number: int = 0) -> list[str]:
+def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
     """Screen 3: the newest groups, numbered; with a number that one in full."""
     newest = state.groups.newest(max(number, NEWEST))
     if not newest:
@@ -204,30 +205,32 @@ def rollouts(state: DashboardState, number: int = 0) -> list[str]:
             return [f"There are {len(newest)} groups here. All of the journal: rollouts"]
         return _in_full(newest[number - 1])
     rows = [f"{place}. {group_sentence(event)}" for place, event in enumerate(newest, 1)]
-    return [spoken(row) for row in rows] + ["3 and a number reads one in full; rollouts --help filters all of them"]
+    return [speakable_text(row) for row in rows] + [
+        "3 and a number reads one in full; rollouts --help filters all of them"
+    ]
 
 
 def _in_full(event: GroupRecorded) -> list[str]:
     """Question and attempts, each attempt under a line that judges it."""
     group = event.group
     used = "trained on" if event.trained else "not trained on"
-    rows = [group_sentence(event), f"It was {used}. The question:", *written(group.question.prompt)]
+    rows = [group_sentence(event), f"It was {used}. The question:", *text_lines(group.question.prompt)]
     for place, rollout in enumerate(group.rollouts, 1):
         rows.append(
             f"Attempt {place} is {verdict_words(rollout)}, reward {rollout.reward:.2f}, {rollout.tokens} tokens:"
         )
         for turn in rollout.turns:
-            rows += ["The tool says:" if turn.environment else "The model says:", *written(turn.text)]
-        rows += [] if rollout.turns else written(rollout.text)
+            rows += ["The tool says:" if turn.environment else "The model says:", *text_lines(turn.text)]
+        rows += [] if rollout.turns else text_lines(rollout.text)
     return rows
 
 
-def written(text: str) -> list[str]:
+def text_lines(text: str) -> list[str]:
     """What a model was asked or wrote, its lines as they are."""
-    return [line.strip() for line in plain(text, lines=True).splitlines() if line.strip()]
+    return [line.strip() for line in plain_text(text, lines=True).splitlines() if line.strip()]
 
 
-def swarm(state: DashboardState, now: float) -> list[str]:
+def swarm_facts(state: DashboardState, now: float) -> list[str]:
     """Screen 2: the swarm, what it brought, who takes part."""
     told = state.swarm
     if told is None and (state.run is None or state.absent):
@@ -235,34 +238,38 @@ def swarm(state: DashboardState, now: float) -> list[str]:
     if told is None:
         alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
-    rows = [as_it_was(state, now) + plain(told.sentence, 400)]
-    rows += [f"{count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
+    rows = [as_it_was(state, now) + plain_text(told.sentence, 400)]
+    rows += [f"{format_count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
     rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(told)]
-    rows += [from_others(state), risen(state), *on_trial(state), plain(state.external_off, 400)]
-    rows += [f"{count(told.made)} groups made, {count(told.accepted)} accepted"]
+    rows += [from_others(state), improved_tasks_sentence(state), *on_trial(state), plain_text(state.external_off, 400)]
+    rows += [f"{format_count(told.made)} groups made, {format_count(told.accepted)} accepted"]
     rows.append(f"Received, not taken: {'; '.join(in_words(told.rejected)) or 'none'}")
     rows.append(f"Sent, not taken: {'; '.join(in_words(told.refused, told.made)) or 'none'}")
     rows += _peers(told)
-    trails = [f"{plain(trail.task, 60)}: {', '.join(steps(trail))}" for trail in in_order(state)]
+    trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
     rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
-    return [spoken(row) for row in rows if row]
+    return [speakable_text(row) for row in rows if row]
 
 
 def _peers(now: SwarmUpdated) -> list[str]:
     rows = [f"Peers: {len(now.peers)}, the largest share first"] if now.peers else ["Nobody else is here yet"]
     for place, peer in enumerate(sorted(now.peers, key=lambda peer: -peer.share), 1):
         me = ", this node" if now.node and peer.node == now.node else ""
-        name = plain(peer.name, 60) or plain(peer.node[:8])
+        name = plain_text(peer.name, 60) or plain_text(peer.node[:8])
         rows.append(
-            f"{place}. {name}{me}, {plain(peer.model, 60)}: {count(peer.groups)} groups, share {percent(peer.share, 1)}, "
-            f"uptake {count(peer.uptake)}, seen {format_age(peer.seen_s)} ago"
+            f"{place}. {name}{me}, {plain_text(peer.model, 60)}: {format_count(peer.groups)} groups, share {format_share(peer.share, 1)}, "
+            f"uptake {format_count(peer.uptake)}, seen {format_age(peer.seen_s)} ago"
         )
     return rows
 
 
-def log(state: DashboardState, now: float, text: str = "") -> list[str]:
+def log_facts(state: DashboardState, now: float, text: str = "") -> list[str]:
     """Screen 5: the last lines, those with a text in them where one is given."""
     found = lines_in_order(state.log, text.casefold())
     told = {"info": "", "warning": "warning: ", "error": "error: "}
-    rows = [f"{clock(line.time, now)} {told[line.level]}{plain(line.text, 600)}" for line in found[-LOG:]]
-    return [spoken(row) for row in rows] or [f"No line of the log has {text!r} in it" if text else "The log is empty"]
+    rows = [
+        f"{format_clock_time(line.time, now)} {told[line.level]}{plain_text(line.text, 600)}" for line in found[-LOG:]
+    ]
+    return [speakable_text(row) for row in rows] or [
+        f"No line of the log has {text!r} in it" if text else "The log is empty"
+    ]

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from sapo_desktop.dashboard.look import plain
+from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.state import DashboardState, Feed, Link, QuitChoice, Rewound, apply
+from sapo_desktop.dashboard.state import DashboardState, EventFeed, NodeLink, QuitChoice, ReplayRewound, apply_event
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.linear import facts
 from sapo_desktop.services.first_questions import LIST, OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
@@ -75,7 +75,7 @@ class Left(Exception):
     """The person wants to start nothing."""
 
 
-class Questions:
+class FirstRunQuestions:
     """Asks until an answer is one; says why another is not."""
 
     def __init__(self, typed: TypedLines, say: Callable[[str], None]) -> None:
@@ -110,7 +110,7 @@ class Questions:
     async def _pick(self, name: str, answers: Sequence[tuple[str, str]]) -> str:
         self._say(f"{name}, {len(answers)} answers:")
         for place, (value, what) in enumerate(answers, 1):
-            self._say(f"{place}, {plain(value, 80)}: {plain(what, 200)}")
+            self._say(f"{place}, {plain_text(value, 80)}: {plain_text(what, 200)}")
         values = [value for value, _ in answers]
         while True:
             line = await self._line(f"{name}: a number, or Enter for {values[0]}")
@@ -118,7 +118,7 @@ class Questions:
                 return line or values[0]
             if line.isascii() and line.isdigit() and 1 <= int(line[:4]) <= len(values):
                 return values[int(line[:4]) - 1]
-            self._say(f"{plain(line, 40)} is none of the {len(values)} answers")
+            self._say(f"{plain_text(line, 40)} is none of the {len(values)} answers")
 
     async def _invite(self, info: FirstRunInfo) -> str:
         from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when one is typed
@@ -132,7 +132,7 @@ class Questions:
                 wrong = str(error)
             if not wrong:
                 return line
-            self._say(plain(wrong, 400))
+            self._say(plain_text(wrong, 400))
 
     async def _model(self, info: FirstRunInfo) -> str:
         """One that can be used: the hub is asked for what is typed, and for its models on the list."""
@@ -144,7 +144,7 @@ class Questions:
             wrong = await info.check(model) if info.check and is_checked(chosen) else ""
             if not wrong:
                 return model
-            self._say(plain(wrong, 400))
+            self._say(plain_text(wrong, 400))
 
     async def _listed(self, info: FirstRunInfo) -> str:
         """One of this computer, or to download. What cannot be used is told of first, with its reason."""
@@ -154,11 +154,11 @@ class Questions:
         for group in groups:
             for offer in group.offers:
                 if offer.blocked:
-                    self._say(f"Not {plain(offer.value, 80)}: {plain(offer.blocked, 200)}")
+                    self._say(f"Not {plain_text(offer.value, 80)}: {plain_text(offer.blocked, 200)}")
                 else:
                     answers.append((offer.value, f"{offer.detail}. {group.title}"))
             for note in group.notes:
-                self._say(plain(note, 300))
+                self._say(plain_text(note, 300))
         return await self._pick("Model of the list", answers) if answers else OTHER
 
     async def _name(self) -> str:
@@ -193,12 +193,12 @@ REPLAY_KEYS = """\
 In a recording also: space holds it, a square bracket seeks, comma and full stop change the speed."""
 
 
-class Session:
+class LinearSession:
     """One person at one feed. run() gives how it was left, as the dashboard does."""
 
     def __init__(
         self,
-        feed: Feed,
+        feed: EventFeed,
         typed: TypedLines,
         say: Callable[[str], None],
         verb: Callable[[list[str]], Awaitable[int]],
@@ -237,7 +237,7 @@ class Session:
 
     def _say(self, text: str) -> None:
         """One line, at once."""
-        self._print(facts.spoken(plain(text, 2000)))
+        self._print(facts.speakable_text(plain_text(text, 2000)))
 
     def _tell(self, text: str) -> None:
         """News: after the verb that runs now."""
@@ -252,18 +252,18 @@ class Session:
         if self._start is not None:
             await self._start()
         async for event in self._feed.events():
-            if isinstance(event, Rewound):
+            if isinstance(event, ReplayRewound):
                 self._state, self._live = DashboardState(), False
                 continue
             self._live = self._live or (isinstance(event, EPHEMERAL) and event.time >= self._begun)
-            before, self._state = self._state, apply(self._state, event)
+            before, self._state = self._state, apply_event(self._state, event)
             self._hear(before, event)
             if isinstance(self._feed, ReplayFeed) and self._feed.upto() == len(self._feed.recording):
                 self._tell("The recording is at its end")
 
-    def _hear(self, before: DashboardState, event: Event | Link) -> None:
+    def _hear(self, before: DashboardState, event: Event | NodeLink) -> None:
         state = self._state
-        if isinstance(event, Link):
+        if isinstance(event, NodeLink):
             if before.link is None or before.link.sentence != event.sentence:
                 self._tell(facts.now_sentence(state, self._feed.now()) if state.gone else event.sentence)
         elif self._live or event.time >= self._begun:
@@ -280,7 +280,7 @@ class Session:
 
     def _where(self) -> None:
         self._told_where = True
-        for line in facts.dashboard(self._state, self._feed.now()):
+        for line in facts.dashboard_facts(self._state, self._feed.now()):
             self._tell(line)
 
     def _follow_caption(self) -> None:
@@ -317,9 +317,9 @@ class Session:
         now, state, word = self._feed.now(), self._state, line.strip()
         head, _, rest = word.partition(" ")
         shown = {
-            "1": lambda: facts.dashboard(state, now),
-            "2": lambda: facts.swarm(state, now),
-            "5": lambda: facts.log(state, now, rest),
+            "1": lambda: facts.dashboard_facts(state, now),
+            "2": lambda: facts.swarm_facts(state, now),
+            "5": lambda: facts.log_facts(state, now, rest),
         }
         if not line:
             self._say(facts.now_sentence(state, now))
@@ -329,7 +329,7 @@ class Session:
             for told in shown[head]():
                 self._say(told)
         elif head == "3":
-            for told in facts.rollouts(state, _number(rest)):
+            for told in facts.rollout_facts(state, _number(rest)):
                 self._say(told)
         elif head in ("?", "help"):
             for told in KEYS.splitlines() + (REPLAY_KEYS.splitlines() if isinstance(self._feed, ReplayFeed) else []):

@@ -7,14 +7,14 @@ from tests.support.scenes import everything, screen_classes
 from tests.support.scripted_feed import NARROW, app_over, settled
 from textual import events
 
-from sapo_desktop.dashboard.screens.base import Closing
+from sapo_desktop.dashboard.screens.base import DismissOnceScreen
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import Dialog, QuitDialog
 from sapo_desktop.dashboard.screens.help import HelpScreen
 
 
 def test_every_screen_closes_once() -> None:
-    assert [screen.__name__ for screen in screen_classes() if not issubclass(screen, Closing)] == []
+    assert [screen.__name__ for screen in screen_classes() if not issubclass(screen, DismissOnceScreen)] == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.state import Link
+from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_swarm.events import Event, RunStarted, StateChanged
@@ -108,7 +108,7 @@ async def test_quitting_says_what_becomes_of_the_node(key: str, choice: str) -> 
 async def test_space_starts_a_node_that_stopped_and_the_header_keeps_its_last_words() -> None:
     last = StateChanged(time=SILO[-1].time, state="failed", sentence="Failed: the disk is full")
     starts: list[FirstRunAnswers | None] = []
-    feed = ScriptedFeed([*SILO, last, Link(False, "The node went away", last.time)])
+    feed = ScriptedFeed([*SILO, last, NodeLink(False, "The node went away", last.time)])
     app = SapoDashboard(feed, start=lambda given: starts.append(given))
     async with app.run_test(size=WIDE) as pilot:
         lines = await settled(pilot)
@@ -123,7 +123,7 @@ async def test_space_starts_a_node_that_stopped_and_the_header_keeps_its_last_wo
 async def test_leaving_asks_nothing_when_the_node_is_gone() -> None:
     """Whoever opened the dashboard still makes sure of it, as after "stop everything"."""
     last = StateChanged(time=SILO[-1].time, state="failed", sentence="Failed: the disk is full")
-    feed = ScriptedFeed([*SILO, last, Link(False, "The node went away", last.time)])
+    feed = ScriptedFeed([*SILO, last, NodeLink(False, "The node went away", last.time)])
     app = SapoDashboard(feed, start=lambda given: None)
     async with app.run_test(size=NARROW) as pilot:
         await settled(pilot)

@@ -20,7 +20,7 @@ from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
-from sapo_desktop.dashboard.screenshot import picture
+from sapo_desktop.dashboard.screenshot import render_screenshot
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -317,7 +317,7 @@ async def test_a_terminal_without_focus_is_drawn_four_times_more_rarely() -> Non
 
 
 async def test_the_picture_for_the_readme_names_no_host(home: Home) -> None:
-    drawn = await picture(store.find_model(home).folder / "journal.db", (120, 36), [])
+    drawn = await render_screenshot(store.find_model(home).folder / "journal.db", (120, 36), [])
     assert "Held-out" in drawn
     assert "https://" not in drawn
     assert "@font-face" not in drawn

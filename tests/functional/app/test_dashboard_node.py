@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.state import DashboardState, Link, Rewound, apply
+from sapo_desktop.dashboard.state import DashboardState, NodeLink, ReplayRewound, apply_event
 from sapo_desktop.errors import CommandFailed
 from sapo_swarm.events import Event, GroupRecorded, RoundFinished, StateChanged
 
@@ -68,9 +68,9 @@ class NotingFeed(ControlFeed):
         super().__init__(socket)
         self.said: list[str] = []
 
-    async def events(self) -> AsyncIterator[Event | Link]:
+    async def events(self) -> AsyncIterator[Event | NodeLink]:
         async for told in super().events():
-            if isinstance(told, Link):
+            if isinstance(told, NodeLink):
                 self.said.append(told.sentence)
             yield told
 
@@ -107,7 +107,7 @@ async def test_a_paused_node_with_nothing_new_to_tell_is_found_again(tmp_path: P
         feed._run, feed._seq = (status := await client.status()).run_id, status.seq
         async with asyncio.timeout(30):
             async for told in feed.events():
-                assert isinstance(told, Link)
+                assert isinstance(told, NodeLink)
                 assert told.connected
                 break
 
@@ -125,8 +125,8 @@ async def test_what_was_known_of_another_model_is_forgotten_when_the_node_comes_
                 told.append(event)
                 if len(told) == 2:
                     break
-        assert isinstance(told[0], Rewound)
-        assert isinstance(told[1], Link)
+        assert isinstance(told[0], ReplayRewound)
+        assert isinstance(told[1], NodeLink)
 
 
 async def test_a_command_without_a_node_says_what_to_do(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_node_that_comes_in_place_of_the_last_one_is_told_of(tmp_path: P
         feed._pid = pid
         async with asyncio.timeout(30):
             async for told in feed.events():
-                assert isinstance(told, Link)
+                assert isinstance(told, NodeLink)
                 assert (told.sentence, told.starting) == (sentence, pid == 4)
                 break
 
@@ -149,8 +149,8 @@ async def test_waiting_for_a_node_backs_off_and_says_so(tmp_path: Path) -> None:
     state = DashboardState()
     async with asyncio.timeout(30):
         async for told in ControlFeed(tmp_path / "none.sock").events():
-            assert isinstance(told, Link)
-            state = apply(state, told)
+            assert isinstance(told, NodeLink)
+            state = apply_event(state, told)
             if "again" in told.sentence:
                 break
     assert state.link is not None

@@ -11,8 +11,8 @@ from tests.support.scripted_feed import NARROW, SWARM, app_over, settled
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import ASCII, UNICODE, Glyphs, rows, to_ascii
-from sapo_desktop.dashboard.palette import Palette
+from sapo_desktop.dashboard.look import ASCII, UNICODE, GlyphSet, binding_rows, to_ascii
+from sapo_desktop.dashboard.palette import ActionPalette
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
@@ -65,7 +65,7 @@ async def test_the_palette_opens_once_however_much_help_lies_over_it() -> None:
         await settled(pilot)
         await pilot.press("ctrl+p", "f1", "ctrl+p")
         await settled(pilot)
-        assert [type(screen) for screen in pilot.app.screen_stack[1:]] == [Palette, HelpScreen]
+        assert [type(screen) for screen in pilot.app.screen_stack[1:]] == [ActionPalette, HelpScreen]
         await pilot.press("f1", "escape")
         assert isinstance(pilot.app.screen, DashboardScreen)
 
@@ -106,8 +106,8 @@ async def test_a_host_sees_that_it_hosts() -> None:
             await pilot.pause(0.02)
 
 
-def all_of_it(glyphs: Glyphs) -> str:
-    return HelpScreen("", rows(RolloutsScreen), rows(SapoDashboard), glyphs).text(90).plain
+def all_of_it(glyphs: GlyphSet) -> str:
+    return HelpScreen("", binding_rows(RolloutsScreen), binding_rows(SapoDashboard), glyphs).text(90).plain
 
 
 def test_no_help_line_or_propositional_answer_in_ascii_holds_a_question_mark_that_the_unicode_one_does_not() -> None:

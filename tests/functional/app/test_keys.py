@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import bindings, does, rows
+from sapo_desktop.dashboard.look import binding_rows, describe_binding, own_bindings
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
@@ -77,22 +77,22 @@ async def seen(pilot: Pilot[object]) -> object:
 KEYS = [
     (place, key)
     for place, owner in PLACES
-    for binding in bindings(owner)
+    for binding in own_bindings(owner)
     for key in binding.key.split(",")
     if (place in OPENED or place == "everywhere")
-    and not does(owner, binding).startswith(("In a recording", "A recording"))
+    and not describe_binding(owner, binding).startswith(("In a recording", "A recording"))
 ]
 
 
 def test_every_screen_that_has_keys_is_in_the_table() -> None:
-    with_keys = {screen for screen in screen_classes() if any(bindings(screen))}
+    with_keys = {screen for screen in screen_classes() if any(own_bindings(screen))}
     assert with_keys - {owner for _, owner in PLACES} == set()
 
 
 def test_every_place_has_keys_and_every_key_says_what_it_does() -> None:
     for place, owner in PLACES:
-        assert rows(owner), place
-        assert all(len(text) > 2 for _, text in rows(owner)), place
+        assert binding_rows(owner), place
+        assert all(len(text) > 2 for _, text in binding_rows(owner)), place
 
 
 @pytest.mark.parametrize("place", ["everywhere", *OPENED])
@@ -149,7 +149,7 @@ async def test_the_palette_reaches_what_every_key_of_every_screen_does() -> None
         offered = {command.title: command.callback for command in app.get_system_commands(app.screen)}
         for place, owner in PLACES:
             if place in modes:
-                wanted = {f"{modes[place]}: {one.description}" for one in bindings(owner) if one.key != "escape"}
+                wanted = {f"{modes[place]}: {one.description}" for one in own_bindings(owner) if one.key != "escape"}
                 assert wanted - set(offered) == set(), place
         for title, screen in (("Swarm: join", JoinDialog), ("My models: rename", NameDialog)):
             await offered[title]()  # type: ignore[misc]

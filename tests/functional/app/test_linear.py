@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
-from sapo_desktop.dashboard.state import Link, QuitChoice
-from sapo_desktop.linear.session import Questions, Session, TypedLines
+from sapo_desktop.dashboard.state import NodeLink, QuitChoice
+from sapo_desktop.linear.session import FirstRunQuestions, LinearSession, TypedLines
 from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 
@@ -35,7 +35,7 @@ class LiveFeed(ScriptedFeed):
     def now(self) -> float:
         return self.opened or super().now()
 
-    async def events(self) -> AsyncIterator[Event | Link]:
+    async def events(self) -> AsyncIterator[Event | NodeLink]:
         told = 0
         while True:
             while told < len(self.script):
@@ -45,7 +45,7 @@ class LiveFeed(ScriptedFeed):
             self.quiet.set()
             await self.more.wait()
 
-    def tell(self, *events: Event | Link) -> None:
+    def tell(self, *events: Event | NodeLink) -> None:
         self.script += events
         self.quiet.clear()
         self.more.set()
@@ -62,7 +62,7 @@ class Person:
         self.starts = 0
         self.during = ""
         self._said = asyncio.Event()
-        self.session = Session(feed, TypedLines(out), self.hear, self._verb, self._start)
+        self.session = LinearSession(feed, TypedLines(out), self.hear, self._verb, self._start)
 
     def hear(self, line: str) -> None:
         self.heard.append(line)
@@ -115,7 +115,9 @@ async def test_a_history_is_told_as_where_it_stands_and_news_once() -> None:
         feed.tell(SILO[-1], LogLine(time=feed.opened, level="warning", text="Little disk is left"))
         assert await person.hears("Little disk") == "warning: Little disk is left"
         assert sum("on battery power" in line for line in person.heard) == 1
-        feed.tell(Link(False, "The node went away", feed.opened), Link(False, "The node went away", feed.opened + 1))
+        feed.tell(
+            NodeLink(False, "The node went away", feed.opened), NodeLink(False, "The node went away", feed.opened + 1)
+        )
         feed.tell(LogLine(time=feed.opened, level="info", text="The end"))
         await person.hears("The end")
         assert sum("went away" in line for line in person.heard) == 1
@@ -210,12 +212,12 @@ async def test_leaving_asks_what_becomes_of_the_node(answer: str, left: str) -> 
 
 async def test_a_node_that_is_gone_is_started_by_a_space_and_left_without_a_question() -> None:
     async with sitting(SILO) as (person, feed, session):
-        feed.tell(Link(False, "Another one comes", feed.opened, starting=True))
+        feed.tell(NodeLink(False, "Another one comes", feed.opened, starting=True))
         await person.hears("Another one comes")
         person.type(" ")
         await person.hears("The node is starting")
         assert feed.commands == []
-        feed.tell(Link(False, "The node is gone", feed.opened, ended=True))
+        feed.tell(NodeLink(False, "The node is gone", feed.opened, ended=True))
         assert "a line with one space starts the node again" in await person.hears("The node is gone")
         person.type(" ")
         await person.hears("Starting the node")
@@ -254,7 +256,7 @@ async def answers(*lines: str, info: FirstRunInfo | None = None) -> tuple[object
     os.write(into, "".join(f"{line}\n" for line in lines).encode())
     os.close(into)
     heard: list[str] = []
-    return await Questions(TypedLines(out), heard.append).ask(info or FirstRunInfo()), heard
+    return await FirstRunQuestions(TypedLines(out), heard.append).ask(info or FirstRunInfo()), heard
 
 
 async def test_the_first_questions_have_answers_already() -> None:

@@ -7,23 +7,23 @@ from tests.support.scripted_feed import NARROW, settled
 from textual.app import App, ComposeResult
 from textual.css.query import NoMatches
 
-from sapo_desktop.dashboard.palette import Palette
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.palette import ActionPalette
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 
 
 class Hidden(App[None]):
     """A list that has no line to be drawn on."""
 
     def compose(self) -> ComposeResult:
-        yield Listing("first", "second")
+        yield ChoiceList("first", "second")
 
     def on_mount(self) -> None:
-        self.query_one(Listing).display = False
+        self.query_one(ChoiceList).display = False
 
 
 async def test_a_page_of_a_list_that_has_no_line_is_no_page() -> None:
     async with Hidden().run_test() as pilot:
-        listing = pilot.app.query_one(Listing)
+        listing = pilot.app.query_one(ChoiceList)
         listing.highlighted = 0
         listing.action_page_down()
         listing.action_page_up()
@@ -31,7 +31,7 @@ async def test_a_page_of_a_list_that_has_no_line_is_no_page() -> None:
 
 
 def test_before_its_list_is_there_the_palette_takes_no_key_for_it() -> None:
-    assert Palette().check_action("command_list", ("page_down",)) is False
+    assert ActionPalette().check_action("command_list", ("page_down",)) is False
 
 
 async def test_a_search_that_finds_the_palette_closed_ends_nothing() -> None:
@@ -42,7 +42,7 @@ async def test_a_search_that_finds_the_palette_closed_ends_nothing() -> None:
         await settled(pilot)
         await pilot.press("ctrl+p")
         palette = pilot.app.screen
-        assert isinstance(palette, Palette)
+        assert isinstance(palette, ActionPalette)
         search = palette.run_worker(late(), exit_on_error=True)
         while not search.is_finished:
             await pilot.pause()

@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.linear.session import Questions, TypedLines
+from sapo_desktop.linear.session import FirstRunQuestions, TypedLines
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
@@ -103,7 +103,7 @@ async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(
         os.write(into, f"swarm\n{invite}\nq\n".encode())
         os.close(into)
         heard: list[str] = []
-        assert await Questions(TypedLines(out), heard.append).ask(info) is None
+        assert await FirstRunQuestions(TypedLines(out), heard.append).ask(info) is None
     assert any("used up" in line for line in heard)
 
 

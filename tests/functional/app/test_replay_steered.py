@@ -18,7 +18,7 @@ from sapo_desktop.commands.nodes import replay
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.dashboard.screens.help import HelpScreen
-from sapo_desktop.dashboard.state import Caption
+from sapo_desktop.dashboard.state import ReplayCaption
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.models.recording import load_tour
 from sapo_swarm.events import LogLine, RoundFinished
@@ -150,7 +150,7 @@ def test_what_is_no_place_is_one_sentence(text: str) -> None:
 
 
 async def test_a_caption_is_shown_from_its_time_on_and_brings_its_screen() -> None:
-    captions = [Caption(SILO[0].time, "the beginning"), Caption(ROUND_20, "a log of it", "log")]
+    captions = [ReplayCaption(SILO[0].time, "the beginning"), ReplayCaption(ROUND_20, "a log of it", "log")]
     async with playing(ReplayFeed(SILO, 1.0, None, captions, Clock())) as (app, pilot):
         await rounds(app, pilot, 0)
         assert app.current_mode == "dashboard"
@@ -167,7 +167,7 @@ async def test_a_caption_is_shown_from_its_time_on_and_brings_its_screen() -> No
 
 
 async def test_a_caption_of_another_screen_waits_until_the_help_is_closed() -> None:
-    feed = ReplayFeed(SILO, 1.0, None, [Caption(ROUND_20, "a log of it", "log")], Clock())
+    feed = ReplayFeed(SILO, 1.0, None, [ReplayCaption(ROUND_20, "a log of it", "log")], Clock())
     async with playing(feed) as (app, pilot):
         await rounds(app, pilot, 0)
         await pilot.press("question_mark")
@@ -183,7 +183,7 @@ async def test_a_caption_of_another_screen_waits_until_the_help_is_closed() -> N
 async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is() -> None:
     events, said = load_tour()
     assert [caption.round for caption in said] == sorted(caption.round for caption in said)
-    places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+    places = [ReplayCaption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
     assert len({place.time for place in places}) == len(places)
     assert places[0].time == events[0].time, "it speaks from its first second"
     assert max(len(one.text) for one in said) <= 3 * 74, "three lines of 80 columns"
@@ -200,7 +200,7 @@ async def test_every_caption_of_the_tour_fits_and_names_a_screen_that_there_is()
 
 async def test_at_80_by_24_the_swarm_screen_of_the_tour_shows_a_peer() -> None:
     events, said = load_tour()
-    places = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+    places = [ReplayCaption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
     app = SapoDashboard(ReplayFeed(events, 1.0, None, places, Clock()))
     shown = []
     async with app.run_test(size=(80, 24)) as pilot:

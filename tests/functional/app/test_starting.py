@@ -16,13 +16,13 @@ from textual import events
 
 from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.state import Link
+from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.paths import Home
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.nodes import children as background
 from sapo_desktop.services.nodes import supervisor
 
-GONE = Link(False, "The node is gone", SILO[-1].time, ended=True)
+GONE = NodeLink(False, "The node is gone", SILO[-1].time, ended=True)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, None])

@@ -16,7 +16,7 @@ from tests.support import node_process
 from tests.support.node_process import calm, environment, node, reaches, sapo
 
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.state import Link
+from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import children, supervisor
@@ -123,9 +123,9 @@ async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_w
                 break
         process.send_signal(signal.SIGSTOP)
         async for event in stream:
-            if isinstance(event, Link):
+            if isinstance(event, NodeLink):
                 break
-        assert isinstance(event, Link)
+        assert isinstance(event, NodeLink)
         assert (event.connected, event.ended) == (False, False)
         assert "The node is not answering for" in event.sentence
         assert f"kill -CONT {process.pid}" in event.sentence
@@ -134,7 +134,7 @@ async def test_a_halted_node_is_said_to_be_silent_with_the_way_out_and_is_back_w
         assert silent.value.silent_s >= 1.0
         process.send_signal(signal.SIGCONT)
         async for event in stream:
-            if isinstance(event, Link) and event.connected:
+            if isinstance(event, NodeLink) and event.connected:
                 break
         assert (await client.status()).state in ("starting", "running")
         await stream.aclose()  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ async def test_a_node_that_is_too_busy_to_answer_while_it_starts_is_waited_for(
         assert await supervisor._answer(home) is None
         stream = ControlFeed(home.socket).events()
         link = await anext(stream)
-        assert isinstance(link, Link)
+        assert isinstance(link, NodeLink)
         assert link.sentence.startswith("Waiting for the node, which is busy"), "no word of a fault"
         await stream.aclose()  # type: ignore[attr-defined]
 

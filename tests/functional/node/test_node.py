@@ -13,7 +13,7 @@ from tests.support import node_process
 from tests.support.model_folder import chain, on_disk, weights
 from tests.support.node_process import node, reaches, sapo
 
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.services.models.recording import load_recording
 from sapo_swarm.events import GroupRecorded, Phase, RoundFinished, RunStarted, StateChanged
 from sapo_swarm.node.journal import read_only
@@ -191,6 +191,6 @@ def test_old_groups_leave_the_journal_and_what_is_left_still_plays(tmp_path: Pat
     assert kept == {0, 10, 20, 22, 23, 24}
     state = DashboardState()
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     assert state.rounds == 25
     assert state.groups.last is not None

@@ -16,8 +16,8 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 from sapo_backends.base import Engine, Progress
 from sapo_backends.errors import CancelToken
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.frame import header
+from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, LogLine, Phase, RunStarted, StateChanged
 from sapo_swarm.node.evaluation import BaseAnswers, evaluation_conditions
@@ -188,10 +188,10 @@ async def test_a_pause_asked_for_while_the_model_opens_stands_in_the_header(tmp_
 
     def seen(event: Event) -> None:
         nonlocal state
-        state = apply(state, event)
+        state = apply_event(state, event)
         if state.state != "starting" or not isinstance(event, Phase | StateChanged):
             return
-        told.append((state.resumable, header(state, state.newest, 80, 24, UNICODE).plain.rpartition("… ")[2]))
+        told.append((state.resumable, header_line(state, state.newest, 80, 24, UNICODE).plain.rpartition("… ")[2]))
         if isinstance(event, StateChanged) and state.resumable:
             pause_seen.set()
         elif isinstance(event, Phase) and event.detail == "Loading fake":

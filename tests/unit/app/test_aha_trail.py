@@ -15,11 +15,11 @@ from sapo_desktop.commands.nodes.control import describe_status
 from sapo_desktop.dashboard.feed import _HISTORY
 from sapo_desktop.dashboard.look import ASCII, UNICODE, to_ascii
 from sapo_desktop.dashboard.screens.dashboard import share_lines
-from sapo_desktop.dashboard.screens.swarm.screen import exchange, overview, peer_rows
-from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, in_order, steps, table, whole
-from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.chart import legend
-from sapo_desktop.dashboard.widgets.plot import View
+from sapo_desktop.dashboard.screens.swarm.screen import exchange_summary, peer_rows, swarm_overview
+from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, in_order, trail_details, trail_steps, trail_table
+from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.chart import chart_legend
+from sapo_desktop.dashboard.widgets.plot import ChartView
 from sapo_desktop.services.swarms.trial import MEANINGS, contribution_rows
 from sapo_swarm.events import Event, FirstSuccess, SwarmUpdated
 from sapo_swarm.node.control_api import NodeStatus
@@ -36,7 +36,7 @@ NEWS = next(event for event in SWARM if isinstance(event, SwarmUpdated))
 def fold(*events: Event) -> DashboardState:
     state = DashboardState()
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
@@ -64,19 +64,22 @@ EVERY = fold(opened(0), *FIRST, *OPEN, *LEARNED, came("maze", 30), FirstSuccess(
 
 
 def test_the_trail_says_who_was_first_what_was_trained_on_and_when_it_was_solved_here() -> None:
-    assert steps(EVERY.trails["bf"]) == [
+    assert trail_steps(EVERY.trails["bf"]) == [
         "Ada's success came in round 12",
         "trained on 3 groups of others with one in rounds 13 to 18",
         "solved here in round 21",
     ]
-    assert steps(EVERY.trails["gcd"])[1:] == ["trained on 1 group of others with one in round 5", "not solved here yet"]
-    assert steps(EVERY.trails["lcm"]) == ["solved here in round 2", "Ada's success came in round 7"]
-    assert steps(EVERY.trails["maze"])[1:] == ["not trained on yet", "not solved here yet"]
-    assert steps(EVERY.trails["sums"]) == ["solved here in round 41"]
+    assert trail_steps(EVERY.trails["gcd"])[1:] == [
+        "trained on 1 group of others with one in round 5",
+        "not solved here yet",
+    ]
+    assert trail_steps(EVERY.trails["lcm"]) == ["solved here in round 2", "Ada's success came in round 7"]
+    assert trail_steps(EVERY.trails["maze"])[1:] == ["not trained on yet", "not solved here yet"]
+    assert trail_steps(EVERY.trails["sums"]) == ["solved here in round 41"]
     untaught = fold(came("bf", 3), FirstSuccess(round=5, task="bf"))
-    assert steps(untaught.trails["bf"])[1:] == ["none was trained on before", "solved here in round 6"]
+    assert trail_steps(untaught.trails["bf"])[1:] == ["none was trained on before", "solved here in round 6"]
     earlier = fold(msgspec.structs.replace(opened(9), solved=("bf",)), came("bf", 12))
-    assert steps(earlier.trails["bf"])[0] == "solved here before this record began"
+    assert trail_steps(earlier.trails["bf"])[0] == "solved here before this record began"
 
 
 def test_what_was_learned_after_others_comes_first_then_what_only_others_solved() -> None:
@@ -87,22 +90,22 @@ def test_what_was_learned_after_others_comes_first_then_what_only_others_solved(
 @pytest.mark.parametrize("height", [1, 2, 4, 20])
 def test_it_fits_and_says_how_many_there_is_no_room_for(width: int, height: int) -> None:
     for glyphs in (UNICODE, ASCII):
-        lines = table(EVERY, 0.0, width, height, glyphs).plain.splitlines()
+        lines = trail_table(EVERY, 0.0, width, height, glyphs).plain.splitlines()
         assert len(lines) <= height
         assert all(len(line) <= width for line in lines)
         if height == 4:
             assert lines[-1] == "3 more: w"
     assert len(in_a_line(EVERY, width)) <= width
-    assert all(line.isascii() for line in to_ascii(whole(EVERY, width).plain).splitlines())
+    assert all(line.isascii() for line in to_ascii(trail_details(EVERY, width).plain).splitlines())
 
 
 def test_a_low_page_tells_of_one_in_a_line_and_a_tall_one_leaves_it_to_the_table() -> None:
-    state = apply(fold(*SWARM), came("bf", 3))
-    assert "Aha trail bf: " in exchange(state, 0.0, 76, 7, UNICODE).plain
-    assert len(exchange(state, 0.0, 76, 7, UNICODE).plain.splitlines()) <= 7
-    assert "Aha trail" not in exchange(state, 0.0, 116, 9, UNICODE).plain
+    state = apply_event(fold(*SWARM), came("bf", 3))
+    assert "Aha trail bf: " in exchange_summary(state, 0.0, 76, 7, UNICODE).plain
+    assert len(exchange_summary(state, 0.0, 76, 7, UNICODE).plain.splitlines()) <= 7
+    assert "Aha trail" not in exchange_summary(state, 0.0, 116, 9, UNICODE).plain
     assert in_a_line(DashboardState(), 76) == ""
-    assert "No task is solved yet" in table(DashboardState(), 0.0, 76, 4, UNICODE).plain
+    assert "No task is solved yet" in trail_table(DashboardState(), 0.0, 76, 4, UNICODE).plain
     assert in_a_line(EVERY, 76).endswith("here in 21 · 4 more: w")
 
 
@@ -116,11 +119,11 @@ def test_of_a_peer_with_a_wide_name_the_line_keeps_its_end(width: int) -> None:
 
 def test_a_name_of_a_peer_is_shown_plain_and_without_one_its_id_is() -> None:
     state = fold(came("bf", 3), named(HOSTILE))
-    for text in (table(state, 0.0, 116, 5, UNICODE), whole(state, 80)):
+    for text in (trail_table(state, 0.0, 116, 5, UNICODE), trail_details(state, 80)):
         assert "\x1b" not in text.plain
         assert "\u202e" not in text.plain
         assert "[/bad]" in text.plain
-    assert "aaaaaaaa's success" in whole(fold(came("bf", 3)), 80).plain
+    assert "aaaaaaaa's success" in trail_details(fold(came("bf", 3)), 80).plain
 
 
 def test_a_dashboard_that_connects_later_has_the_same_trails_as_one_that_saw_every_group() -> None:
@@ -150,8 +153,8 @@ def test_own_row_is_marked_and_shows_the_same_figures_as_the_overview_and_the_ch
     assert "20.0 %" not in own
     assert "(me)" not in peer_rows(state.swarm, 100, UNICODE).plain.replace("Ada (me)", "")
     assert contribution_rows(state.swarm) == (("my share", "25.0 %"), ("uptake", "0"), ("external share", "37.5 %"))
-    page = overview(state, 0.0, 76, 4, UNICODE).plain
-    line = legend(share_lines(state), [], View(), None, 70, UNICODE, lambda name: name).plain
+    page = swarm_overview(state, 0.0, 76, 4, UNICODE).plain
+    line = chart_legend(share_lines(state), [], ChartView(), None, 70, UNICODE, lambda name: name).plain
     for label, value in (("my share", "25.0 %"), ("external share", "37.5 %")):
         assert f"{label} {value}" in " ".join(page.split())
         assert f"{label} {value}" in line
@@ -233,6 +236,8 @@ def test_a_share_is_drawn_as_it_was_told_whatever_the_smoothing() -> None:
             NEWS, share=0.5 if number < 39 else 0.1, external_share=0.4 if number < 39 else 0.2
         )
         events += [finished(number), news]
-    line = legend(share_lines(fold(*events)), [], View(smooth=20), None, 70, UNICODE, lambda name: name).plain
+    line = chart_legend(
+        share_lines(fold(*events)), [], ChartView(smooth=20), None, 70, UNICODE, lambda name: name
+    ).plain
     assert "my share 10.0 %" in line
     assert "external share 20.0 %" in line

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from sapo_desktop.dashboard import look
-from sapo_desktop.dashboard.history.run import Clock
-from sapo_desktop.dashboard.widgets.plot import Axis, ticks, when
+from sapo_desktop.dashboard.history.run import RoundClock
+from sapo_desktop.dashboard.widgets.plot import Axis, axis_ticks, format_weekday_time
 from sapo_swarm.node.clock import local_time
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
@@ -33,7 +33,7 @@ def ticks_in(zone: str, first: datetime, last: datetime, columns: int, monkeypat
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     ends = first.timestamp(), last.timestamp()
-    return ticks(Axis(*ends, ends, Clock()), columns)
+    return axis_ticks(Axis(*ends, ends, RoundClock()), columns)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_after_the_zone_changes_a_log_line_and_a_chart_name_the_hour_that_the_no
 ) -> None:
     time.tzset()
     moment = at("UTC", 2026, 11, 27, 20).timestamp()
-    assert (look.date(moment), when(moment)) == ("2026-11-27 20:00:00", "Fri 20:00")
+    assert (look.format_date_time(moment), format_weekday_time(moment)) == ("2026-11-27 20:00:00", "Fri 20:00")
     for zone, wall in (("Asia/Tokyo", "2026-11-28 05:00:00"), ("America/Lima", "2026-11-27 15:00:00")):
         monkeypatch.setenv("TZ", zone)
-        assert look.date(moment) == wall
+        assert look.format_date_time(moment) == wall
     monkeypatch.setenv("TZ", "Asia/Tokyo")
-    assert when(moment) == "Sat 05:00"
+    assert format_weekday_time(moment) == "Sat 05:00"
     assert time.strftime("%H:%M", local_time(moment)) == "05:00"

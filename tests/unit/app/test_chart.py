@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look import ASCII, UNICODE, Glyphs, choose, sparkline
-from sapo_desktop.dashboard.widgets.plot import Line, Mark, View, nice_range, plot
+from sapo_desktop.dashboard.look import ASCII, UNICODE, GlyphSet, choose_glyphs, draw_sparkline
+from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark, ChartView, draw_plot, nice_range
 
 
 def rising(count: int = 60) -> Series:
@@ -27,15 +27,17 @@ def level(value: float, count: int = 60) -> Series:
     return made
 
 
-def text(lines: list[Line], marks: list[Mark], glyphs: Glyphs = UNICODE, width: int = 44, height: int = 9) -> list[str]:
-    rows = plot(lines, marks, View(0, 5), width, height, glyphs)
+def text(
+    lines: list[ChartLine], marks: list[ChartMark], glyphs: GlyphSet = UNICODE, width: int = 44, height: int = 9
+) -> list[str]:
+    rows = draw_plot(lines, marks, ChartView(0, 5), width, height, glyphs)
     assert all(sum(len(run) for run, _ in row) == width for row in rows)
     return ["".join(run for run, _ in row).rstrip() for row in rows]
 
 
 def test_a_solid_line_a_dashed_line_and_the_held_out_marks() -> None:
-    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("local", rising(), "solid", "line-1")]
-    assert text(lines, [Mark(0, 0.12), Mark(50, 0.3)]) == [
+    lines = [ChartLine("external", level(0.45), "dashed", "line-2"), ChartLine("local", rising(), "solid", "line-1")]
+    assert text(lines, [ChartMark(0, 0.12), ChartMark(50, 0.3)]) == [
         "   .6┤",
         "     │⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀ ⣀⣀",
         "   .4┤                            ⢀⣀⣀⣀⣀⣀⣀⣀⡠⠤",
@@ -49,8 +51,8 @@ def test_a_solid_line_a_dashed_line_and_the_held_out_marks() -> None:
 
 
 def test_the_same_in_ascii_keeps_the_lines_apart_by_their_characters() -> None:
-    lines = [Line("external", level(0.45), "dashed", "line-2"), Line("local", rising(), "solid", "line-1")]
-    assert text(lines, [Mark(0, 0.12), Mark(50, 0.3)], ASCII) == [
+    lines = [ChartLine("external", level(0.45), "dashed", "line-2"), ChartLine("local", rising(), "solid", "line-1")]
+    assert text(lines, [ChartMark(0, 0.12), ChartMark(50, 0.3)], ASCII) == [
         "   .6+",
         "     |     ======",
         "   .4+=====      ===================********",
@@ -64,7 +66,7 @@ def test_the_same_in_ascii_keeps_the_lines_apart_by_their_characters() -> None:
 
 
 def test_a_first_round_shows_one_dot_on_an_axis_of_ten() -> None:
-    assert text([Line("local", level(0.2, 1))], [], height=6) == [
+    assert text([ChartLine("local", level(0.2, 1))], [], height=6) == [
         " .210┤",
         "     │⡀",
         "     │",
@@ -78,14 +80,14 @@ def test_gaps_interrupt_the_line() -> None:
     made = Series()
     for x in range(40):
         made = made.append(x, None if 10 <= x < 30 else 0.5)
-    rows = text([Line("external", made)], [], width=46, height=6)
+    rows = text([ChartLine("external", made)], [], width=46, height=6)
     (row,) = [row for row in rows if any("⠀" <= char <= "⣿" for char in row)]
     assert " " * 15 in row.strip()
 
 
 def test_nothing_to_draw_gives_no_rows() -> None:
-    assert plot([Line("local", Series())], [], View(), 60, 10, UNICODE) == []
-    assert plot([Line("local", rising())], [], View(), 6, 10, UNICODE) == []
+    assert draw_plot([ChartLine("local", Series())], [], ChartView(), 60, 10, UNICODE) == []
+    assert draw_plot([ChartLine("local", rising())], [], ChartView(), 6, 10, UNICODE) == []
 
 
 @given(st.floats(-5, 5, allow_nan=False), st.floats(0, 3))
@@ -105,25 +107,25 @@ def test_the_axis_always_holds_its_values(low: float, span: float) -> None:
     st.integers(1, 50),
 )
 def test_every_row_is_exactly_as_wide_as_asked(
-    values: list[float | None], width: int, height: int, glyphs: Glyphs, window: int, smooth: int
+    values: list[float | None], width: int, height: int, glyphs: GlyphSet, window: int, smooth: int
 ) -> None:
     made = Series()
     for x, value in enumerate(values):
         made = made.append(x, value)
-    rows = plot([Line("local", made)], [Mark(3, 0.5)], View(window, smooth), width, height, glyphs)
+    rows = draw_plot([ChartLine("local", made)], [ChartMark(3, 0.5)], ChartView(window, smooth), width, height, glyphs)
     assert len(rows) in (0, height)
     assert {sum(len(run) for run, _ in row) for row in rows} <= {width}
 
 
 def test_a_sparkline_ends_with_the_newest_value_at_the_right() -> None:
-    assert sparkline([0.0, None, 1.0], 5, UNICODE) == "  ▁ █"
-    assert sparkline([3.0, 3.0], 4, ASCII) == "  --"
-    assert sparkline([], 3, UNICODE) == "   "
+    assert draw_sparkline([0.0, None, 1.0], 5, UNICODE) == "  ▁ █"
+    assert draw_sparkline([3.0, 3.0], 4, ASCII) == "  --"
+    assert draw_sparkline([], 3, UNICODE) == "   "
 
 
 def test_the_linux_console_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "linux")
-    assert choose("auto") is ASCII
-    assert choose("unicode") is UNICODE
+    assert choose_glyphs("auto") is ASCII
+    assert choose_glyphs("unicode") is UNICODE
     with pytest.raises(ValueError, match="Known: auto, unicode, ascii"):
-        choose("emoji")
+        choose_glyphs("emoji")

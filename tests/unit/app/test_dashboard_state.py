@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.state import DashboardState, Link, apply
-from sapo_desktop.dashboard.widgets.frame import status
+from sapo_desktop.dashboard.state import DashboardState, NodeLink, apply_event
+from sapo_desktop.dashboard.widgets.frame import status_summary
 from sapo_swarm.events import (
     Event,
     GroupRecorded,
@@ -31,7 +31,7 @@ SWARM = list(recording("swarm", 12, 4))
 def fold(events: list[Event], state: DashboardState | None = None) -> DashboardState:
     state = state or DashboardState()
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
@@ -91,7 +91,7 @@ def test_a_new_run_starts_with_empty_charts_but_keeps_the_log() -> None:
     other = RunStarted(
         **{name: getattr(SILO[0], name) for name in SILO[0].__struct_fields__ if name != "run_id"}, run_id="other"
     )
-    fresh = apply(state, other)
+    fresh = apply_event(state, other)
     assert fresh.rounds == 0
     assert fresh.figures.reward_local.empty
     assert len(fresh.log) > len(state.log)
@@ -99,14 +99,14 @@ def test_a_new_run_starts_with_empty_charts_but_keeps_the_log() -> None:
 
 def test_a_resumed_run_keeps_its_charts() -> None:
     state = fold(SILO)
-    resumed = apply(state, SILO[0])
+    resumed = apply_event(state, SILO[0])
     assert resumed.rounds == 12
     assert not resumed.figures.reward_local.empty
     assert resumed.phase is None
 
 
 def test_the_link_does_not_overwrite_what_the_node_said() -> None:
-    state = apply(fold(SILO), Link(False, "The node went away", 5.0))
+    state = apply_event(fold(SILO), NodeLink(False, "The node went away", 5.0))
     assert state.sentence == "Training"
     assert state.link is not None
     assert not state.link.connected
@@ -120,10 +120,10 @@ def test_memory_is_bounded_and_an_event_costs_the_same_after_ten_thousand_rounds
     for block in range(10):
         started = time.perf_counter()
         for index in range(1000):
-            state = apply(state, RoundFinished(**{**fields, "round": block * 1000 + index}))
-            state = apply(state, group)
-            state = apply(state, LogLine(level="info", text="a line"))
-            state = apply(
+            state = apply_event(state, RoundFinished(**{**fields, "round": block * 1000 + index}))
+            state = apply_event(state, group)
+            state = apply_event(state, LogLine(level="info", text="a line"))
+            state = apply_event(
                 state,
                 Vitals(
                     time=float(block * 1000 + index),
@@ -144,25 +144,25 @@ def test_memory_is_bounded_and_an_event_costs_the_same_after_ten_thousand_rounds
 def test_phases_of_a_round_collect_in_order_and_start_over_with_the_next() -> None:
     state = DashboardState()
     for name in ("questions", "generate"):
-        state = apply(state, Phase(time=1.0, round=3, phase=name, fraction=0.5, eta_s=-1))  # type: ignore[arg-type]
+        state = apply_event(state, Phase(time=1.0, round=3, phase=name, fraction=0.5, eta_s=-1))  # type: ignore[arg-type]
     assert state.phases == ("questions", "generate")
-    state = apply(state, Phase(time=2.0, round=4, phase="questions", fraction=0.0, eta_s=-1))
+    state = apply_event(state, Phase(time=2.0, round=4, phase="questions", fraction=0.0, eta_s=-1))
     assert state.phases == ("questions",)
 
 
 def test_changes_of_state_are_logged_but_not_every_sentence_while_it_runs() -> None:
     state = DashboardState()
-    state = apply(state, StateChanged(time=1.0, state="running", sentence="Training"))
+    state = apply_event(state, StateChanged(time=1.0, state="running", sentence="Training"))
     length = len(state.log)
-    state = apply(state, StateChanged(time=2.0, state="running", sentence="Still training"))
+    state = apply_event(state, StateChanged(time=2.0, state="running", sentence="Still training"))
     assert len(state.log) == length
-    state = apply(state, StateChanged(time=3.0, state="paused", sentence="Paused: on battery", reason="battery"))
+    state = apply_event(state, StateChanged(time=3.0, state="paused", sentence="Paused: on battery", reason="battery"))
     assert state.log.newest(1)[0].text == "Paused: on battery"
     assert state.since == 3.0
 
 
 def test_a_node_that_starts_again_is_not_gone_though_the_last_one_said_that_it_stopped() -> None:
     left = fold([*SILO, StateChanged(time=1.0, state="stopped", sentence="Stopped after round 5.")])
-    again = apply(left, Link(False, "The node is starting again", 5.0, starting=True))
+    again = apply_event(left, NodeLink(False, "The node is starting again", 5.0, starting=True))
     assert not again.gone
-    assert status(again, 9.0)[1:] == ("The node is starting again", 4.0)
+    assert status_summary(again, 9.0)[1:] == ("The node is starting again", 4.0)

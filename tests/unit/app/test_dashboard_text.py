@@ -12,14 +12,24 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.fixtures.make_recordings import recording
 
-from sapo_desktop.dashboard.look import UNICODE, count, hang, memory, percent, plain, reward, shorten, to_ascii
-from sapo_desktop.dashboard.screens.dashboard import waiting
+from sapo_desktop.dashboard.look import (
+    UNICODE,
+    format_count,
+    format_memory,
+    format_reward_value,
+    format_share,
+    hanging_indent,
+    plain_text,
+    shorten_phrases,
+    to_ascii,
+)
+from sapo_desktop.dashboard.screens.dashboard import empty_chart_text
 from sapo_desktop.dashboard.screens.log import in_order, log_text
 from sapo_desktop.dashboard.screens.rollouts import detail as rollouts_detail
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import DashboardState, Link, apply, evaluation_sentence
+from sapo_desktop.dashboard.state import DashboardState, NodeLink, apply_event, evaluation_sentence
 from sapo_desktop.dashboard.widgets import held_out, panels
-from sapo_desktop.dashboard.widgets.frame import header, status
+from sapo_desktop.dashboard.widgets.frame import header_line, status_summary
 from sapo_desktop.services.against_base import base_scores
 from sapo_swarm.events import (
     Evaluated,
@@ -44,7 +54,7 @@ FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 def fold(events: list[Event]) -> DashboardState:
     state = DashboardState()
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
@@ -73,7 +83,7 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 
 def heldout(event: Evaluated) -> str:
-    return held_out.heldout(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+    return held_out.held_out_panel(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
 
 
 def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:
@@ -126,7 +136,7 @@ def test_what_the_base_scored_on_other_questions_stands_beside_no_task() -> None
 
 
 def test_before_any_measurement_the_panel_says_what_it_waits_for() -> None:
-    assert "No measurement yet" in held_out.heldout(DashboardState(), 0.0, 50, 5, UNICODE).plain
+    assert "No measurement yet" in held_out.held_out_panel(DashboardState(), 0.0, 50, 5, UNICODE).plain
 
 
 def test_a_round_without_unequal_rewards_says_that_there_was_nothing_to_learn_from() -> None:
@@ -154,29 +164,29 @@ def test_a_pool_is_called_empty_only_when_nothing_came_from_it(drawn: int) -> No
 
 def test_the_header_tells_the_reason_and_its_age() -> None:
     state = fold([run(), StateChanged(time=10.0, state="paused", sentence="Paused: on battery · r to run anyway 1 h")])
-    line = header(state, 22.0, 120, 1, UNICODE).plain
+    line = header_line(state, 22.0, 120, 1, UNICODE).plain
     assert line.endswith("‖ Paused: on battery · r to run anyway 1 h · 12 s")
     assert "silo · starter" in line
 
 
 def test_a_lost_node_outranks_everything_in_the_header() -> None:
-    state = apply(
+    state = apply_event(
         fold([run(), StateChanged(time=1.0, state="running", sentence="Training")]),
-        Link(False, "The node went away", 5.0),
+        NodeLink(False, "The node went away", 5.0),
     )
-    assert status(state, 9.0)[1:] == ("The node went away", 4.0)
+    assert status_summary(state, 9.0)[1:] == ("The node went away", 4.0)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_the_header_never_outgrows_its_line(width: int) -> None:
     state = fold([run(model="m" * 80), StateChanged(time=1.0, state="paused", sentence="why " * 60)])
-    assert len(header(state, 90.0, width, 1, UNICODE).plain) <= width
+    assert len(header_line(state, 90.0, width, 1, UNICODE).plain) <= width
 
 
 def test_waiting_for_the_first_round_says_what_goes_on() -> None:
-    assert "Waiting for the node" in waiting(DashboardState(), 0.0)
+    assert "Waiting for the node" in empty_chart_text(DashboardState(), 0.0)
     running = fold([run(), StateChanged(time=1.0, state="running", sentence="Training")])
-    assert waiting(running, 0.0) == "Waiting for the first round: generating 64 rollouts on cpu."
+    assert empty_chart_text(running, 0.0) == "Waiting for the first round: generating 64 rollouts on cpu."
 
 
 def hostile_state() -> DashboardState:
@@ -224,12 +234,12 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
     assert event is not None
     assert state.swarm is not None
     texts = [
-        header(state, 2.0, 120, 1, UNICODE),
-        panels.rollouts(state, 2.0, 120, 5, UNICODE),
-        rollouts_detail.detail(event, UNICODE),
-        swarm_screen.overview(state, 2.0, 120, 9, UNICODE),
+        header_line(state, 2.0, 120, 1, UNICODE),
+        panels.rollouts_panel(state, 2.0, 120, 5, UNICODE),
+        rollouts_detail.group_details(event, UNICODE),
+        swarm_screen.swarm_overview(state, 2.0, 120, 9, UNICODE),
         swarm_screen.peer_rows(state.swarm, 120, UNICODE),
-        swarm_screen.exchange(state, 2.0, 120, 9, UNICODE),
+        swarm_screen.exchange_summary(state, 2.0, 120, 9, UNICODE),
         log_text(list(state.log), "", 120),
     ]
     for content in texts:
@@ -240,15 +250,15 @@ def test_peer_text_reaches_no_panel_as_markup_or_as_a_control_character() -> Non
 def test_a_node_that_was_killed_can_be_started_again() -> None:
     """It had no time to say so: it is nobody in its place that tells."""
     running = fold([run(), StateChanged(time=1.0, state="running", sentence="Training")])
-    away = apply(running, Link(False, "The node went away", 5.0))
+    away = apply_event(running, NodeLink(False, "The node went away", 5.0))
     assert not away.gone
-    killed = apply(away, Link(False, "The node is gone", 9.0, ended=True))
+    killed = apply_event(away, NodeLink(False, "The node is gone", 9.0, ended=True))
     assert killed.gone
-    assert status(killed, running.newest + 4.0)[1:] == (
+    assert status_summary(killed, running.newest + 4.0)[1:] == (
         "The node is gone · space starts the node again",
         4.0,
     )
-    assert not apply(killed, Link(True, "Connected", 10.0)).gone
+    assert not apply_event(killed, NodeLink(True, "Connected", 10.0)).gone
 
 
 def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
@@ -259,34 +269,39 @@ def test_a_right_answer_that_was_not_paid_is_not_called_wrong() -> None:
         for place, rollout in enumerate(event.group.rollouts)
     )
     group = msgspec.structs.replace(event.group, rollouts=rollouts)
-    said = rollouts_detail.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
+    said = rollouts_detail.group_details(msgspec.structs.replace(event, group=group), UNICODE).plain
     assert "○ 1  right on other questions too" in said
     assert ("○ 2  wrong" in said) is (len(rollouts) > 1)
 
 
 def test_numbers_are_shown_in_few_characters() -> None:
     assert [format_age(s) for s in (0, 12, 89, 300, 7200, 400_000)] == ["0 s", "12 s", "89 s", "5 min", "2 h", "5 d"]
-    assert (percent(0.048, 1), percent(None), reward(0.29), reward(1.0)) == ("4.8 %", "—", ".290", "1.000")
-    assert (count(1870.4), memory(412e6), memory(None)) == ("1,870", "412 MB", "—")
+    assert (format_share(0.048, 1), format_share(None), format_reward_value(0.29), format_reward_value(1.0)) == (
+        "4.8 %",
+        "—",
+        ".290",
+        "1.000",
+    )
+    assert (format_count(1870.4), format_memory(412e6), format_memory(None)) == ("1,870", "412 MB", "—")
 
 
 def test_a_sentence_that_does_not_fit_loses_whole_phrases_from_its_end() -> None:
     text = "Round 3 · Generating 256 rollouts · 81 done · 486 tok/s"
-    assert shorten(text, 60) == text
-    assert shorten(text, 50) == "Round 3 · Generating 256 rollouts · 81 done"
-    assert shorten(text, 20) == "Round 3"
-    assert shorten("No phrase to drop here", 10) == "No phrase…"
+    assert shorten_phrases(text, 60) == text
+    assert shorten_phrases(text, 50) == "Round 3 · Generating 256 rollouts · 81 done"
+    assert shorten_phrases(text, 20) == "Round 3"
+    assert shorten_phrases("No phrase to drop here", 10) == "No phrase…"
 
 
 def test_what_follows_a_label_is_wrapped_under_itself() -> None:
-    assert hang("one two three four", 14, 4) == "one two\n    three four"
+    assert hanging_indent("one two three four", 14, 4) == "one two\n    three four"
 
 
 @given(st.text(max_size=40))
 def test_ascii_text_is_as_wide_as_what_it_stands_for(text: str) -> None:
-    shown = to_ascii(plain(text))
+    shown = to_ascii(plain_text(text))
     assert shown.isascii()
-    assert len(shown) == cell_len(plain(text))
+    assert len(shown) == cell_len(plain_text(text))
 
 
 def test_the_log_is_in_the_order_of_the_journal_also_after_a_clock_was_set_back() -> None:
@@ -301,7 +316,7 @@ def test_a_result_at_both_temperatures_names_both_and_says_which_a_chat_gives() 
     at_0 = GreedyScore(items=400, pass_at_1=0.84, low=0.8, high=0.88, delta=0.74, delta_low=0.7, delta_high=0.78)
     event = msgspec.structs.replace(evaluated((0.067, 0.046, 0.088)), greedy=at_0)
     for width in (28, 50):
-        rows = held_out.heldout(fold([run(), event]), 0.0, width, 10, UNICODE).plain.splitlines()
+        rows = held_out.held_out_panel(fold([run(), event]), 0.0, width, 10, UNICODE).plain.splitlines()
         assert rows[:3] == ["      sampled  greedy (chat)", "base   13.3 %   10.0 %", "now    20.0 %   84.0 %"]
         assert "greedy +74.0 points" in "\n".join(rows)
         assert max(map(len, rows)) <= max(width, 28)
@@ -324,4 +339,4 @@ def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> No
         over=False,
         sentence="Examples: 9 of 12 right.",
     )
-    assert held_out.heldout(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."
+    assert held_out.held_out_panel(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."

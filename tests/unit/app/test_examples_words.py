@@ -10,7 +10,7 @@ from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import reward_lines
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
 from sapo_desktop.services.nodes.report import ConsoleReporter
@@ -37,7 +37,7 @@ def after(count: int) -> DashboardState:
     """The dashboard's picture after so many of the events."""
     state = DashboardState()
     for event in PHASE[:count]:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
@@ -78,5 +78,5 @@ def test_a_chart_marks_where_the_phase_begins_and_ends() -> None:
 
 
 def test_the_linear_mode_says_it_in_sentences() -> None:
-    assert "Examples, step 2: 16 right answers imitated, 9.0 s" in facts.dashboard(after(6), 0.0)
-    assert any(line.startswith("Round 1: local reward 0.00") for line in facts.dashboard(after(7), 0.0))
+    assert "Examples, step 2: 16 right answers imitated, 9.0 s" in facts.dashboard_facts(after(6), 0.0)
+    assert any(line.startswith("Round 1: local reward 0.00") for line in facts.dashboard_facts(after(7), 0.0))

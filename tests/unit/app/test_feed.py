@@ -14,7 +14,7 @@ import pytest
 
 from sapo_desktop.dashboard import feed as feeds
 from sapo_desktop.dashboard.feed import ControlFeed
-from sapo_desktop.dashboard.state import DashboardState, Link, Rewound, apply
+from sapo_desktop.dashboard.state import DashboardState, NodeLink, ReplayRewound, apply_event
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.events import Event, LogLine
@@ -53,8 +53,8 @@ async def test_a_history_that_breaks_off_is_not_told_on_top_of_itself(
     state, links = DashboardState(), 0
     async with asyncio.timeout(30):
         async for told in ControlFeed(tmp_path / "node.sock").events():
-            state = DashboardState() if isinstance(told, Rewound) else apply(state, told)
-            links += isinstance(told, Link) and not told.connected
+            state = DashboardState() if isinstance(told, ReplayRewound) else apply_event(state, told)
+            links += isinstance(told, NodeLink) and not told.connected
             if links == 3:
                 break
     assert [line.text for line in state.log].count("once") == 1
@@ -75,7 +75,7 @@ async def test_a_node_that_lives_keeps_its_own_sentence_whatever_a_library_remar
     feed = ControlFeed(home.socket, lambda pid, since: supervisor.last_words(home, pid, since))
     for feed._pid in (0, os.getpid()):
         async for told in feed.events():
-            assert isinstance(told, Link)
+            assert isinstance(told, NodeLink)
             assert REMARK not in told.sentence
             break
 
@@ -92,7 +92,7 @@ async def test_a_node_is_said_to_be_gone_with_its_words_also_after_the_clock_was
     feed._pid, feed._since = 7, steady_seconds()
     monkeypatch.setattr(time, "time", lambda: now - 7200)
     async for told in feed.events():
-        assert isinstance(told, Link)
+        assert isinstance(told, NodeLink)
         assert told.sentence == f"The node ended: {REASON}"
         break
     assert asked == [pytest.approx(now - 7200, abs=60)]

@@ -14,15 +14,15 @@ from tests.support.many_groups import group_number, journal_with
 from sapo_desktop.dashboard.history import groups as reading
 from sapo_desktop.dashboard.history.groups import (
     STEP,
-    Answer,
     GroupFilter,
     GroupIndex,
+    GroupQuery,
+    GroupQueryResult,
     GroupReader,
     JournalGroups,
     RecordedGroups,
-    Wish,
-    whole,
-    write,
+    build_group_index,
+    export_groups,
 )
 from sapo_desktop.errors import AppError
 from sapo_swarm.events import GroupRecorded, decode_event
@@ -39,7 +39,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def index(journal: Path) -> Iterator[GroupIndex]:
-    made = whole(JournalGroups(journal), None)
+    made = build_group_index(JournalGroups(journal), None)
     yield made
     made.close()
 
@@ -107,7 +107,7 @@ def test_a_word_in_the_middle_of_a_sentence_without_blanks_and_an_accent_are_fou
     event = group_number(1)
     question = msgspec.structs.replace(event.group.question, prompt=f"calc {text}")
     asking = msgspec.structs.replace(event, group=msgspec.structs.replace(event.group, question=question))
-    index = whole(RecordedGroups([asking]), None)
+    index = build_group_index(RecordedGroups([asking]), None)
     assert [word for word in asked if not found(index, GroupFilter(text=word))] == []
     assert found(index, GroupFilter(text="二十")) == found(index, GroupFilter(text="café noirs")) == []
     index.close()
@@ -127,14 +127,14 @@ def test_pages_lead_through_all_groups_in_both_directions(index: GroupIndex) -> 
 
 
 def test_of_a_recording_only_what_was_told_is_found() -> None:
-    index = whole(RecordedGroups([None, *ALL[:10]]), None)
+    index = build_group_index(RecordedGroups([None, *ALL[:10]]), None)
     assert [number(event) for event in index.every(GroupFilter(), upto=4)] == [2, 1, 0]
     assert index.page(GroupFilter(text="question"), 10, upto=4).total == 3
     index.close()
 
 
 def test_an_index_in_a_file_is_there_the_next_time(journal: Path, tmp_path: Path) -> None:
-    whole(JournalGroups(journal), tmp_path).close()
+    build_group_index(JournalGroups(journal), tmp_path).close()
     again = GroupIndex(JournalGroups(journal), tmp_path)
     assert again.page(GroupFilter(), 10).total == COUNT
     assert not again.step()
@@ -145,42 +145,42 @@ def test_an_index_in_a_file_is_there_the_next_time(journal: Path, tmp_path: Path
 
 @pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\0 and then nothing"])
 def test_a_damaged_index_is_made_again(journal: Path, tmp_path: Path, damage: bytes) -> None:
-    first = whole(JournalGroups(journal), tmp_path)
+    first = build_group_index(JournalGroups(journal), tmp_path)
     path = first.path
     first.close()
     assert path is not None
     for old in tmp_path.glob("*.db*"):
         old.unlink()
     path.write_bytes(damage)
-    again = whole(JournalGroups(journal), tmp_path)
+    again = build_group_index(JournalGroups(journal), tmp_path)
     assert again.page(GroupFilter(), 10).total == COUNT
     again.close()
 
 
 def test_the_index_of_another_journal_at_the_same_place_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    whole(JournalGroups(journal_with(path, 30)), tmp_path / "cache").close()
+    build_group_index(JournalGroups(journal_with(path, 30)), tmp_path / "cache").close()
     for old in tmp_path.glob("journal.db*"):
         old.unlink()
     other = Journal(path)
     other.append([group_number(7)])
     other.close()
-    index = whole(JournalGroups(path), tmp_path / "cache")
+    index = build_group_index(JournalGroups(path), tmp_path / "cache")
     assert found(index, GroupFilter()) == [7]
     index.close()
 
 
 def test_the_index_of_a_deleted_journal_goes_when_the_next_one_is_made(tmp_path: Path) -> None:
     gone, cache = journal_with(tmp_path / "gone.db", 5), tmp_path / "cache"
-    whole(JournalGroups(gone), cache).close()
+    build_group_index(JournalGroups(gone), cache).close()
     gone.unlink()
-    whole(JournalGroups(journal_with(tmp_path / "kept.db", 5)), cache).close()
+    build_group_index(JournalGroups(journal_with(tmp_path / "kept.db", 5)), cache).close()
     assert len(list(cache.glob("*.db"))) == 1
 
 
 def test_it_follows_a_journal_that_grows_is_thinned_and_taken_back(tmp_path: Path) -> None:
     path = journal_with(tmp_path / "journal.db", 200)
-    node, index = Journal(path), whole(JournalGroups(path), None)
+    node, index = Journal(path), build_group_index(JournalGroups(path), None)
     assert not index.changed()
     node.append([group_number(200), group_number(201)])
     assert index.changed()
@@ -205,7 +205,7 @@ def test_it_follows_a_journal_that_grows_is_thinned_and_taken_back(tmp_path: Pat
 def test_an_index_of_which_most_is_gone_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sapo_desktop.dashboard.history.groups._SPARE", 10)
     path = journal_with(tmp_path / "journal.db", 100)
-    node, index = Journal(path), whole(JournalGroups(path), None)
+    node, index = Journal(path), build_group_index(JournalGroups(path), None)
     with node.writing() as db:
         db.execute("DELETE FROM events WHERE kind = 'group' AND round < 2")
     assert index.changed()
@@ -223,7 +223,7 @@ def test_a_group_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     with node.writing() as db:
         db.execute("UPDATE events SET body = x'00' WHERE seq = 3")
     node.close()
-    index = whole(JournalGroups(path), None)
+    index = build_group_index(JournalGroups(path), None)
     assert found(index, GroupFilter()) == [4, 3, 2, 0]
     index.close()
 
@@ -237,28 +237,28 @@ def test_the_journal_is_only_read(journal: Path) -> None:
 
 def test_an_export_is_the_journal_s_own_lines_and_never_overwrites(journal: Path, tmp_path: Path) -> None:
     path, wanted = tmp_path / "out.jsonl", GroupFilter(reward="all right")
-    count = write(JournalGroups(journal), None, wanted, path)
+    count = export_groups(JournalGroups(journal), None, wanted, path)
     lines = path.read_bytes().splitlines()
     assert [number(decode_event(line)) for line in lines] == [
         number(e) for e in reversed(ALL) if min(e.group.rewards) >= 1
     ]  # type: ignore[arg-type]
     assert count == len(lines)
     with pytest.raises(AppError, match="exists already"):
-        write(JournalGroups(journal), None, wanted, path)
+        export_groups(JournalGroups(journal), None, wanted, path)
 
 
 def test_the_reader_answers_the_newest_wish_and_says_what_is_wrong(journal: Path, tmp_path: Path) -> None:
-    answers: list[Answer] = []
+    answers: list[GroupQueryResult] = []
     whole_one = threading.Event()
 
-    def told(answer: Answer) -> None:
+    def told(answer: GroupQueryResult) -> None:
         answers.append(answer)
         if answer.problem or (answer.wish.filter.text == "multiply" and answer.indexed == answer.of):
             whole_one.set()
 
     reader = GroupReader(lambda: GroupIndex(JournalGroups(journal)), told)
     for text in ("m", "mu", "multiply"):
-        reader.ask(Wish(GroupFilter(text=text)))
+        reader.ask(GroupQuery(GroupFilter(text=text)))
     assert whole_one.wait(20)
     reader.close()
     reader.join()
@@ -280,7 +280,7 @@ def test_an_index_that_did_not_open_once_is_tried_again(journal: Path, monkeypat
             raise JournalError(problems.pop())
         return GroupIndex(JournalGroups(journal))
 
-    def tell(answer: Answer) -> None:
+    def tell(answer: GroupQueryResult) -> None:
         told.append(answer.problem)
         if answer.total == COUNT:
             whole_one.set()

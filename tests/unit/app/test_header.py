@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.frame import header
+from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.events import Phase, StateChanged
 
 SLOWER, ANYWAY = "slower: 84 °C, full speed below 74 °C", "runs anyway until 11:23, r ends that"
@@ -20,7 +20,7 @@ def working(besides: str) -> StateChanged:
 
 
 def line(state: DashboardState, width: int) -> str:
-    return header(state, 8.0, width, 24, UNICODE).plain
+    return header_line(state, 8.0, width, 24, UNICODE).plain
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])
@@ -40,7 +40,7 @@ def test_the_log_says_when_a_rule_begins_and_ends_to_slow_a_node_at_work() -> No
     state = fold([run(), working("")])
     before = len(state.log)
     for besides in (f" · {SLOWER}", f" · {SLOWER}", ""):
-        state = apply(state, working(besides))
+        state = apply_event(state, working(besides))
     assert [one.text for one in state.log][before:] == [f"Working on round 3 · {SLOWER}", "Working on round 3"]
 
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from tests.support.scripted_feed import SILO, SWARM
 
-from sapo_desktop.dashboard.history.run import Clock
+from sapo_desktop.dashboard.history.run import RoundClock
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_desktop.linear import facts
-from sapo_desktop.linear.facts import trend
+from sapo_desktop.linear.facts import trend_sentence
 from sapo_swarm.events import Event, FirstSuccess
 from sapo_swarm.types import Finish, Rollout
 
@@ -26,24 +26,28 @@ DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
 def state_of(events: list[Event]) -> DashboardState:
     state = DashboardState()
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
 def pages(events: list[Event]) -> list[str]:
     state, now = state_of(events), max(event.time for event in events)
     return [
-        *facts.dashboard(state, now),
-        *facts.swarm(state, now),
-        *facts.rollouts(state),
-        *facts.rollouts(state, 1),
-        *facts.log(state, now),
+        *facts.dashboard_facts(state, now),
+        *facts.swarm_facts(state, now),
+        *facts.rollout_facts(state),
+        *facts.rollout_facts(state, 1),
+        *facts.log_facts(state, now),
     ]
 
 
 @pytest.mark.parametrize("events", [SILO, SWARM, []], ids=["alone", "in a swarm", "nothing yet"])
 def test_no_line_draws_anything(events: list[Event]) -> None:
-    lines = pages(events) if events else facts.dashboard(DashboardState(), 0.0) + facts.swarm(DashboardState(), 0.0)
+    lines = (
+        pages(events)
+        if events
+        else facts.dashboard_facts(DashboardState(), 0.0) + facts.swarm_facts(DashboardState(), 0.0)
+    )
     assert lines
     assert all(line and not DRAWN.search(line) and line == line.strip() for line in lines), lines
 
@@ -56,7 +60,7 @@ def test_the_facts_of_the_screens_are_told() -> None:
         assert fact in together, fact
     state = state_of(SWARM)
     assert state.swarm is not None
-    assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm(state, 0.0)) == len(
+    assert sum(bool(re.match(r"\d+\. .* groups, share", line)) for line in facts.swarm_facts(state, 0.0)) == len(
         state.swarm.peers
     )
 
@@ -89,28 +93,28 @@ def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:
     state = state_of(SILO)
     newest = state.groups.last
     assert newest is not None
-    lines = facts.rollouts(state, 1)
+    lines = facts.rollout_facts(state, 1)
     verdicts = [line for line in lines if line.startswith("Attempt")]
     assert len(verdicts) == len(newest.group.rollouts)
     assert sum(" is right" in line for line in verdicts) == sum(one.reward >= 1 for one in newest.group.rollouts)
-    assert "There are" in facts.rollouts(state, 999_999)[0]
+    assert "There are" in facts.rollout_facts(state, 999_999)[0]
 
 
 def test_marks_and_log_lines_of_another_day_are_told_with_their_day() -> None:
     now = datetime(2026, 11, 27, 20).timestamp()
     seven, noon = datetime(2026, 11, 20, 7).timestamp(), datetime(2026, 11, 27, 12).timestamp()
     state = state_of([FirstSuccess(time=seven, round=3, task="bf"), FirstSuccess(time=noon, round=9, task="gcd")])
-    assert [line[:25].strip() for line in facts.log(state, now)] == [
+    assert [line[:25].strip() for line in facts.log_facts(state, now)] == [
         "2026-11-20 07:00:00 First",
         "12:00:00 First success at",
     ]
-    marks = next(line for line in facts.dashboard(state, now) if line.startswith("Marked"))
+    marks = next(line for line in facts.dashboard_facts(state, now) if line.startswith("Marked"))
     assert marks.endswith("first solved at round 4, 2026-11-20 07:00:00; first solved at round 10, 12:00:00")
 
 
-def risen(hours: float) -> tuple[Series, Clock]:
+def risen(hours: float) -> tuple[Series, RoundClock]:
     """Forty rounds over so many hours; the figure goes from 0 to 0.39."""
-    series, clock, seconds = Series(), Clock(), hours * 3600 / 40
+    series, clock, seconds = Series(), RoundClock(), hours * 3600 / 40
     for place in range(40):
         series = series.append(place + 1, place / 100)
         clock = clock.finished(place + 1, 1e9 + (place + 1) * seconds, seconds)
@@ -118,13 +122,13 @@ def risen(hours: float) -> tuple[Series, Clock]:
 
 
 def test_a_chart_is_told_with_where_it_came_from() -> None:
-    assert trend("Reward", *risen(0.1)).startswith(
+    assert trend_sentence("Reward", *risen(0.1)).startswith(
         "Reward 0.29, mean of 20 rounds, up from 0.00 in round 1; last 10 rounds: 0.30, "
     )
-    assert "up from 0.09 an hour ago" in trend("Reward", *risen(2))
-    assert "up from 0.29 a day ago" not in trend("Reward", *risen(2))
-    assert trend("Share", *risen(2), share=True, smooth=1).startswith("Share 39.0 %, up from ")
-    assert trend("Reward", Series(), Clock()) == "Reward: no value yet"
+    assert "up from 0.09 an hour ago" in trend_sentence("Reward", *risen(2))
+    assert "up from 0.29 a day ago" not in trend_sentence("Reward", *risen(2))
+    assert trend_sentence("Share", *risen(2), share=True, smooth=1).startswith("Share 39.0 %, up from ")
+    assert trend_sentence("Reward", Series(), RoundClock()) == "Reward: no value yet"
     steady = Series().append(1, 0.5).append(2, 0.5).append(3, 0.5)
-    assert trend("Reward", steady, Clock()) == "Reward 0.50; the same in the last 3 rounds"
-    assert "none" in trend("Reward", Series().append(1, 0.5).append(2, None).append(3, 0.5), Clock())
+    assert trend_sentence("Reward", steady, RoundClock()) == "Reward 0.50; the same in the last 3 rounds"
+    assert "none" in trend_sentence("Reward", Series().append(1, 0.5).append(2, None).append(3, 0.5), RoundClock())

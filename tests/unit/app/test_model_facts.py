@@ -8,7 +8,7 @@ import pytest
 
 from sapo_desktop import cli
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.models.screen import whole
+from sapo_desktop.dashboard.screens.models.screen import model_details
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.overview import load_overview
@@ -34,7 +34,7 @@ def test_the_decode_path_of_the_last_training_is_shown_where_its_engine_said_it(
             journal.append([session(said)])
             one = load_overview(store.find_model(home, "kim"))
             assert cli.run_command_line(["models", "show", "kim"]) == 0
-            shown = (whole(one, 0.0, 100, UNICODE).plain, capsys.readouterr().out)
+            shown = (model_details(one, 0.0, 100, UNICODE).plain, capsys.readouterr().out)
             for text in shown:
                 assert ("own decoder, compiled C kernels, float32 on cpu" in text) == bool(said)
                 assert ("\ncomputed " in text) == bool(said)

@@ -21,7 +21,7 @@ from sapo_backends.fake import FakeEngine
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.models.screen import row, summary
+from sapo_desktop.dashboard.screens.models.screen import model_row, model_summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import (
@@ -267,7 +267,7 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
 @pytest.mark.parametrize("base", BUNDLED)
 def test_the_list_names_each_bundled_base_whole_at_80_columns(base: str) -> None:
     one = ModelOverview(model(changed(model=base)), TrainingHistory(), 0)
-    assert f" {base} " in row(one, False, 0.0, 74, UNICODE).plain
+    assert f" {base} " in model_row(one, False, 0.0, 74, UNICODE).plain
     assert f" {base} " in table([one])[0]
 
 
@@ -279,7 +279,7 @@ def test_a_base_of_the_hub_is_listed_without_its_owner_and_cut_where_it_is_long(
 
 def test_of_an_own_task_no_preset_is_told() -> None:
     for tasks, told in ((("my_sums",), "my_sums"), (("my_sums", "bf"), "my_sums, bf (starter)")):
-        said = summary(ModelOverview(model(changed(tasks=tasks)), TrainingHistory(), 0), False, 76, UNICODE).plain
+        said = model_summary(ModelOverview(model(changed(tasks=tasks)), TrainingHistory(), 0), False, 76, UNICODE).plain
         assert f"tasks     {told}\n" in said
 
 

@@ -16,11 +16,11 @@ from tests.unit.app.test_dashboard_text import fold, run
 
 from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.dashboard import waiting
+from sapo_desktop.dashboard.screens.dashboard import empty_chart_text
 from sapo_desktop.dashboard.screens.swarm import screen as swarm_screen
-from sapo_desktop.dashboard.state import DashboardState, Link, apply
+from sapo_desktop.dashboard.state import DashboardState, NodeLink, apply_event
 from sapo_desktop.dashboard.widgets import panels
-from sapo_desktop.dashboard.widgets.frame import header
+from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_desktop.linear import facts
 from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import supervisor
@@ -28,32 +28,36 @@ from sapo_swarm.events import Phase, RunStarted, State, StateChanged, SwarmUpdat
 
 BUSY = Vitals(time=9.0, memory=10**9, cpu_percent=380.0, celsius=71.0, tokens_per_s=1870.0, rounds_per_hour=140.0)
 
-AGAIN = Link(False, "The node is starting again", 2.0, starting=True)
+AGAIN = NodeLink(False, "The node is starting again", 2.0, starting=True)
 
 
 @pytest.mark.parametrize("starting", [False, True], ids=["gone", "being started again"])
 def test_of_a_node_that_is_not_there_nothing_is_shown_as_going_on(starting: bool) -> None:
     at_work = fold([run(), Phase(time=1.0, round=0, phase="generate", fraction=0.5, eta_s=59.0)])
     assert "eta 59 s" in panels.now_panel(at_work, 2.0, 70, 8, UNICODE).plain
-    away = apply(at_work, Link(False, "The node is away", 2.0, ended=not starting, starting=starting))
+    away = apply_event(at_work, NodeLink(False, "The node is away", 2.0, ended=not starting, starting=starting))
     text = panels.now_panel(away, 2.0, 70, 8, UNICODE).plain
     assert "Not working: the header says why" in text
     assert "eta" not in text
     assert UNICODE.now not in text
-    assert not re.search(r"\d", panels.tiles(away, 60).plain)
+    assert not re.search(r"\d", panels.machine_tiles(away, 60).plain)
 
 
 @pytest.mark.parametrize(
     "away",
     [
         fold([]),
-        apply(fold([run(mode="swarm")]), Link(False, "The node is gone", 2.0, ended=True)),
-        apply(fold([run(), Phase(time=1.0, round=0, phase="evaluate", fraction=0.5, eta_s=9.0)]), AGAIN),
+        apply_event(fold([run(mode="swarm")]), NodeLink(False, "The node is gone", 2.0, ended=True)),
+        apply_event(fold([run(), Phase(time=1.0, round=0, phase="evaluate", fraction=0.5, eta_s=9.0)]), AGAIN),
     ],
     ids=["opening its model", "gone", "being started again"],
 )
 def test_no_screen_says_that_a_node_trains_alone_or_waits_for_a_round_while_none_is_there(away: DashboardState) -> None:
-    said = [swarm_screen.overview(away, 2.0, 76, 20, UNICODE).plain, waiting(away, 2.0), *facts.swarm(away, 2.0)]
+    said = [
+        swarm_screen.swarm_overview(away, 2.0, 76, 20, UNICODE).plain,
+        empty_chart_text(away, 2.0),
+        *facts.swarm_facts(away, 2.0),
+    ]
     for untrue in ("trains alone", "Waiting for the first", "evaluating"):
         assert untrue not in "\n".join(said)
 
@@ -82,9 +86,9 @@ async def test_a_pause_that_waits_for_the_model_to_open_is_taken_back_by_space()
 
 def test_where_no_swarm_can_be_joined_from_here_no_key_is_named_for_it() -> None:
     alone = fold([run()])
-    told = swarm_screen.overview(alone, 2.0, 76, 20, UNICODE, keys=False).plain
+    told = swarm_screen.swarm_overview(alone, 2.0, 76, 20, UNICODE, keys=False).plain
     assert "Join one:   in a terminal: sapo-desktop node --join INVITE" in told
-    assert "Join one:   j, or in a terminal: " in swarm_screen.overview(alone, 2.0, 76, 20, UNICODE).plain
+    assert "Join one:   j, or in a terminal: " in swarm_screen.swarm_overview(alone, 2.0, 76, 20, UNICODE).plain
 
 
 def test_of_a_swarm_that_nobody_tells_of_any_more_the_age_is_told_in_every_place() -> None:
@@ -96,12 +100,12 @@ def test_of_a_swarm_that_nobody_tells_of_any_more_the_age_is_told_in_every_place
     at_work += [Phase(time=events[-1].time, round=2, phase="generate", fraction=0.62, eta_s=3.0)]
     state, now = fold(at_work), events[-1].time
     assert "62 % done" in facts.now_sentence(state, now)
-    away = apply(state, Link(False, "The node is gone", now, ended=True))
-    told = "\n".join([*facts.dashboard(away, now + 4020), *facts.swarm(away, now + 4020)])
+    away = apply_event(state, NodeLink(False, "The node is gone", now, ended=True))
+    told = "\n".join([*facts.dashboard_facts(away, now + 4020), *facts.swarm_facts(away, now + 4020)])
     for stale in ("% done", "left", "tokens a second", "processor", "degrees"):
         assert stale not in told, stale
     assert "As it was 67 min ago: " in told
-    drawn = swarm_screen.overview(away, now + 4020, 76, 6, UNICODE)
+    drawn = swarm_screen.swarm_overview(away, now + 4020, 76, 6, UNICODE)
     assert drawn.plain.startswith("As it was 67 min ago: ")
     assert "$success" not in str(drawn.spans)
 
@@ -111,8 +115,8 @@ def test_what_a_paused_node_told_of_its_swarm_is_shown_with_its_age(state: State
     events = list(recording("swarm", 2, 1))
     last = next(event.time for event in reversed(events) if isinstance(event, SwarmUpdated))
     shown = fold([*events, StateChanged(time=events[-1].time, state=state, sentence="")])
-    assert "As it was" not in swarm_screen.overview(shown, last + 5, 76, 6, UNICODE).plain
-    later = swarm_screen.overview(shown, last + 720, 76, 6, UNICODE)
+    assert "As it was" not in swarm_screen.swarm_overview(shown, last + 5, 76, 6, UNICODE).plain
+    later = swarm_screen.swarm_overview(shown, last + 720, 76, 6, UNICODE)
     assert later.plain.startswith("As it was 12 min ago: ") == old
     assert ("$success" in str(later.spans)) != old
 
@@ -124,7 +128,7 @@ def test_a_node_that_pauses_has_no_speed_and_no_end_in_sight(state: State) -> No
     events[events.index(started)] = msgspec.structs.replace(started, rounds_planned=100)
     events += [BUSY]
     shown = fold([*events, StateChanged(time=9.0, state=state, sentence="")])
-    drawn = [panels.machine(shown, 9.0, 60, 8, UNICODE), panels.tiles(shown, 60)]
+    drawn = [panels.machine_panel(shown, 9.0, 60, 8, UNICODE), panels.machine_tiles(shown, 60)]
     drawn += [panels.now_panel(shown, 9.0, 70, 8, UNICODE)]
     for text, speed in zip(drawn, ("140", "1,870", "done in"), strict=True):
         assert (speed in text.plain) == (state == "running")
@@ -132,23 +136,23 @@ def test_a_node_that_pauses_has_no_speed_and_no_end_in_sight(state: State) -> No
 
 def test_a_figure_that_cannot_be_read_any_more_has_a_gap_at_the_end_of_its_history() -> None:
     unread = msgspec.structs.replace(BUSY, cpu_percent=None)
-    lines = panels.machine(fold([run(), BUSY, BUSY, unread, unread]), 9.0, 60, 8, UNICODE).plain.splitlines()
+    lines = panels.machine_panel(fold([run(), BUSY, BUSY, unread, unread]), 9.0, 60, 8, UNICODE).plain.splitlines()
     endings = {line.split()[0]: [char in UNICODE.bars for char in line[-4:]] for line in lines}
     assert endings["memory"] == [True, True, True, True]
     assert endings["cpu"] == [True, True, False, False]
 
 
 def test_the_log_says_once_when_a_node_was_gone_and_that_nothing_finished_is_lost() -> None:
-    gone = Link(False, "The node is gone", 2.0, ended=True)
-    log = apply(apply(fold([run()]), gone), gone).log
+    gone = NodeLink(False, "The node is gone", 2.0, ended=True)
+    log = apply_event(apply_event(fold([run()]), gone), gone).log
     assert [line.text for line in log][-1:] == ["The node is gone. Finished rounds are kept; space starts it again."]
     assert sum("is gone" in line.text for line in log) == 1
 
 
 def test_a_reason_too_long_for_the_header_leaves_the_way_out_in_it() -> None:
     failed = StateChanged(time=1.0, state="failed", sentence="The scorer worker ended while it started. " * 3)
-    away = apply(fold([run(), failed]), Link(False, "The node is gone", 2.0, ended=True))
-    assert "5 says why · space starts the node again" in header(away, 9.0, 80, 1, UNICODE).plain
+    away = apply_event(fold([run(), failed]), NodeLink(False, "The node is gone", 2.0, ended=True))
+    assert "5 says why · space starts the node again" in header_line(away, 9.0, 80, 1, UNICODE).plain
 
 
 @pytest.mark.parametrize(("nodes", "said"), [(1, "Nobody else"), (2, "comes in a moment")])

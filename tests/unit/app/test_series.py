@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_desktop.dashboard.history.series import LEVEL, Series, Trail
+from sapo_desktop.dashboard.history.series import LEVEL, BoundedHistory, Series
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1, width=32)), max_size=80)
 
@@ -62,7 +62,7 @@ def test_between_two_rounds_the_line_is_straight_and_outside_there_is_none() -> 
 
 @given(st.lists(st.integers(), max_size=60), st.integers(1, 12))
 def test_a_trail_holds_the_newest_items_in_order(items: list[int], bound: int) -> None:
-    trail: Trail[int] = Trail(bound)
+    trail: BoundedHistory[int] = BoundedHistory(bound)
     for item in items:
         trail = trail.append(item)
     assert list(trail) == items[-bound:]
@@ -71,7 +71,7 @@ def test_a_trail_holds_the_newest_items_in_order(items: list[int], bound: int) -
 
 
 def test_an_older_trail_does_not_see_what_was_added_to_a_newer_one() -> None:
-    old: Trail[str] = Trail(4).append("a")
+    old: BoundedHistory[str] = BoundedHistory(4).append("a")
     assert list(old.append("b")) == ["a", "b"]
     assert list(old.append("c")) == ["a", "c"]
     assert list(old) == ["a"]

@@ -11,7 +11,7 @@ import pytest
 
 from sapo_desktop import cli, settings
 from sapo_desktop.cli import VERBS, build_parser
-from sapo_desktop.dashboard.look import choose
+from sapo_desktop.dashboard.look import choose_glyphs
 from sapo_desktop.errors import UsageError
 from sapo_desktop.manual import render_manual
 from sapo_desktop.settings import editing, flags
@@ -119,7 +119,7 @@ def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
     (glyphs,) = (f for f in settings.setting_fields() if f.key == "ui.glyphs")
     assert len(glyphs.choices) == 3
     for choice in glyphs.choices:
-        assert choose(choice).full
+        assert choose_glyphs(choice).full
 
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:

@@ -8,7 +8,7 @@ from tests.fixtures.make_recordings import recording
 from textual.app import App, ComposeResult
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import end_of, groups, hang, shorten, wrap
+from sapo_desktop.dashboard.look import end_of, format_group_count, hanging_indent, shorten_phrases, wrap_text
 from sapo_desktop.dashboard.replay import SPEEDS, ReplayFeed
 from sapo_desktop.dashboard.screens.dialogs import SnoozeDialog
 from sapo_desktop.dashboard.widgets.frame import Key, KeyBar
@@ -28,16 +28,16 @@ class Bar(App[None]):
 @pytest.mark.parametrize("text", ["日本語の名前 " * 6, "日本語の名前です · " * 6, "日" * 40, "a word " * 9])
 def test_lines_are_measured_in_columns(text: str) -> None:
     if " " in text:
-        assert max(map(cell_len, wrap(text, 30))) <= 30
-        assert max(map(cell_len, hang(text, 30, 4).split("\n"))) <= 30
-    assert 0 < cell_len(shorten(text, 30)) <= 30
+        assert max(map(cell_len, wrap_text(text, 30))) <= 30
+        assert max(map(cell_len, hanging_indent(text, 30, 4).split("\n"))) <= 30
+    assert 0 < cell_len(shorten_phrases(text, 30)) <= 30
     assert 28 < cell_len(end_of(text, 30)) <= 30
     assert text.endswith(end_of(text, 30).removeprefix("…"))
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, "0 groups"), (1, "1 group"), (1870, "1,870 groups")])
 def test_one_group_is_no_groups(number: int, said: str) -> None:
-    assert groups(number) == said
+    assert format_group_count(number) == said
 
 
 @pytest.mark.parametrize("speed", SPEEDS)

@@ -9,8 +9,8 @@ import pytest
 from tests.support.records import evaluation, opened
 
 from sapo_desktop.dashboard.look import ASCII, UNICODE, to_ascii
-from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.held_out import FIGURES, heldout, strips
+from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.held_out import FIGURES, held_out_panel, task_strips
 from sapo_swarm.events import Evaluated, TaskScore
 
 
@@ -20,9 +20,9 @@ def measured(round_: int, **scores: float) -> Evaluated:
 
 
 def fold(*events: Evaluated) -> DashboardState:
-    state = apply(DashboardState(), opened(0))
+    state = apply_event(DashboardState(), opened(0))
     for event in events:
-        state = apply(state, event)
+        state = apply_event(state, event)
     return state
 
 
@@ -30,7 +30,7 @@ FOUR = fold(*(measured(25 * n, sums=0.1 + 0.2 * n, bf=0.4, maze=0.0) for n in ra
 
 
 def rows(state: DashboardState, width: int, height: int, ascii_: bool = False) -> list[str]:
-    return [row.plain for row in strips(state, width, height, ASCII if ascii_ else UNICODE)]
+    return [row.plain for row in task_strips(state, width, height, ASCII if ascii_ else UNICODE)]
 
 
 def test_a_cell_is_as_high_as_the_score_on_one_scale_for_all_tasks() -> None:
@@ -70,7 +70,7 @@ def test_it_fits_and_counts_the_tasks_that_do_not(width: int, height: int) -> No
         assert all(to_ascii(row).isascii() and len(to_ascii(row)) == len(row) for row in found)
     if height == 5:
         assert found[-1].endswith("more: e 3 times")
-    panel = heldout(many, 0.0, width, height, UNICODE).plain.splitlines()
+    panel = held_out_panel(many, 0.0, width, height, UNICODE).plain.splitlines()
     assert len(panel) <= height
 
 
@@ -96,5 +96,5 @@ def test_the_bases_result_at_another_temperature_does_not_stand_beside_the_newes
 
 
 def test_a_model_without_held_out_results_has_no_strip() -> None:
-    assert strips(DashboardState(), 40, 5, UNICODE) == []
-    assert strips(fold(evaluation(0)), 40, 5, UNICODE) == []
+    assert task_strips(DashboardState(), 40, 5, UNICODE) == []
+    assert task_strips(fold(evaluation(0)), 40, 5, UNICODE) == []

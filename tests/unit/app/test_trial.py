@@ -8,7 +8,7 @@ import msgspec
 from tests.support.records import finished, opened
 
 from sapo_desktop.dashboard.screens.swarm.screen import on_trial
-from sapo_desktop.dashboard.state import DashboardState, apply
+from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.services.swarms import membership, trial
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
@@ -114,11 +114,11 @@ def test_a_node_without_a_screen_asks_once() -> None:
 def test_the_screen_says_how_far_it_is_and_then_asks() -> None:
     state = DashboardState()
     for event in (session("a-1"), *rounds(0, 3)):
-        state = apply(state, event)
+        state = apply_event(state, event)
     assert on_trial(state) == ("Trial, 3 of 50 rounds: strict rules, 2 external groups at most",)
     for event in rounds(3, 47):
-        state = apply(state, event)
+        state = apply_event(state, event)
     done = on_trial(state)
     assert done[0].startswith("Trial, 50 rounds done: 50 of 450 groups came from others")
     assert done[1].startswith("Stay? s stays")
-    assert on_trial(apply(state, session("", 50))) == ()
+    assert on_trial(apply_event(state, session("", 50))) == ()

@@ -16,7 +16,7 @@ def test_an_episode_is_shown_turn_by_turn_as_plain_text() -> None:
     turns = (EpisodeTurn("<open>7</open>"), EpisodeTurn(HOSTILE, environment=True), EpisodeTurn("It is a key."))
     rollouts = tuple(msgspec.structs.replace(rollout, turns=turns) for rollout in event.group.rollouts)
     group = msgspec.structs.replace(event.group, rollouts=rollouts)
-    said = rollouts_detail.detail(msgspec.structs.replace(event, group=group), UNICODE).plain
+    said = rollouts_detail.group_details(msgspec.structs.replace(event, group=group), UNICODE).plain
     assert not FORBIDDEN.search(said)
     lines = [line.strip() for line in said.splitlines()]
     assert "turn 1  <open>7</open>" in lines

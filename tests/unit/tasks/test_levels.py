@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, write_folder
 
-from sapo_desktop.dashboard.state import DashboardState, apply
-from sapo_desktop.dashboard.widgets.held_out import levels as shown
+from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.held_out import difficulty_rows as shown
 from sapo_desktop.services.models.screen.settings_actions import fit_custom_tasks
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_swarm.config import RunConfig
@@ -87,7 +87,7 @@ def said(*asked: tuple[str, str, tuple[float, ...]]) -> list[str]:
     for number, (task, preset, rewards) in enumerate(asked):
         ref = TaskRef(task, preset, number, 0, "task-" + "0" * 32)
         group = Group(Question(ref, "q", "0" * 64), tuple(Rollout("x", "stop", r) for r in rewards), source="own")
-        state = apply(state, GroupRecorded(time=0.0, round=1, group=group, trained=True))
+        state = apply_event(state, GroupRecorded(time=0.0, round=1, group=group, trained=True))
     return [line.plain for line in shown(state, 40)]
 
 

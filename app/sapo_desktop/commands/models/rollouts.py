@@ -50,13 +50,13 @@ def main(args: argparse.Namespace) -> int:
         args.first_solved,
         args.text,
     )
-    index = groups.whole(source, folder, _told)
+    index = groups.build_group_index(source, folder, _told)
     try:
         if args.task and args.task not in index.tasks():
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         if args.output is not None:
-            count = groups.written(index, wanted, args.output)
+            count = groups.write_groups(index, wanted, args.output)
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:
@@ -96,8 +96,8 @@ def describe_group(event: GroupRecorded) -> str:
 def _show(event: GroupRecorded | None, number: int) -> int:
     if event is None:
         raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
-    from sapo_desktop.dashboard.look import choose
-    from sapo_desktop.dashboard.screens.rollouts.detail import detail
+    from sapo_desktop.dashboard.look import choose_glyphs
+    from sapo_desktop.dashboard.screens.rollouts.detail import group_details
     from sapo_desktop.services.tasks.looking import TruthLookup
 
     async def asked() -> str:
@@ -107,5 +107,5 @@ def _show(event: GroupRecorded | None, number: int) -> int:
         finally:
             await truths.close()
 
-    print(detail(event, choose(), asyncio.run(asked())).plain)
+    print(group_details(event, choose_glyphs(), asyncio.run(asked())).plain)
     return 0

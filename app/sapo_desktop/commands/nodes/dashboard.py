@@ -94,20 +94,20 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
 
 def _tell(home: Home) -> str | None:
     """The dashboard in lines."""
-    from sapo_desktop.linear.session import Questions, Session, TypedLines
+    from sapo_desktop.linear.session import FirstRunQuestions, LinearSession, TypedLines
     from sapo_desktop.services import first_run as questions
 
     async def session() -> str | None:
         typed = TypedLines()
         answers: list[FirstRunAnswers | None] = [None]
         if is_new(home):
-            answers = [await Questions(typed, print_line).ask(questions.detect_choices())]
+            answers = [await FirstRunQuestions(typed, print_line).ask(questions.detect_choices())]
             if answers[0] is None:
                 print_line("Nothing was started. The questions come again: sapo-desktop --linear")
                 return None
         feed = _feed(home)
         verb = functools.partial(_verb, home)
-        return await Session(
+        return await LinearSession(
             feed, typed, print_line, verb, lambda: _start(home, answers.pop() if answers else None)
         ).run()
 

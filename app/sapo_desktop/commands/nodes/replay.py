@@ -46,13 +46,13 @@ def _speed(text: str) -> float:
 def main(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError for a recording that cannot be read or a place that is none."""
     from sapo_desktop.dashboard.replay import ReplayFeed, place_in
-    from sapo_desktop.dashboard.state import Caption
+    from sapo_desktop.dashboard.state import ReplayCaption
     from sapo_desktop.services.models import recording
 
-    captions: list[Caption] = []
+    captions: list[ReplayCaption] = []
     if args.told == "tour":
         events, said = recording.load_tour()
-        captions = [Caption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+        captions = [ReplayCaption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
         speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
     else:
         _, path = recording.find_recording(Home.find(), args.file)
@@ -62,10 +62,10 @@ def main(args: argparse.Namespace) -> int:
     feed = ReplayFeed(events, speed, start, captions)
     chosen = settings.load_settings(Home.find().settings)
     if in_lines(args, chosen):
-        from sapo_desktop.linear.session import Session, TypedLines
+        from sapo_desktop.linear.session import LinearSession, TypedLines
 
         async def session() -> None:
-            await Session(feed, TypedLines(), print_line, run_verb).run()
+            await LinearSession(feed, TypedLines(), print_line, run_verb).run()
 
         asyncio.run(session())
         return 0

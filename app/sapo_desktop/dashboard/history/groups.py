@@ -331,7 +331,7 @@ Counted = TypeVar("Counted")
 
 
 @dataclass(frozen=True)
-class Page:
+class GroupPage:
     """seqs: newest first. total: groups that fit the filter. indexed, of: how much of the source the index holds."""
 
     seqs: tuple[int, ...]
@@ -458,7 +458,7 @@ class GroupIndex:
 
     def page(
         self, wanted: GroupFilter, size: int, start: int = NEWEST, direction: Direction = "older", upto: int = NEWEST
-    ) -> Page:
+    ) -> GroupPage:
         """Groups below (direction older) or above `start`, none above `upto`. Raises JournalError."""
         order, sign = ("DESC", "<") if direction == "older" else ("ASC", ">")
         tables, where, values = self._asked(wanted)
@@ -469,7 +469,7 @@ class GroupIndex:
             total = self._total(wanted, upto)
         held = self._still("held", self._version(), lambda: self._number("SELECT count(*) FROM groups"))
         of = self._still("of", self.source.version(), lambda: self.source.count(0, NEWEST))
-        return Page(tuple(seqs if direction == "older" else seqs[::-1]), total, held, of)
+        return GroupPage(tuple(seqs if direction == "older" else seqs[::-1]), total, held, of)
 
     def _version(self) -> tuple[int, int]:
         """Of the index: of what was written here, and by other windows."""
@@ -569,7 +569,9 @@ def _forget_lost(folder: Path) -> None:
 # The groups that fit a filter as JSON lines: the events of the journal, in plain ASCII.
 
 
-def whole(source: GroupSource, folder: Path | None, told: Callable[[int], None] = lambda _: None) -> GroupIndex:
+def build_group_index(
+    source: GroupSource, folder: Path | None, told: Callable[[int], None] = lambda _: None
+) -> GroupIndex:
     """The index with all groups in it. told: called with how many are in, after each step. Raises JournalError."""
     index = GroupIndex(source, folder)
     try:
@@ -584,16 +586,16 @@ def whole(source: GroupSource, folder: Path | None, told: Callable[[int], None] 
     return index
 
 
-def write(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
+def export_groups(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
     """The same as written(), of an index that is made for it."""
-    index = whole(source, folder)
+    index = build_group_index(source, folder)
     try:
-        return written(index, wanted, path, upto)
+        return write_groups(index, wanted, path, upto)
     finally:
         index.close()
 
 
-def written(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
+def write_groups(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
     """Write a new file, this person's only; how many groups are in it. Raises AppError, JournalError; then there is no file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -620,7 +622,7 @@ _TELL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Wish:
+class GroupQuery:
     """A page of the groups that fit: below (older) or above the number `start`; none above `upto`."""
 
     filter: GroupFilter = field(default_factory=GroupFilter)
@@ -635,10 +637,10 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GroupQueryResult:
     """groups: newest first. total: all that fit. indexed of of: how far the index is. tasks: known ones. problem: "" none."""
 
-    wish: Wish
+    wish: GroupQuery
     groups: tuple[GroupRecorded, ...] = ()
     total: int = 0
     indexed: int = 0
@@ -654,14 +656,14 @@ class _Nothing:
 class GroupReader:
     """Answers the newest wish only: whoever types on does not wait for what was typed before."""
 
-    def __init__(self, open_index: Callable[[], GroupIndex], told: Callable[[Answer], None]) -> None:
+    def __init__(self, open_index: Callable[[], GroupIndex], told: Callable[[GroupQueryResult], None]) -> None:
         """open_index, told: called in the reader's thread."""
         self._open, self._told = open_index, told
-        self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[GroupQuery | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
-    def ask(self, wish: Wish) -> None:
+    def ask(self, wish: GroupQuery) -> None:
         """Answered as soon as may be, unless another wish comes first."""
         self._wishes.put(wish)
 
@@ -675,12 +677,12 @@ class GroupReader:
 
     def _run(self) -> None:
         """An index that does not open (a full disk, say) is tried again from time to time."""
-        wish: Wish | None = Wish()
+        wish: GroupQuery | None = GroupQuery()
         while wish is not None:
             try:
                 index = self._open()
             except JournalError as error:
-                self._told(Answer(wish, problem=str(error)))
+                self._told(GroupQueryResult(wish, problem=str(error)))
                 newer = self._next(IDLE_S)
                 wish = wish if isinstance(newer, _Nothing) else newer
                 continue
@@ -689,9 +691,9 @@ class GroupReader:
             finally:
                 index.close()
 
-    def _serve(self, index: GroupIndex, wish: Wish) -> None:
+    def _serve(self, index: GroupIndex, wish: GroupQuery) -> None:
         growing, told_at, pause = True, 0.0, 0.0
-        asked: Wish | None = wish
+        asked: GroupQuery | None = wish
         while asked is not None:
             wish = asked
             self._answer(index, wish)
@@ -706,9 +708,9 @@ class GroupReader:
                     told_at = time.monotonic()
             asked = newer
 
-    def _next(self, wait: float) -> Wish | _Nothing | None:
+    def _next(self, wait: float) -> GroupQuery | _Nothing | None:
         """The newest wish, None at the end, or nothing after so many seconds."""
-        newest: Wish | _Nothing | None = _Nothing()
+        newest: GroupQuery | _Nothing | None = _Nothing()
         with suppress(queue.Empty):
             newest = self._wishes.get(timeout=max(wait, 0.001))
             while newest is not None:
@@ -725,10 +727,10 @@ class GroupReader:
         except JournalError:  # the journal is being replaced, or another window holds the index: at the next look
             return False, False
 
-    def _answer(self, index: GroupIndex, wish: Wish) -> None:
+    def _answer(self, index: GroupIndex, wish: GroupQuery) -> None:
         try:
             page = index.page(wish.filter, PAGE, wish.start, wish.direction, wish.upto)
             groups = tuple(event for _, event in index.source.read(page.seqs) if event is not None)
-            self._told(Answer(wish, groups, page.total, page.indexed, page.of, tuple(index.tasks())))
+            self._told(GroupQueryResult(wish, groups, page.total, page.indexed, page.of, tuple(index.tasks())))
         except JournalError as error:
-            self._told(Answer(wish, problem=str(error)))
+            self._told(GroupQueryResult(wish, problem=str(error)))

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from sapo_desktop.dashboard.history.series import Series, Trail
+from sapo_desktop.dashboard.history.series import BoundedHistory, Series
 from sapo_swarm.events import (
     CheckpointSaved,
     Evaluated,
@@ -38,7 +38,7 @@ Pause = tuple[float, float]
 """Unix seconds from and to which nothing ran."""
 
 
-class Clock(msgspec.Struct, frozen=True):
+class RoundClock(msgspec.Struct, frozen=True):
     """ends: Unix seconds of the end of every round, its range beginning where the work on it began."""
 
     ends: Series = field(default_factory=Series)
@@ -49,16 +49,16 @@ class Clock(msgspec.Struct, frozen=True):
     ahead: float = 0.0
     """Seconds that these times are ahead of the wall's clock since that was set back; idle time takes them back."""
 
-    def worked(self, seconds: float) -> Clock:
+    def worked(self, seconds: float) -> RoundClock:
         """Something ran beside the rounds for so long: no pause."""
         return replace(self, beside=self.beside + seconds)
 
-    def finished(self, round_: float, time: float, seconds: float, covers: int = 1) -> Clock:
+    def finished(self, round_: float, time: float, seconds: float, covers: int = 1) -> RoundClock:
         """Round `round_` ended at `time` after so many seconds of work; covers: rounds up to it that are told as one. A clock
         that was set back makes no round shorter than its work."""
         before = self.ends.latest
         if before is None:
-            return Clock(self.ends.append(round_, time, covers, time - seconds, time))
+            return RoundClock(self.ends.append(round_, time, covers, time - seconds, time))
         worked = seconds + self.beside
         without_idle = before + worked - time
         set_back = time + self.ahead < before
@@ -68,7 +68,7 @@ class Clock(msgspec.Struct, frozen=True):
         pauses = self.pauses
         if start - before > PAUSE_S:
             pauses = _bounded((*pauses, (before, start)))
-        return Clock(self.ends.append(round_, end, covers, start, end), pauses, ahead=ahead)
+        return RoundClock(self.ends.append(round_, end, covers, start, end), pauses, ahead=ahead)
 
     def paused_at(self, time: float) -> bool:
         """Nothing ran at that time, for longer than PAUSE_S."""
@@ -100,7 +100,7 @@ def _bounded(pauses: tuple[Pause, ...]) -> tuple[Pause, ...]:
 # What came from other nodes into this model's training, and where it stood before.
 
 
-class Gained(msgspec.Struct, frozen=True):
+class ExternalContribution(msgspec.Struct, frozen=True):
     """batches: groups in all training batches so far, external: those of them that came from other nodes. before: the last
     held-out result from before the first external group."""
 
@@ -108,7 +108,7 @@ class Gained(msgspec.Struct, frozen=True):
     external: int = 0
     before: Evaluated | None = None
 
-    def after(self, event: Event) -> Gained:
+    def after(self, event: Event) -> ExternalContribution:
         """With what the event adds."""
         if isinstance(event, RoundFinished):
             batch = event.local_groups + event.external_groups
@@ -138,7 +138,7 @@ JOINED, LEFT = "joined", "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RunMilestone:
     """round: rounds that were done (the first success: the round it came in). time: Unix seconds."""
 
     letter: Letter
@@ -146,7 +146,7 @@ class Moment:
     time: float
 
 
-def noted(known: tuple[Moment, ...], event: Event, rounds: int) -> tuple[Moment, ...]:
+def add_milestones(known: tuple[RunMilestone, ...], event: Event, rounds: int) -> tuple[RunMilestone, ...]:
     """With what the event says, if a chart marks it. rounds: done so far. Of very many the old ones grow sparse."""
     found = _of(event, rounds)
     if not found or (found[0].letter == "S" and any(m.letter == "S" and m.round == found[0].round for m in known)):
@@ -155,26 +155,26 @@ def noted(known: tuple[Moment, ...], event: Event, rounds: int) -> tuple[Moment,
     return known if len(known) < _MOST else (*known[: _MOST // 2 : 2], *known[_MOST // 2 :])
 
 
-def of_session(event: RunStarted) -> tuple[Moment, ...]:
+def of_session(event: RunStarted) -> tuple[RunMilestone, ...]:
     """What was different when training went on."""
     letters: set[Letter] = set()
     for change in event.changed:
         letters.add("J" if change.startswith(JOINED) else "L" if change.startswith(LEFT) else "C")
-    return tuple(Moment(letter, event.round, event.time) for letter in sorted(letters))
+    return tuple(RunMilestone(letter, event.round, event.time) for letter in sorted(letters))
 
 
-def _of(event: Event, rounds: int) -> tuple[Moment, ...]:
+def _of(event: Event, rounds: int) -> tuple[RunMilestone, ...]:
     match event:
         case RunStarted():
             return of_session(event)
         case StateChanged(state="paused"):
-            return (Moment("P", rounds, event.time),)
+            return (RunMilestone("P", rounds, event.time),)
         case TrialMeasured(plan="examples" | "only") | ExamplesRead(over=True):
-            return (Moment("E", event.round, event.time),)
+            return (RunMilestone("E", event.round, event.time),)
         case ExternalSwitched() | CheckpointSaved() if _went_back(event):
-            return (Moment("R", event.round, event.time),)
+            return (RunMilestone("R", event.round, event.time),)
         case GroupRecorded(first_solved=True) | FirstSuccess(node=""):
-            return (Moment("S", event.round + 1, event.time),)
+            return (RunMilestone("S", event.round + 1, event.time),)
     return ()
 
 
@@ -189,8 +189,8 @@ _RECENT = 300
 """Values that a sparkline looks back on; what only it shows is not kept for longer."""
 
 
-def _recent() -> Trail[float | None]:
-    return Trail(_RECENT)
+def _recent() -> BoundedHistory[float | None]:
+    return BoundedHistory(_RECENT)
 
 
 class HeldOut(msgspec.Struct, frozen=True):
@@ -221,28 +221,28 @@ class HeldOut(msgspec.Struct, frozen=True):
         )
 
 
-class Figures(msgspec.Struct, frozen=True):
+class RunMetrics(msgspec.Struct, frozen=True):
     """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
 
     reward_local: Series = field(default_factory=Series)
     reward_external: Series = field(default_factory=Series)
     nonzero_groups: Series = field(default_factory=Series)
     """Share of local groups with unequal rewards, in [0, 1]."""
-    tokens_per_s: Trail[float | None] = field(default_factory=_recent)
+    tokens_per_s: BoundedHistory[float | None] = field(default_factory=_recent)
     external_share: Series = field(default_factory=Series)
     """As the node says (SwarmUpdated), like the share below."""
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
-    memory: Trail[float | None] = field(default_factory=_recent)
+    memory: BoundedHistory[float | None] = field(default_factory=_recent)
     """Bytes of the node's process tree, as the node tells them, like the two below."""
-    cpu: Trail[float | None] = field(default_factory=_recent)
-    celsius: Trail[float | None] = field(default_factory=_recent)
+    cpu: BoundedHistory[float | None] = field(default_factory=_recent)
+    celsius: BoundedHistory[float | None] = field(default_factory=_recent)
     set_aside: Series = field(default_factory=Series)
     """Of the examples phase: share right of the training rows that are no examples, at temperature 0."""
     held_out: HeldOut = field(default_factory=HeldOut)
-    clock: Clock = field(default_factory=Clock)
+    clock: RoundClock = field(default_factory=RoundClock)
 
-    def finished(self, event: RoundFinished) -> Figures:
+    def finished(self, event: RoundFinished) -> RunMetrics:
         """With one more round, or a block of rounds."""
         x, covers = event.round + 1, event.covers
         generating = event.seconds.get("generate", 0.0)
@@ -261,12 +261,12 @@ class Figures(msgspec.Struct, frozen=True):
             clock=self.clock.finished(x, event.time, sum(event.seconds.values()), covers),
         )
 
-    def read(self, event: ExamplesRead) -> Figures:
+    def read(self, event: ExamplesRead) -> RunMetrics:
         """With how far the examples phase is."""
         share = event.right / event.items if event.items else None
         return replace(self, set_aside=self.set_aside.append(event.round, share))
 
-    def measured(self, event: Vitals) -> Figures:
+    def measured(self, event: Vitals) -> RunMetrics:
         """With what the machine does now."""
         return replace(
             self,
@@ -275,7 +275,7 @@ class Figures(msgspec.Struct, frozen=True):
             celsius=self.celsius.append(event.celsius),
         )
 
-    def told(self, event: SwarmUpdated, rounds: int) -> Figures:
+    def told(self, event: SwarmUpdated, rounds: int) -> RunMetrics:
         """With what the coordinator said after so many rounds."""
         return replace(
             self,
@@ -283,6 +283,6 @@ class Figures(msgspec.Struct, frozen=True):
             external_share=self.external_share.append(rounds, event.external_share),
         )
 
-    def evaluated(self, event: Evaluated) -> Figures:
+    def evaluated(self, event: Evaluated) -> RunMetrics:
         """With a held-out result."""
         return replace(self, held_out=self.held_out.append(event), clock=self.clock.worked(event.seconds))

@@ -22,20 +22,20 @@ LEVEL = 256
 T = TypeVar("T")
 
 
-class Trail(msgspec.Struct, Generic[T], frozen=True, eq=False):
+class BoundedHistory(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """The last `bound` (up to twice as many inside) items in order of arrival."""
 
     bound: int
     _buffer: list[T] = msgspec.field(default_factory=list)
     _length: int = 0
 
-    def append(self, item: T) -> Trail[T]:
+    def append(self, item: T) -> BoundedHistory[T]:
         """With the item at the end."""
         buffer = self._buffer if self._length == len(self._buffer) else self._buffer[: self._length]
         if len(buffer) >= 2 * self.bound:
             buffer = buffer[-self.bound + 1 :]
         buffer.append(item)
-        return Trail(self.bound, buffer, len(buffer))
+        return BoundedHistory(self.bound, buffer, len(buffer))
 
     def __len__(self) -> int:
         return min(self._length, self.bound)
@@ -54,7 +54,7 @@ class Trail(msgspec.Struct, Generic[T], frozen=True, eq=False):
         return self._buffer[self._length - 1] if self._length else None
 
 
-class Spread(NamedTuple):
+class ValueRange(NamedTuple):
     """Smallest, mean and largest value of a stretch."""
 
     low: float
@@ -176,15 +176,15 @@ class Series:
         share = (x - xs[index]) / (xs[index + 1] - xs[index])
         return here + share * (there - here)
 
-    def spread(self, first: float, last: float) -> Spread | None:
+    def spread(self, first: float, last: float) -> ValueRange | None:
         """Range and mean of the buckets that reach into [first, last]; None when they hold no value."""
         columns = self._columns
         low = bisect_left(columns.x, first, 0, self._length)
         high = max(bisect_right(columns.first, last, 0, self._length), low)
         mean = self._between(low, high)
-        return None if mean is None else Spread(min(columns.low[low:high]), mean, max(columns.high[low:high]))
+        return None if mean is None else ValueRange(min(columns.low[low:high]), mean, max(columns.high[low:high]))
 
-    def range(self) -> Spread | None:
+    def range(self) -> ValueRange | None:
         """Smallest, mean and largest value of all."""
         return self.spread(-math.inf, math.inf)
 

@@ -15,9 +15,9 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from sapo_desktop.dashboard.host import DashboardHost
-from sapo_desktop.dashboard.look import Glyphs
+from sapo_desktop.dashboard.look import GlyphSet
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Panel, header
+from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Panel, header_line
 
 MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
 BIG_WIDTH, BIG_HEIGHT = 160, 44
@@ -27,7 +27,7 @@ BIG_WIDTH, BIG_HEIGHT = 160, 44
 T = TypeVar("T")
 
 
-class Closing(Screen[T], Generic[T]):
+class DismissOnceScreen(Screen[T], Generic[T]):
     """A screen that closes once. Textual takes whatever is on top away: at an Enter too many the screen below, and with the last
     one the app; and where help lies over a screen that closes by itself, the help."""
 
@@ -52,7 +52,7 @@ class Closing(Screen[T], Generic[T]):
             self.dismiss(*self._late)
 
 
-class Searching(Closing[None]):
+class SearchableScreen(DismissOnceScreen[None]):
     """A search field above what is searched. Enter keeps what is typed, Esc clears it."""
 
     SEARCHED: ClassVar[str]
@@ -82,7 +82,7 @@ class Searching(Closing[None]):
         self.query_one(self.SEARCHED).focus()
 
 
-class BaseScreen(Closing[None]):
+class BaseScreen(DismissOnceScreen[None]):
     """A mode of the dashboard. Subclasses give `body()` and `update()`."""
 
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it as an instance variable
@@ -99,7 +99,7 @@ class BaseScreen(Closing[None]):
     _caption = ""
 
     @property
-    def glyphs(self) -> Glyphs:
+    def glyphs(self) -> GlyphSet:
         """The characters that this terminal can show."""
         return self.dashboard.glyphs
 
@@ -112,9 +112,9 @@ class BaseScreen(Closing[None]):
         yield Static("", id="caption", markup=False)
         yield KeyBar(self.keys(self.dashboard.state))
 
-    def _header(self, state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+    def _header(self, state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
         player = self.dashboard.player
-        return header(state, now, width, height, glyphs, player.badge if player is not None else "")
+        return header_line(state, now, width, height, glyphs, player.badge if player is not None else "")
 
     def _show_caption(self) -> None:
         player = self.dashboard.player

@@ -11,9 +11,9 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import fit, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.look import fit_width, plain_text
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import BaseGroup, BaseOffer, Offers
 
@@ -38,11 +38,11 @@ class BasesDialog(Dialog[BaseOffer | None]):
         """The widgets, in their order."""
         with Vertical(classes="box dialog bases"):
             yield Static(Content.styled("A real model to start from", "bold"), markup=False)
-            yield Listing(id="bases", markup=False)
+            yield ChoiceList(id="bases", markup=False)
             yield Static("", id="detail", markup=False)
             yield Static("", id="complaint", markup=False)
             keys = (("Enter", "take it"), ("↑ ↓", "choose"), ("r", "look again"), ("Esc", "back"))
-            yield Static(hint(*keys), markup=False)
+            yield Static(key_hint(*keys), markup=False)
 
     def on_mount(self) -> None:
         """Look at the disks, and whether the hub answers."""
@@ -83,7 +83,7 @@ class BasesDialog(Dialog[BaseOffer | None]):
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Say more about the model under the cursor."""
         offer = self._rows[event.option_index] if event.option_index < len(self._rows) else None
-        more = f"{plain(offer.value, 100)}: {plain(offer.more or offer.detail, 300)}" if offer else ""
+        more = f"{plain_text(offer.value, 100)}: {plain_text(offer.more or offer.detail, 300)}" if offer else ""
         self.query_one("#detail", Static).update(Content.styled(more, "$muted"))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -94,11 +94,11 @@ class BasesDialog(Dialog[BaseOffer | None]):
 
 def _lines(group: BaseGroup, below: bool) -> list[tuple[Content, BaseOffer | None]]:
     """A group's title, its models and its sentences. below: another group is above it."""
-    title = Content.styled(plain(group.title, 100), "bold $accent")
+    title = Content.styled(plain_text(group.title, 100), "bold $accent")
     lines: list[tuple[Content, BaseOffer | None]] = [(Content(""), None)] if below else []
     lines.append((title, None))
     for offer in group.offers:
         grey = "$muted" if offer.blocked else ""
-        name = (f"  {fit(plain(offer.value, 200), NAME)} ", grey)
-        lines.append((Content.assemble(name, (plain(offer.detail, 160), "$muted")), offer))
-    return [*lines, *((Content.styled(f"  {plain(note, 200)}", "$muted"), None) for note in group.notes)]
+        name = (f"  {fit_width(plain_text(offer.value, 200), NAME)} ", grey)
+        lines.append((Content.assemble(name, (plain_text(offer.detail, 160), "$muted")), offer))
+    return [*lines, *((Content.styled(f"  {plain_text(note, 200)}", "$muted"), None) for note in group.notes)]

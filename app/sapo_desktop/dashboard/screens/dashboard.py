@@ -9,16 +9,16 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look import Glyphs
+from sapo_desktop.dashboard.look import GlyphSet
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
-from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.dashboard.screens.rollouts.detail import group_details
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets import panels
 from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
-from sapo_desktop.dashboard.widgets.held_out import heldout
-from sapo_desktop.dashboard.widgets.plot import Line, Mark
+from sapo_desktop.dashboard.widgets.held_out import held_out_panel
+from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark
 from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 UNEQUAL = "Groups with unequal rewards"
@@ -27,18 +27,18 @@ UNEQUAL = "Groups with unequal rewards"
 NOT_WORKING, NO_MODEL = "Not working: the header says why.", "Waiting for the node to open a model."
 
 
-def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The Now panel; on narrow terminals, which have no Machine panel, its last line holds the tiles."""
     if width >= 50:
         return panels.now_panel(state, now, width, height, glyphs)
     rows = panels.now_panel(state, now, width, max(height - 1, 1), glyphs)
-    return Content("\n").join([rows, panels.tiles(state, width)]) if height > 1 else rows
+    return Content("\n").join([rows, panels.machine_tiles(state, width)]) if height > 1 else rows
 
 
-def newest(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def newest_group_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The newest group in full, on a big screen."""
     last = state.groups.last
-    return detail(last, glyphs) if last is not None else Content("")
+    return group_details(last, glyphs) if last is not None else Content("")
 
 
 class DashboardScreen(ChartKeys, BaseScreen):
@@ -52,12 +52,12 @@ class DashboardScreen(ChartKeys, BaseScreen):
     def body(self) -> Iterable[Widget]:
         """Two charts and four panels."""
         yield Chart("Reward", self.glyphs, id="reward")
-        yield Panel(heldout, self.glyphs, "Held-out pass@1", id="heldout")
+        yield Panel(held_out_panel, self.glyphs, "Held-out pass@1", id="heldout")
         yield Chart(UNEQUAL, self.glyphs, id="share")
         yield Panel(now_text, self.glyphs, "Now", id="now")
-        yield Panel(panels.machine, self.glyphs, "Machine", id="machine")
-        yield Panel(panels.rollouts, self.glyphs, "Last rollouts", id="rollouts")
-        yield Panel(newest, self.glyphs, "Newest question and attempts", id="newest")
+        yield Panel(panels.machine_panel, self.glyphs, "Machine", id="machine")
+        yield Panel(panels.rollouts_panel, self.glyphs, "Last rollouts", id="rollouts")
+        yield Panel(newest_group_text, self.glyphs, "Newest question and attempts", id="newest")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
         """Pause, snooze, expand, window, screens, palette."""
@@ -71,8 +71,8 @@ class DashboardScreen(ChartKeys, BaseScreen):
 
     def update(self, state: DashboardState, now: float) -> None:
         """Give charts and panels what they show."""
-        clock, empty = state.figures.clock, waiting(state, now)
-        happened = letters(state)
+        clock, empty = state.figures.clock, empty_chart_text(state, now)
+        happened = milestone_marks(state)
         reward = self.query_one("#reward", Chart)
         reward.show(reward_lines(state), [*heldout_marks(state.figures), *happened], empty, clock=clock)
         self.query_one("#share", Chart).show(share_lines(state), happened, empty, share_title(state), clock)
@@ -92,24 +92,26 @@ class DashboardScreen(ChartKeys, BaseScreen):
         self.dashboard.redraw()
 
 
-def reward_lines(state: DashboardState) -> list[Line]:
+def reward_lines(state: DashboardState) -> list[ChartLine]:
     """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed. Where there were
     examples, how much of the rows set aside is right."""
-    local = Line("judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1")
-    external = Line("external", state.figures.reward_external, "dashed", "line-2")
+    local = ChartLine(
+        "judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1"
+    )
+    external = ChartLine("external", state.figures.reward_external, "dashed", "line-2")
     lines = [local] if state.silo and external.series.empty else [external, local]
-    set_aside = Line("set aside", state.figures.set_aside, "dotted", "line-3", share=True)
+    set_aside = ChartLine("set aside", state.figures.set_aside, "dotted", "line-3", share=True)
     return lines if set_aside.series.empty else [set_aside, *lines]
 
 
-def share_lines(state: DashboardState) -> list[Line]:
+def share_lines(state: DashboardState) -> list[ChartLine]:
     """In silo the share of local groups with unequal rewards; in a swarm what is mine and what is external."""
     figures = state.figures
     if state.silo:
-        return [Line("unequal", figures.nonzero_groups, "solid", "line-3")]
+        return [ChartLine("unequal", figures.nonzero_groups, "solid", "line-3")]
     return [
-        Line(EXTERNAL_SHARE, figures.external_share, "dashed", "line-2", share=True),
-        Line(MY_SHARE, figures.share, "solid", "line-1", share=True),
+        ChartLine(EXTERNAL_SHARE, figures.external_share, "dashed", "line-2", share=True),
+        ChartLine(MY_SHARE, figures.share, "solid", "line-1", share=True),
     ]
 
 
@@ -120,14 +122,14 @@ def share_title(state: DashboardState) -> str:
     return f"Swarm · {UPTAKE} {state.swarm.uptake:,}" if state.swarm else "Swarm"
 
 
-def letters(state: DashboardState) -> list[Mark]:
+def milestone_marks(state: DashboardState) -> list[ChartMark]:
     """What happened in the run, and the best held-out result."""
-    found = [Mark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
+    found = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
     held = state.figures.held_out
-    return [*found, Mark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else found
+    return [*found, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else found
 
 
-def waiting(state: DashboardState, now: float) -> str:
+def empty_chart_text(state: DashboardState, now: float) -> str:
     """What the empty chart says."""
     if state.absent:
         return NOT_WORKING

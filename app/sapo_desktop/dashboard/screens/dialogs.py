@@ -13,20 +13,20 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import plain
-from sapo_desktop.dashboard.screens.base import Closing
+from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.screens.base import DismissOnceScreen
 from sapo_desktop.dashboard.state import QuitChoice
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 
 T = TypeVar("T")
 
 
-def hint(*keys: tuple[str, str]) -> Content:
+def key_hint(*keys: tuple[str, str]) -> Content:
     """Keys and what they do, for the last line of a dialog."""
     return Content("   ").join(Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label in keys)
 
 
-class Dialog(ModalScreen[T], Closing[T], Generic[T]):
+class Dialog(ModalScreen[T], DismissOnceScreen[T], Generic[T]):
     """Lies over a screen and takes its keys. Esc closes it; those that mean something else by that bind it themselves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
@@ -37,7 +37,7 @@ class Dialog(ModalScreen[T], Closing[T], Generic[T]):
 
     def complain(self, text: str, style: str = "$warning") -> None:
         """Say it in the line that a dialog has for it, #complaint."""
-        self.query_one("#complaint", Static).update(Content.styled(plain(text, 400), style))
+        self.query_one("#complaint", Static).update(Content.styled(plain_text(text, 400), style))
 
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):
@@ -56,8 +56,8 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog"):
-            yield Static(Content.styled(plain(self._question, 300), "bold"), markup=False)
-            yield Listing(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
+            yield Static(Content.styled(plain_text(self._question, 300), "bold"), markup=False)
+            yield ChoiceList(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
 
     def _prompt(self, name: str, detail: str) -> Content:
         return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
@@ -123,7 +123,7 @@ class TextDialog(Dialog[None]):
         """The widgets, in their order."""
         with VerticalScroll(classes="box help") as box:
             box.border_title = Content.styled(self.TITLE or "", "bold")
-            box.border_subtitle = hint(("↑ ↓", "scroll"), ("Esc", "close"))
+            box.border_subtitle = key_hint(("↑ ↓", "scroll"), ("Esc", "close"))
             yield Static("", id="running-text", markup=False)
 
     def on_resize(self) -> None:

@@ -14,8 +14,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services.first_questions import (
     LIST,
@@ -68,7 +68,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         """The widgets, in their order."""
         with VerticalScroll(classes="box welcome", can_focus=False) as box:
             keys = (("Enter", "start"), ("arrows", "change"), ("F1", "help"), ("q Esc", "leave: nothing is started"))
-            box.border_subtitle = hint(*keys)
+            box.border_subtitle = key_hint(*keys)
             yield Static(self._welcome(), markup=False)
             yield Choice("Mode", self._modes(), id="mode")
             yield Input(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
@@ -152,7 +152,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self._say_speed(self.speeds[wanted] or "its speed is not known: see sapo-desktop bench")
 
     def _say_speed(self, sentence: str) -> None:
-        said = " " * _DETAIL + plain(sentence, 120)
+        said = " " * _DETAIL + plain_text(sentence, 120)
         self.query_one("#speed", Static).update(Content.styled(said, "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
@@ -165,7 +165,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             self._take(text.splitlines()[0])
         elif path := dropped_file(text):
             self._file = path
-            self.query_one("#tasks", Choice).choose(OWN, plain(path, 200))
+            self.query_one("#tasks", Choice).choose(OWN, plain_text(path, 200))
 
     def _take(self, line: str) -> None:
         """Join this swarm."""
@@ -295,7 +295,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         try:
             parse_invite(invite)
         except BadInvite as error:
-            return plain(str(error), 200)
+            return plain_text(str(error), 200)
         return ""
 
     def action_leave(self) -> None:

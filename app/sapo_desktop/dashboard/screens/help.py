@@ -10,7 +10,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import MEANINGS
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look import LISTS, PALETTE, UNICODE, Glyphs, Rows, hang, plain
+from sapo_desktop.dashboard.look import LISTS, PALETTE, UNICODE, GlyphSet, Rows, hanging_indent, plain_text
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import COLUMN, Finding
@@ -98,7 +98,7 @@ class HelpScreen(TextDialog):
 
     TITLE = "Help"
 
-    def __init__(self, watching: str, here: Rows, everywhere: Rows, glyphs: Glyphs = UNICODE) -> None:
+    def __init__(self, watching: str, here: Rows, everywhere: Rows, glyphs: GlyphSet = UNICODE) -> None:
         """watching: what is being watched. here, everywhere: keys of the place, and of every screen."""
         super().__init__()
         self.watching, self.here, self.everywhere = watching, here, [*everywhere, PALETTE]
@@ -108,15 +108,15 @@ class HelpScreen(TextDialog):
         """See TextDialog.text."""
         rows = self._table("Keys here", self.here, "bold $accent", width) if self.here else []
         rows += self._table("Keys of every screen", self.everywhere, "bold $accent", width)
-        rows += [Content.styled(hang(LISTS, width, 0), "$muted"), Content("")]
+        rows += [Content.styled(hanging_indent(LISTS, width, 0), "$muted"), Content("")]
         rows += self._table("Words", WORDS, "$chart-local", width)
-        rows.append(Content.styled(hang(f"Watching {plain(self.watching, 300)}", width, 0), "$muted"))
+        rows.append(Content.styled(hanging_indent(f"Watching {plain_text(self.watching, 300)}", width, 0), "$muted"))
         return Content("\n").join(rows)
 
     def _table(self, title: str, rows: Iterable[tuple[str, str]], style: str, width: int) -> list[Content]:
         """Meanings with the marks that the screens show here. What is longer than its column pushes them to the right."""
         told = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
-        lines = [Content.assemble((name, style), hang(text, width, len(name))) for name, text in told]
+        lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in told]
         return [Content.styled(title, "bold"), *lines, Content("")]
 
 
@@ -133,7 +133,7 @@ class DoctorScreen(TextDialog):
     TITLE = "Doctor"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
 
-    def __init__(self, examine: Examine, glyphs: Glyphs) -> None:
+    def __init__(self, examine: Examine, glyphs: GlyphSet) -> None:
         super().__init__()
         self._examine, self._glyphs = examine, glyphs
         self.findings: list[Finding] = []
@@ -157,15 +157,15 @@ class DoctorScreen(TextDialog):
 
     def text(self, width: int) -> Content:
         """The verdict and the findings so far."""
-        rows = [Content.styled(hang(plain(self.verdict, 300), width, 0), "bold"), Content("")]
+        rows = [Content.styled(hanging_indent(plain_text(self.verdict, 300), width, 0), "bold"), Content("")]
         rows += [finding_line(finding, width, self._glyphs) for finding in self.findings]
         return Content("\n").join(rows)
 
 
-def finding_line(finding: Finding, width: int, glyphs: Glyphs) -> Content:
+def finding_line(finding: Finding, width: int, glyphs: GlyphSet) -> Content:
     """Mark, what was looked at, what was found; the mark says without colour how it is."""
     mark = {"ok": glyphs.done, "note": glyphs.todo, "fail": glyphs.bad}[finding.verdict]
     return Content.assemble(
         (f"{mark} {finding.what:<{COLUMN}} ", _STYLES[finding.verdict]),
-        hang(plain(finding.text, 600), width, _LABEL),
+        hanging_indent(plain_text(finding.text, 600), width, _LABEL),
     )

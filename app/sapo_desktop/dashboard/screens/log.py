@@ -10,8 +10,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look import date, hang, plain
-from sapo_desktop.dashboard.screens.base import BaseScreen, Searching
+from sapo_desktop.dashboard.look import format_date_time, hanging_indent, plain_text
+from sapo_desktop.dashboard.screens.base import BaseScreen, SearchableScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_swarm.events import LogLine
@@ -20,7 +20,7 @@ _STYLES = {"info": "", "warning": "$warning", "error": "bold $error"}
 _SHOWN = 400
 
 
-class LogScreen(Searching, BaseScreen):
+class LogScreen(SearchableScreen, BaseScreen):
     """Screen 5: dated lines, searchable."""
 
     SEARCHED = "#lines"
@@ -78,6 +78,6 @@ def log_text(lines: list[LogLine], wanted: str, width: int) -> Content:
 
 
 def _line(line: LogLine, width: int) -> Content:
-    head, level = date(line.time), f"  {line.level:<7}  " if line.level != "info" else "  "
-    text = hang(plain(line.text, 1000), width, len(head) + len(level))
+    head, level = format_date_time(line.time), f"  {line.level:<7}  " if line.level != "info" else "  "
+    text = hanging_indent(plain_text(line.text, 1000), width, len(head) + len(level))
     return Content.assemble((head, "$muted"), (level + text, _STYLES[line.level]))

@@ -12,10 +12,10 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import end_of, fit, hang, plain
-from sapo_desktop.dashboard.screens.base import Searching
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
+from sapo_desktop.dashboard.look import end_of, fit_width, hanging_indent, plain_text
+from sapo_desktop.dashboard.screens.base import SearchableScreen
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
+from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key, KeyBar
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.settings.editing import SIMPLE, SettingRow, readable_value
 
@@ -39,15 +39,15 @@ class SettingEditor(Dialog[str | None]):
         row = self.row
         with Vertical(classes="box dialog editor"):
             yield Static(Content.styled(row.key, "bold"), markup=False)
-            yield Static(plain(row.help, 400), markup=False)
+            yield Static(plain_text(row.help, 400), markup=False)
             if self.choices:
-                yield Listing(*self.choices, id="value", markup=False)
+                yield ChoiceList(*self.choices, id="value", markup=False)
             else:
                 yield Input(row.value, id="value", compact=True)
             yield Static("", id="complaint", markup=False)
-            allowed = f"{row.kind} · default {plain(readable_value(row, row.default), 200)}"
+            allowed = f"{row.kind} · default {plain_text(readable_value(row, row.default), 200)}"
             yield Static(Content.styled(allowed, "$muted"), markup=False)
-            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
+            yield Static(key_hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _distance(key: str, wanted: str) -> int:
     return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
 
 
-class SettingsScreen(Searching, Dialog[None]):
+class SettingsScreen(SearchableScreen, Dialog[None]):
     """Covers everything, so that no key of the screens below is meant by accident."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
@@ -130,7 +130,7 @@ class SettingsScreen(Searching, Dialog[None]):
         """The widgets, in their order."""
         with Vertical(id="settings"):
             yield Input(placeholder="search keys and explanations, Esc clears it", id="search", classes="search")
-            yield Listing(id="rows", classes="box", markup=False)
+            yield ChoiceList(id="rows", classes="box", markup=False)
             with VerticalScroll(id="about", classes="box", can_focus=False):
                 yield Static("", id="about-text", markup=False)
             yield KeyBar(_KEYS)
@@ -141,7 +141,7 @@ class SettingsScreen(Searching, Dialog[None]):
 
     def on_resize(self) -> None:
         """Fit the rows and where they come from to the new width."""
-        place = end_of(plain(self.actions.describe(), 400), max(self.size.width - 8, 12))
+        place = end_of(plain_text(self.actions.describe(), 400), max(self.size.width - 8, 12))
         self.query_one("#rows").border_subtitle = Content.styled(place, "$muted")
         self._fill()
 
@@ -158,7 +158,7 @@ class SettingsScreen(Searching, Dialog[None]):
         try:
             self.rows = await self.actions.rows()
         except USER_ERRORS as error:
-            self.query_one("#about-text", Static).update(Content.styled(plain(str(error), 600), "$error"))
+            self.query_one("#about-text", Static).update(Content.styled(plain_text(str(error), 600), "$error"))
             return
         self._fill()
 
@@ -173,7 +173,7 @@ class SettingsScreen(Searching, Dialog[None]):
         self.listed = [row for group in groups for row in group]
         owner = next((row.owner for row in self.rows if row.owner), "")
         title = f"Settings of the model {owner}, and of the app" if owner else "Settings"
-        listing.border_title = Content.styled(plain(title, 80), "bold")
+        listing.border_title = Content.styled(plain_text(title, 80), "bold")
         width = max(listing.scrollable_content_region.width - 2, 40)
         listing.clear_options()
         for name, group in zip(("Simple", "Advanced"), groups, strict=True):
@@ -197,7 +197,7 @@ class SettingsScreen(Searching, Dialog[None]):
         box, row = self.query_one("#about", VerticalScroll), self.chosen
         box.border_title = Content.styled(row.key if row else "No setting holds that", "bold")
         width = max(box.scrollable_content_region.width, 30)
-        self.query_one("#about-text", Static).update(about(row, width) if row else Content(""))
+        self.query_one("#about-text", Static).update(setting_details(row, width) if row else Content(""))
 
     def on_option_list_option_highlighted(self) -> None:
         """Explain the setting under the cursor."""
@@ -289,19 +289,19 @@ def row_line(row: SettingRow, width: int) -> Content:
     origin = "default" if not row.saved else "model" if row.owner else "file"
     effect = width >= WIDE
     room = 24 if effect else max(width - 38, 8)
-    value = fit(plain(row.value, 300) or "(empty)", room)
+    value = fit_width(plain_text(row.value, 300) or "(empty)", room)
     style = "bold" if row.value != row.default else "$muted"
     mark = "!" if row.running else " "
     return Content.assemble(
-        fit(row.key, 26),
+        fit_width(row.key, 26),
         (value, style),
         (f" {mark}", "bold $warning"),
         (f" {origin:<7}", "$muted"),
-        (f"  {fit(plain(row.help, 400), width - 62)}" if effect else "", "$muted"),
+        (f"  {fit_width(plain_text(row.help, 400), width - 62)}" if effect else "", "$muted"),
     )
 
 
-def about(row: SettingRow, width: int) -> Content:
+def setting_details(row: SettingRow, width: int) -> Content:
     """All that is to be known of one setting."""
     saved = f"of the model {row.owner}" if row.owner else "from the settings file"
     origin = saved if row.saved else "the default"
@@ -312,12 +312,13 @@ def about(row: SettingRow, width: int) -> Content:
         ("counts", row.counts),
         *([] if row.fixed else [("terminal", _in_a_terminal(row))]),
     ]
-    lines = [Content(hang(plain(row.help, 400), width, 0))]
+    lines = [Content(hanging_indent(plain_text(row.help, 400), width, 0))]
     if row.running:
         text = f"The node that runs has {readable_value(row, row.running)}. Press a to start it again with what stands here."
-        lines.append(Content.styled(hang(text, width, 0), "$warning"))
+        lines.append(Content.styled(hanging_indent(text, width, 0), "$warning"))
     lines += [
-        Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10)) for label, value in pairs
+        Content.assemble((f"{label:<10}", "$muted"), hanging_indent(plain_text(value, 600), width, 10))
+        for label, value in pairs
     ]
     return Content("\n").join(lines)
 

@@ -21,10 +21,10 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import Worker
 
-from sapo_desktop.dashboard.look import plain
+from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Listing
+from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key, KeyBar
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.tasks.wizard.interface import (
     FileChoice,
@@ -65,7 +65,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
         """The widgets, in their order."""
         with Vertical(classes="box wizard"):
             with VerticalScroll(can_focus=False):
-                yield Static(Content.styled(f"Task {plain(self._task_name, 60)} is stored", "bold"), markup=False)
+                yield Static(Content.styled(f"Task {plain_text(self._task_name, 60)} is stored", "bold"), markup=False)
                 yield Static("Starting …", id="told", markup=False)
             yield KeyBar([])
 
@@ -86,14 +86,14 @@ class MeasuringScreen(Dialog[WizardResult | None]):
                     if step.measured is not None:
                         told.update(_found(step.measured))
                     else:
-                        told.update(Content(f"{plain(what, 300)}\n\n{plain(step.progress, 200)}"))
+                        told.update(Content(f"{plain_text(what, 300)}\n\n{plain_text(step.progress, 200)}"))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain(str(error), 600), "$warning"))
+            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._finished()
 
     def _finished(self) -> None:
         self._work = None
-        train: Key = ("Enter", f"train {plain(self._base, 60)} on it", "screen.train")
+        train: Key = ("Enter", f"train {plain_text(self._base, 60)} on it", "screen.train")
         self.query_one(KeyBar).put([train, ("Esc", "not now", "screen.cancel")])
 
     def action_train(self) -> None:
@@ -117,10 +117,13 @@ class MeasuringScreen(Dialog[WizardResult | None]):
 
 def _found(measured: TaskMeasurement) -> Content:
     """What to expect first, then the shortcuts."""
-    lines = [Content.styled("What to expect", "bold"), *(Content(plain(text, 600)) for text in measured.expectation)]
+    lines = [
+        Content.styled("What to expect", "bold"),
+        *(Content(plain_text(text, 600)) for text in measured.expectation),
+    ]
     lines += [Content(""), Content.styled("Shortcuts", "bold")]
-    lines += [Content(plain(text, 600)) for text in measured.shortcuts]
-    lines += [Content.assemble(("- ", "$warning"), plain(text, 600)) for text in measured.warnings]
+    lines += [Content(plain_text(text, 600)) for text in measured.shortcuts]
+    lines += [Content.assemble(("- ", "$warning"), plain_text(text, 600)) for text in measured.warnings]
     return Content("\n").join(lines)
 
 
@@ -176,7 +179,8 @@ class DraftScreen(Dialog[WizardResult | None]):
         none = (("", "one moment …"),)
         with VerticalScroll(can_focus=False):
             yield Static(
-                Content.styled(f"A task of my own: {plain(PurePath(self._asked.path).name, 60)}", "bold"), markup=False
+                Content.styled(f"A task of my own: {plain_text(PurePath(self._asked.path).name, 60)}", "bold"),
+                markup=False,
             )
             yield Static("Reading the file …", id="complaint", markup=False)
             with Horizontal(classes="field"):
@@ -273,10 +277,10 @@ class DraftScreen(Dialog[WizardResult | None]):
             self.query_one("#prompt", Input).value = found.prompt
         count = len(seen.said)
         heading = f"{count} thing{'s' if count != 1 else ''} to look at" if count else "Nothing to warn of."
-        self.query_one("#complaint", Static).update(Content(plain(seen.summary[0], 300)))
+        self.query_one("#complaint", Static).update(Content(plain_text(seen.summary[0], 300)))
         self.query_one("#rows", Static).update(_rows(seen.asked, seen.rows))
         said = [Content.styled(heading, "bold" if count else "$muted")]
-        said += [Content.assemble(("- ", "$warning"), plain(line, 600)) for line in seen.said]
+        said += [Content.assemble(("- ", "$warning"), plain_text(line, 600)) for line in seen.said]
         self.query_one("#said", Static).update(Content("\n").join(said))
 
     def _offer(self, name: str, answers: Sequence[tuple[str, str]], value: str) -> None:
@@ -342,12 +346,12 @@ class DraftScreen(Dialog[WizardResult | None]):
 def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
     """The first question as a model will read it, and the first rows with their answers."""
     lines = [Content.styled("The model reads, of row 1:", "$muted")] if asked else []
-    lines += [Content.assemble(("| ", "$muted"), plain(line, 600)) for line in asked]
+    lines += [Content.assemble(("| ", "$muted"), plain_text(line, 600)) for line in asked]
     lines += [Content("")] if asked else []
     for number, (text, answer) in enumerate(rows, 1):
         lines += [
-            Content.assemble((f"{number}. ", "$muted"), plain(text, 300)),
-            Content.assemble(("   answer: ", "$muted"), (plain(answer, 300), "bold")),
+            Content.assemble((f"{number}. ", "$muted"), plain_text(text, 300)),
+            Content.assemble(("   answer: ", "$muted"), (plain_text(answer, 300), "bold")),
         ]
     return Content("\n").join(lines)
 
@@ -393,7 +397,7 @@ class PlacesScreen(Dialog[WizardResult | None]):
                 markup=False,
             )
             yield Input(placeholder=f"{os.getcwd()}{os.sep}", id="path", compact=True, select_on_focus=False)
-            yield Listing(id="places", markup=False)
+            yield ChoiceList(id="places", markup=False)
             yield Static("", id="complaint", markup=False)
             yield KeyBar(_PLACES_KEYS)
 
@@ -425,7 +429,7 @@ class PlacesScreen(Dialog[WizardResult | None]):
             none = "No table begins so here." if not any(not place.folder for place in self._places) else ""
             self.complain(none, "$muted")
         listing = self.query_one("#places", OptionList)
-        names = [plain(place.name, 200) for place in self._places]
+        names = [plain_text(place.name, 200) for place in self._places]
         column = max((cell_len(name) for name in names if cell_len(name) <= 36), default=0)
         listing.set_options(
             Option(Content.assemble(set_cell_size(name, max(column, cell_len(name))), (f"  {place.detail}", "$muted")))

@@ -16,27 +16,27 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.history.run import MEANINGS, Clock, Figures
-from sapo_desktop.dashboard.look import UNICODE, Glyphs, percent, reward, wrap
+from sapo_desktop.dashboard.history.run import MEANINGS, RoundClock, RunMetrics
+from sapo_desktop.dashboard.look import UNICODE, GlyphSet, format_reward_value, format_share, wrap_text
 from sapo_desktop.dashboard.widgets.plot import (
     Axis,
-    Line,
-    Mark,
+    ChartLine,
+    ChartMark,
+    ChartView,
     Span,
-    View,
     axis_for,
     columns_of,
-    drawn,
-    length,
-    plot,
-    sample,
-    when,
+    curve_value,
+    draw_plot,
+    format_time_span,
+    format_weekday_time,
+    pattern_sample,
 )
 
 # Zooming and panning of charts: pure functions from one view to the next.
 
 
-def zoomed(view: View, axis: Axis | None, steps: int, share: float | None) -> View:
+def zoom_view(view: ChartView, axis: Axis | None, steps: int, share: float | None) -> ChartView:
     """steps: +1 half of the window, -1 twice of it, 0 all. share: of the width, the place that stays where it is; None: the
     right end."""
     if axis is None or not steps:
@@ -53,14 +53,14 @@ def zoomed(view: View, axis: Axis | None, steps: int, share: float | None) -> Vi
     return _at(replace(view, window=window), axis, end)
 
 
-def moved(view: View, axis: Axis | None, share: float) -> View:
+def pan_view(view: ChartView, axis: Axis | None, share: float) -> ChartView:
     """`share` of the window further to the right."""
     if axis is None or not view.window:
         return view
     return _at(view, axis, axis.last + share * (axis.last - axis.first))
 
 
-def _at(view: View, axis: Axis, end: float) -> View:
+def _at(view: ChartView, axis: Axis, end: float) -> ChartView:
     """With that right end; at the newest it follows what comes."""
     first, last = axis.whole
     end = max(end, first + view.window)
@@ -73,8 +73,14 @@ ColourOf = Callable[[str], str]
 """From the name of a component to its colour."""
 
 
-def legend(
-    lines: list[Line], marks: list[Mark], view: View, axis: Axis | None, room: int, glyphs: Glyphs, style: ColourOf
+def chart_legend(
+    lines: list[ChartLine],
+    marks: list[ChartMark],
+    view: ChartView,
+    axis: Axis | None,
+    room: int,
+    glyphs: GlyphSet,
+    style: ColourOf,
 ) -> Content:
     """Every line with its mean now, the held-out mark, and the letters that are seen with their words.
 
@@ -93,13 +99,13 @@ def legend(
 
 
 def at_crosshair(
-    lines: list[Line],
-    marks: list[Mark],
-    view: View,
+    lines: list[ChartLine],
+    marks: list[ChartMark],
+    view: ChartView,
     axis: Axis,
     columns: int,
     room: int,
-    glyphs: Glyphs,
+    glyphs: GlyphSet,
     style: ColourOf,
 ) -> Content:
     """The round and its time, each line with the range that its mean is of, a held-out result and what happened there."""
@@ -108,11 +114,13 @@ def at_crosshair(
         return Content.styled("the crosshair is outside of what is seen", style("cross"))
     span = axis.spans(columns)[column]
     if span is None:
-        return Content.styled(f"{when(view.cross)}: nothing ran", style("cross"))
+        return Content.styled(f"{format_weekday_time(view.cross)}: nothing ran", style("cross"))
     place = max(round(axis.round_at(axis.share(view.cross))), 1)
-    at = f" {glyphs.dot} {when(view.cross)}" if axis.clock is not None else ""
+    at = f" {glyphs.dot} {format_weekday_time(view.cross)}" if axis.clock is not None else ""
     head = [Content.styled(f"round {place}{at}", style("cross"))]
-    found = [(line, mean) for line in lines if (mean := drawn(line.series, span, line.smooth(view.smooth))) is not None]
+    found = [
+        (line, mean) for line in lines if (mean := curve_value(line.series, span, line.smooth(view.smooth))) is not None
+    ]
     means = [_named(line, _value(line, mean), glyphs, style) for line, mean in found]
     ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in found]
     near = [m for m in marks if axis.column(_place(m, axis), columns) == column]
@@ -126,15 +134,15 @@ def _first_that_fits(texts: list[Content], room: int) -> Content:
     return next((text for text in texts if text.cell_length <= room), texts[-1])
 
 
-def _place(mark: Mark, axis: Axis) -> float:
+def _place(mark: ChartMark, axis: Axis) -> float:
     return axis.place(axis.share_of_round(mark.x, mark.time))
 
 
-def _value(line: Line, value: float) -> str:
-    return percent(value, 1) if line.share else reward(value)
+def _value(line: ChartLine, value: float) -> str:
+    return format_share(value, 1) if line.share else format_reward_value(value)
 
 
-def _ranged(line: Line, mean: float, span: Span, view: View) -> str:
+def _ranged(line: ChartLine, mean: float, span: Span, view: ChartView) -> str:
     """The mean, and between what it lies."""
     spread = line.series.spread(min(span[0], span[1] - line.smooth(view.smooth) + 1), span[1])
     if spread is None or spread.low == spread.high:
@@ -142,16 +150,18 @@ def _ranged(line: Line, mean: float, span: Span, view: View) -> str:
     return f"{_value(line, mean)} ({_value(line, spread.low)} to {_value(line, spread.high)})"
 
 
-def _measurement(mark: Mark) -> str:
-    interval = f" (95 %: {reward(mark.low)} to {reward(mark.high)})" if mark.low is not None else ""
-    return reward(mark.y) + interval
+def _measurement(mark: ChartMark) -> str:
+    interval = (
+        f" (95 %: {format_reward_value(mark.low)} to {format_reward_value(mark.high)})" if mark.low is not None else ""
+    )
+    return format_reward_value(mark.y) + interval
 
 
-def _named(line: Line, value: str, glyphs: Glyphs, style: ColourOf) -> Content:
-    return Content.styled(f"{sample(line.pattern, glyphs)} {line.label} {value}".rstrip(), style(line.style))
+def _named(line: ChartLine, value: str, glyphs: GlyphSet, style: ColourOf) -> Content:
+    return Content.styled(f"{pattern_sample(line.pattern, glyphs)} {line.label} {value}".rstrip(), style(line.style))
 
 
-def _letters(marks: list[Mark], axis: Axis | None) -> list[tuple[str, str]]:
+def _letters(marks: list[ChartMark], axis: Axis | None) -> list[tuple[str, str]]:
     """Letters that are seen, the weightiest first, each with its word."""
     if axis is None:
         return []
@@ -162,12 +172,12 @@ def _letters(marks: list[Mark], axis: Axis | None) -> list[tuple[str, str]]:
 # From what the dashboard remembers of a run to marks of a chart.
 
 
-def heldout_marks(figures: Figures) -> list[Mark]:
+def heldout_marks(figures: RunMetrics) -> list[ChartMark]:
     """Held-out results with their intervals."""
     held = figures.held_out
     lows, highs = held.low.buckets(), held.high.buckets()
     together = zip(held.mean.buckets(), lows, highs, strict=True)
-    return [Mark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]
+    return [ChartMark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]
 
 
 # The chart widget: draws `plot` into cached strips and repaints only when its data or its size changed.
@@ -202,23 +212,28 @@ class Chart(Widget):
             super().__init__()
             self.share = share
 
-    def __init__(self, title: str, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+    def __init__(self, title: str, glyphs: GlyphSet = UNICODE, id: str | None = None) -> None:
         super().__init__(id=id)
         self.title_text = title
         self.glyphs = glyphs
-        self.view = View()
+        self.view = ChartView()
         self.frozen = False
-        self.lines: list[Line] = []
-        self.marks: list[Mark] = []
+        self.lines: list[ChartLine] = []
+        self.marks: list[ChartMark] = []
         self.waiting = ""
-        self.clock: Clock | None = None
+        self.clock: RoundClock | None = None
         self._grabbed: int | None = None
         self._strips: list[Strip] = []
         self._drawn: object = None
         self._painted: tuple[Style, ...] = ()
 
     def show(
-        self, lines: list[Line], marks: list[Mark], waiting: str = "", title: str = "", clock: Clock | None = None
+        self,
+        lines: list[ChartLine],
+        marks: list[ChartMark],
+        waiting: str = "",
+        title: str = "",
+        clock: RoundClock | None = None,
     ) -> None:
         """New data; waiting: the sentence shown while there is none; clock: for an axis in time. Ignored while frozen."""
         if self.frozen:
@@ -234,11 +249,11 @@ class Chart(Widget):
 
     def zoom(self, steps: int, share: float | None = None) -> None:
         """steps: +1 half of the window, -1 twice of it, 0 back to all. share: of the width, the place that stays where it is."""
-        self._look(zoomed(self.view, self.axis, steps, share))
+        self._look(zoom_view(self.view, self.axis, steps, share))
 
     def pan(self, share: float) -> None:
         """Look `share` of the window further to the right (negative: left)."""
-        self._look(moved(self.view, self.axis, share))
+        self._look(pan_view(self.view, self.axis, share))
 
     def toggle_time(self) -> None:
         """The axis in time, or in rounds again; all of it."""
@@ -263,7 +278,7 @@ class Chart(Widget):
         self.frozen = not self.frozen
         self._redraw(force=True)
 
-    def _look(self, view: View) -> None:
+    def _look(self, view: ChartView) -> None:
         self.view = view
         self._redraw(force=True)
 
@@ -288,7 +303,7 @@ class Chart(Widget):
         self.border_title = Content.assemble((self.title_text, "bold"), (rest, "$muted"))
         axis, room = self.axis, self.size.width - 4
         self.border_subtitle = (
-            legend(self.lines, self.marks, view, axis, room, glyphs, self._style)
+            chart_legend(self.lines, self.marks, view, axis, room, glyphs, self._style)
             if view.cross is None or axis is None
             else at_crosshair(
                 self.lines, self.marks, view, axis, columns_of(self.content_size.width), room, glyphs, self._style
@@ -301,7 +316,7 @@ class Chart(Widget):
         timed = axis is not None and axis.clock is not None
         if not view.window or axis is None:
             return "all, in time" if timed else "all rounds"
-        size = length(axis.last - axis.first) if timed else f"{axis.last - axis.first:.0f}"
+        size = format_time_span(axis.last - axis.first) if timed else f"{axis.last - axis.first:.0f}"
         if view.end is None:
             return f"last {size}"
         return f"{size} of them" if timed else f"{axis.first:.0f} to {axis.last:.0f}"
@@ -313,7 +328,7 @@ class Chart(Widget):
     def _paint(self, size: Size) -> list[Strip]:
         self._painted = self._palette()
         styles = dict(zip(self.STYLES, self._painted[1:], strict=True))
-        rows = plot(self.lines, self.marks, self.view, size.width, size.height, self.glyphs, self.clock)
+        rows = draw_plot(self.lines, self.marks, self.view, size.width, size.height, self.glyphs, self.clock)
         if not rows:
             return self._message(size, styles["empty"])
         back = self.rich_style
@@ -326,7 +341,7 @@ class Chart(Widget):
         ]
 
     def _message(self, size: Size, style: Style) -> list[Strip]:
-        lines = wrap(self.waiting, max(size.width - 4, 1))[: size.height]
+        lines = wrap_text(self.waiting, max(size.width - 4, 1))[: size.height]
         top = max((size.height - len(lines)) // 2, 0)
         blank = Strip.blank(size.width, self.rich_style)
         shown = [Strip([Segment(line.center(size.width), self.rich_style + style)]) for line in lines]

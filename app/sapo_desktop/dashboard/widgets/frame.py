@@ -10,21 +10,21 @@ from textual.events import Click
 from textual.widget import Widget
 from textual.widgets import OptionList
 
-from sapo_desktop.dashboard.look import Glyphs, after, fit, plain, shorten
+from sapo_desktop.dashboard.look import GlyphSet, fit_width, format_after_round, plain_text, shorten_phrases
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import State
 from sapo_swarm.node.clock import format_age
 
 # A titled box of text that repaints only when its text changed.
 
-Draw = Callable[[DashboardState, float, int, int, Glyphs], Content]
+Draw = Callable[[DashboardState, float, int, int, GlyphSet], Content]
 """(state, now, width, height, glyphs) -> the text; pure, so that it is tested without a terminal."""
 
 
 class Panel(Widget):
     """Shows what its pure `draw` function makes of the state."""
 
-    def __init__(self, draw: Draw, glyphs: Glyphs, title: str = "", id: str | None = None) -> None:
+    def __init__(self, draw: Draw, glyphs: GlyphSet, title: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
         self._draw, self.glyphs = draw, glyphs
         self._content = Content("")
@@ -56,7 +56,7 @@ class Panel(Widget):
 # Textual's list of options, without what ends the app where a key comes before the first layout.
 
 
-class Listing(OptionList):
+class ChoiceList(OptionList):
     """Rows to choose from. Textual's raises KeyError at a page up or down while it has no line to be drawn on."""
 
     def action_page_up(self) -> None:
@@ -139,7 +139,7 @@ _DOING = {
 }
 
 
-def status(state: DashboardState, now: float) -> tuple[str, str, float]:
+def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
     """(style, sentence, seconds since) of what is going on; a lost node outranks everything but its last words."""
     link = state.link
     if state.gone and link is not None:
@@ -154,7 +154,7 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
         return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
         phase = state.phase
-        where = after(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
+        where = format_after_round(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
         doing = phase.detail or _DOING[phase.phase]
         return _LOOKS["running"][0], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
     if state.state == "running" and state.round is not None:
@@ -162,7 +162,7 @@ def status(state: DashboardState, now: float) -> tuple[str, str, float]:
     return _LOOKS[state.state][0], state.sentence, now - state.since if state.since else 0.0
 
 
-def identity(state: DashboardState) -> str:
+def run_identity(state: DashboardState) -> str:
     """What runs: mode, model, method, engine, device."""
     run = state.run
     if run is None:
@@ -173,11 +173,13 @@ def identity(state: DashboardState) -> str:
     return f"{who}{method} · {run.backend} {run.device}"
 
 
-def header(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs, badge: str = "") -> Content:
+def header_line(
+    state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet, badge: str = ""
+) -> Content:
     """One line. The sentence matters more than the identity, which is cut first. badge: of a recording, before all else."""
-    style, sentence, seconds = status(state, now)
+    style, sentence, seconds = status_summary(state, now)
     if style == _LOOKS["running"][0] and not state.silo and state.swarm is not None and not state.swarm.connected:
-        why = plain(state.swarm.held, 100) or "the coordinator is away"
+        why = plain_text(state.swarm.held, 100) or "the coordinator is away"
         style, sentence = "$warning", f"alone: {why} · {sentence}"
     elif style == _LOOKS["running"][0] and state.trial.asks and not state.silo:
         sentence = f"trial done: stay? 2 · {sentence}"
@@ -186,18 +188,18 @@ def header(state: DashboardState, now: float, width: int, height: int, glyphs: G
     mark = "!" if lost or killed else _LOOKS[state.state][1]
     if glyphs.ascii:
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
-    right = f"{mark} {plain(sentence, 200)}"
+    right = f"{mark} {plain_text(sentence, 200)}"
     since = f" · {format_age(seconds)}" if seconds >= 1 else ""
     most = max(width - max(len(badge), 12) - 3 - len(since), 10)
     if state.gone and cell_len(right) > most:  # the log has all of it; the way out must not be what is cut
         right = f"{mark} Not working: 5 says why · space starts the node again"
-    right = shorten(right, most)
+    right = shorten_phrases(right, most)
     name = "sapo-desktop"
     if badge:
         name = badge
     room = width - len(name) - cell_len(right) - len(since) - 4
-    left = plain(identity(state), 200)
-    left = left if cell_len(left) <= room else fit(left, room) if room > 8 else ""
+    left = plain_text(run_identity(state), 200)
+    left = left if cell_len(left) <= room else fit_width(left, room) if room > 8 else ""
     gap = max(width - len(name) - 2 - cell_len(left) - cell_len(right) - len(since), 1)
     style_of_name = "bold reverse $accent" if badge else "bold $primary"
     return Content.assemble(

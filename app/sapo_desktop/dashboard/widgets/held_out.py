@@ -9,7 +9,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import HeldOut
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look import Glyphs, bar, fit, plain, wrap
+from sapo_desktop.dashboard.look import GlyphSet, draw_bar, fit_width, plain_text, wrap_text
 from sapo_desktop.dashboard.state import DashboardState, before_measurement
 from sapo_desktop.services.against_base import base_difference, base_scores, format_interval, unpaired_reason
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
@@ -22,7 +22,7 @@ LATELY = 256
 """Local groups that are looked back on."""
 
 
-def levels(state: DashboardState, width: int) -> list[Content]:
+def difficulty_rows(state: DashboardState, width: int) -> list[Content]:
     """One line a level of a person's own task, the tasks in order, and before them one line a preset of the usual tasks
     together where these are asked at several; nothing where there is one difficulty."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -39,7 +39,7 @@ def levels(state: DashboardState, width: int) -> list[Content]:
     total = sum(map(len, asked.values()))
     rows = []
     for (task, level), rates in sorted(asked.items()):
-        name = fit(plain(f"{task} {level}".strip(), 60), max(width - 26, 8))
+        name = fit_width(plain_text(f"{task} {level}".strip(), 60), max(width - 26, 8))
         figures = f" asked {100 * len(rates) / total:3.0f} %  right {100 * sum(rates) / len(rates):3.0f} %"
         rows.append(Content.assemble(name, (figures, "$muted")))
     return [Content.styled("Difficulty, lately", "bold"), *rows] if rows else []
@@ -64,7 +64,7 @@ Columns = list[tuple[float, float]]
 """First and last round of every column."""
 
 
-def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> list[Content]:
+def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet) -> list[Content]:
     """A line a task, the largest gain over the base first, as many as fit; from FIGURES columns on with the rounds above.
 
     All cells are on one scale, from 0 to the largest of them.
@@ -78,13 +78,13 @@ def strips(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> li
     name = _name_room(scores, width, wide)
     columns = columns_of(held, max((width - name - _FIGURE) // cell, 0))
     shown = scores if len(scores) <= height - wide else scores[: max(height - wide - 1, 1)]
-    values = {score.task: cells(held.tasks.get(score.task, Series()), columns) for score in scores}
+    values = {score.task: column_means(held.tasks.get(score.task, Series()), columns) for score in scores}
     top = max((value for row in values.values() for value in row if value is not None), default=0.0) or 1.0
     rows = [_rounds(columns, name)] if wide else []
     stretch = 1 if wide else max((width - name - _FIGURE) // max(len(columns), 1), 1)
     for score in shown:
         strip = Content("").join(_cell(value, top, wide, stretch, glyphs) for value in values[score.task])
-        label = fit((SHORTCUT if score.shortcut else "") + plain(score.task, 60), name - 1) + " "
+        label = fit_width((SHORTCUT if score.shortcut else "") + plain_text(score.task, 60), name - 1) + " "
         figure = _change(before.get(score.task), score.pass_at_1, glyphs)
         gap = width - name - strip.cell_length - len(figure)
         rows.append(Content.assemble(label, strip, " " * max(min(gap, 2) if wide else gap, 0), (figure, MUTED)))
@@ -104,7 +104,7 @@ def columns_of(held: HeldOut, room: int) -> Columns:
     return [(edge + (step * 1e-6 if place else 0.0), edge + step) for place, edge in enumerate(edges)]
 
 
-def cells(series: Series, columns: Columns) -> list[float | None]:
+def column_means(series: Series, columns: Columns) -> list[float | None]:
     """The mean of the results in each column; where there is none, the one before."""
     found: list[float | None] = []
     for first, last in columns:
@@ -118,7 +118,7 @@ def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
     return min(max(longest, len(_HEAD) + 1), 32) if wide else min(longest, max(width - _FIGURE - 6, 6))
 
 
-def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Glyphs) -> Content:
+def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: GlyphSet) -> Content:
     if value is None:
         return Content(" " * (_CELL if wide else stretch))
     share = min(max(value / top, 0.0), 1.0)
@@ -139,7 +139,7 @@ def _short(rounds: float) -> str:
     return f"{rounds / 1e3:.0f}k" if rounds < 999_500 else f"{rounds / 1e6:.{int(rounds < 9.95e6)}f}M"
 
 
-def _change(before: float | None, now: float, glyphs: Glyphs) -> str:
+def _change(before: float | None, now: float, glyphs: GlyphSet) -> str:
     old = "" if before is None else f"{100 * before:.0f}{glyphs.arrow}"
     return f"{old}{100 * now:.0f} %".rjust(_FIGURE)
 
@@ -149,12 +149,12 @@ def _change(before: float | None, now: float, glyphs: Glyphs) -> str:
 NONE = "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with."
 
 
-def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def held_out_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
     latest = state.latest
     if latest is None:
-        text = plain(before_measurement(state), 400) or NONE
-        return Content.styled("\n".join(wrap(text, width)[:height]), MUTED)
+        text = plain_text(before_measurement(state), 400) or NONE
+        return Content.styled("\n".join(wrap_text(text, width)[:height]), MUTED)
     base = latest.pass_at_1 - latest.delta if latest.delta is not None else None
     top = max(latest.high, base or 0.0, 0.05)
     room = max(min(width - 18, 40), 4)
@@ -164,20 +164,23 @@ def heldout(state: DashboardState, now: float, width: int, height: int, glyphs: 
     else:
         if base is not None:
             rows.append(
-                Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", bar(base / top, room, glyphs, MUTED))
+                Content.assemble(("base ", MUTED), f"{100 * base:5.1f} %  ", draw_bar(base / top, room, glyphs, MUTED))
             )
-        label, filled = "now  " if latest.round else "base ", bar(latest.pass_at_1 / top, room, glyphs, "$chart-local")
+        label, filled = (
+            "now  " if latest.round else "base ",
+            draw_bar(latest.pass_at_1 / top, room, glyphs, "$chart-local"),
+        )
         rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
         rows += _verdict(latest, width)
     if height >= 5:
         when = f"round {latest.round}" if latest.round else "untrained"
         at = "" if latest.greedy is not None else f"T={latest.temperature:g}, "
         rows.append(Content.styled(f"{latest.items} items, {at}{when}", MUTED))
-    rows += levels(state, width)
+    rows += difficulty_rows(state, width)
     if height >= 12:
         rows.append(Content(""))
     if height > len(rows):
-        rows += strips(state, width, height - len(rows), glyphs)
+        rows += task_strips(state, width, height - len(rows), glyphs)
     return Content("\n").join(rows[:height])
 
 
@@ -202,7 +205,7 @@ def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
     if (found := base_difference(latest)) is None:
         rows = [Content.styled(format_interval(latest.low, latest.high), MUTED)]
-        return rows + [Content.styled(line, "$warning") for line in wrap(unpaired_reason(latest), width)]
+        return rows + [Content.styled(line, "$warning") for line in wrap_text(unpaired_reason(latest), width)]
     delta, low, high = found
     rest = format_interval(low, high, "+")
     if low <= 0 <= high:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from textual.content import Content
 
 from sapo_desktop.dashboard.look import (
-    Glyphs,
-    bar,
-    count,
-    fit,
-    memory,
-    percent,
-    plain,
-    reward,
-    sparkline,
+    GlyphSet,
+    draw_bar,
+    draw_sparkline,
+    fit_width,
+    format_count,
+    format_memory,
+    format_reward_value,
+    format_share,
+    plain_text,
     stage_words,
-    wrap,
+    wrap_text,
 )
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
@@ -29,14 +29,14 @@ _SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkp
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
-def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The round in flight: phases, progress with ETA, and the figures of the last update."""
     rows = [_phase_line(state, width, glyphs), _progress(state, now, width, glyphs)]
     rows += _round_lines(state, width)
     return Content("\n").join(rows[:height])
 
 
-def _phase_line(state: DashboardState, width: int, glyphs: Glyphs) -> Content:
+def _phase_line(state: DashboardState, width: int, glyphs: GlyphSet) -> Content:
     phases = [name for name in _PHASES if name != "exchange" or not state.silo]
     if state.phase is not None and state.phase.phase not in phases:
         phases = [*phases[:-1], state.phase.phase]
@@ -64,14 +64,14 @@ def _room(words: dict[PhaseName, str]) -> int:
     return sum(len(word) + 2 for word in words.values())
 
 
-def _progress(state: DashboardState, now: float, width: int, glyphs: Glyphs) -> Content:
+def _progress(state: DashboardState, now: float, width: int, glyphs: GlyphSet) -> Content:
     phase = state.phase
     if phase is None or state.paused or state.absent:
         return Content.styled(_idle(state, now), MUTED)
     eta = f"eta {format_age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
     text = f"{100 * phase.fraction:4.0f} %  {eta}"
     room = max(width - len(text) - 2, 4)
-    return Content.assemble(bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
+    return Content.assemble(draw_bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
 
 
 def _idle(state: DashboardState, now: float) -> str:
@@ -92,7 +92,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
         sequences = run.local_groups * run.group_size if run else 0
         first = f"The first round samples {sequences} rollouts." if run else ""
         first = state.base_trial.sentence if state.base_trial is not None else first
-        return [Content.styled(line, MUTED) for line in wrap(first, width)]
+        return [Content.styled(line, MUTED) for line in wrap_text(first, width)]
     if last.examples:
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
@@ -109,7 +109,7 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
     elif said := stage_words(last.figures):
-        rows += [Content.styled(line, MUTED) for line in wrap(said, width)]
+        rows += [Content.styled(line, MUTED) for line in wrap_text(said, width)]
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
@@ -128,7 +128,7 @@ def _examples_lines(state: DashboardState, last: RoundFinished) -> list[str]:
 def _cut_off(last: RoundFinished) -> str:
     """Where the token limit cut many completions off."""
     share = last.truncated / max(1, last.completions)
-    return f"{percent(share)} cut off · " if share > CUT_OFF else ""
+    return f"{format_share(share)} cut off · " if share > CUT_OFF else ""
 
 
 def _update_line(state: DashboardState) -> str:
@@ -140,7 +140,7 @@ def _update_line(state: DashboardState) -> str:
         if value is not None:
             parts.append(f"{label} {value:.2f}")
     if last.clip_fraction is not None:
-        parts.append(f"clipped {percent(last.clip_fraction)}")
+        parts.append(f"clipped {format_share(last.clip_fraction)}")
     return " · ".join(parts)
 
 
@@ -153,22 +153,22 @@ def _note(state: DashboardState) -> str:
     return ""
 
 
-def machine(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def machine_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
     figures, vitals = state.figures, None if state.absent else state.vitals
     rows = [
-        ("tok/s", count(token_rate(state)), sparkline(figures.tokens_per_s, 60, glyphs)),
-        ("rounds/h", count(_hourly(state)), ""),
-        ("memory", memory(vitals.memory if vitals else None), sparkline(figures.memory, 60, glyphs)),
+        ("tok/s", format_count(token_rate(state)), draw_sparkline(figures.tokens_per_s, 60, glyphs)),
+        ("rounds/h", format_count(_hourly(state)), ""),
+        ("memory", format_memory(vitals.memory if vitals else None), draw_sparkline(figures.memory, 60, glyphs)),
         (
             "cpu",
-            percent(vitals.cpu_percent / 100 if vitals and vitals.cpu_percent is not None else None),
-            sparkline(figures.cpu, 60, glyphs),
+            format_share(vitals.cpu_percent / 100 if vitals and vitals.cpu_percent is not None else None),
+            draw_sparkline(figures.cpu, 60, glyphs),
         ),
     ]
     if vitals and vitals.celsius is not None:
-        rows.append(("heat", f"{vitals.celsius:.0f} °C", sparkline(figures.celsius, 60, glyphs)))
-    rows.append(("tokens", count(state.tokens or None), ""))
+        rows.append(("heat", f"{vitals.celsius:.0f} °C", draw_sparkline(figures.celsius, 60, glyphs)))
+    rows.append(("tokens", format_count(state.tokens or None), ""))
     rows.append(("solved", f"{len(state.solved)} of {len(state.run.tasks)}" if state.run else "—", ""))
     lines = [_tile(label, value, history, width) for label, value, history in rows[:height]]
     return Content("\n").join(lines)
@@ -198,13 +198,13 @@ def _hourly(state: DashboardState) -> float | None:
     )
 
 
-def tiles(state: DashboardState, width: int) -> Content:
+def machine_tiles(state: DashboardState, width: int) -> Content:
     """The machine in one line, for narrow terminals."""
     vitals = None if state.absent else state.vitals
     parts = [
-        ("tok/s", count(token_rate(state))),
-        ("rounds/h", count(_hourly(state))),
-        ("memory", memory(vitals.memory if vitals else None)),
+        ("tok/s", format_count(token_rate(state))),
+        ("rounds/h", format_count(_hourly(state))),
+        ("memory", format_memory(vitals.memory if vitals else None)),
     ]
     if vitals and vitals.celsius is not None:
         parts.append(("heat", f"{vitals.celsius:.0f} °C"))
@@ -213,16 +213,16 @@ def tiles(state: DashboardState, width: int) -> Content:
     return Content("  ").join(Content.assemble((f"{label} ", MUTED), (value, "bold")) for label, value in parts)
 
 
-def rollouts(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def rollouts_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The newest groups, one line each: a mark per rollout, where it came from, the task, one answer."""
     newest = state.groups.newest(height)
     if not newest:
         text = "Each question gets several attempts; they appear here with the reward that the verifier gave."
-        return Content.styled("\n".join(wrap(text, width)), MUTED)
+        return Content.styled("\n".join(wrap_text(text, width)), MUTED)
     return Content("\n").join(group_line(group, width, glyphs) for group in newest)
 
 
-def marks(group: GroupRecorded, glyphs: Glyphs) -> str:
+def rollout_marks(group: GroupRecorded, glyphs: GlyphSet) -> str:
     """One glyph per rollout: right, partly right, wrong, cut at the limit."""
     out = ""
     for rollout in group.group.rollouts:
@@ -235,28 +235,28 @@ def marks(group: GroupRecorded, glyphs: Glyphs) -> str:
     return out
 
 
-def group_line(event: GroupRecorded, width: int, glyphs: Glyphs) -> Content:
+def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
     """One group in `width` columns: round, marks, mean reward, source, task, the best answer."""
     group = event.group
     rewards = group.rewards
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     star = glyphs.star if event.first_solved else " "
     source = "ext" if group.external else "local"
-    found = marks(event, glyphs)
+    found = rollout_marks(event, glyphs)
     shown = found if len(found) <= 8 else found[:7] + "+"
-    task = fit(plain(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
+    task = fit_width(plain_text(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
     head = f"{event.round + 1:>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)
     return Content.assemble(
         (head, MUTED),
         (shown.ljust(8), "$success" if mean > 0 else MUTED),
-        f" {reward(mean):>5}",
+        f" {format_reward_value(mean):>5}",
         (f" {source:<5}", "$chart-external" if source == "ext" else MUTED),
         (star, "bold $accent"),
         " ",
         task,
         " ",
-        (fit(best_answer(event), room) if room > 6 else "", MUTED),
+        (fit_width(best_answer(event), room) if room > 6 else "", MUTED),
     )
 
 
@@ -269,4 +269,4 @@ def best_answer(event: GroupRecorded) -> str:
     best = max(rollouts, key=lambda rollout: rollout.reward)
     if best.finish == "length" and not best.reward:
         return "cut at the limit"
-    return plain(likely_answer(best.text), 120) or "no answer"
+    return plain_text(likely_answer(best.text), 120) or "no answer"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
-from sapo_desktop.dashboard.history.run import MEANINGS, Clock
+from sapo_desktop.dashboard.history.run import MEANINGS, RoundClock
 from sapo_desktop.dashboard.history.series import Series
-from sapo_desktop.dashboard.look import Glyphs, mean_of
+from sapo_desktop.dashboard.look import GlyphSet, mean_of
 from sapo_swarm.node.clock import local_time
 
 # The x axis of a plot: rounds, or the time at which they ran; which part of it is seen, its ticks and their labels.
@@ -24,7 +24,7 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True)
-class View:
+class ChartView:
     """What of a chart is seen. window: rounds (on a time axis seconds) up to its right end, 0 = all. smooth: rounds in the
     moving mean. end: the right end, None = the newest. timed: the axis is time. band: smallest and largest values too.
     cross: where the crosshair is, a round (on a time axis Unix seconds)."""
@@ -44,7 +44,7 @@ class Axis:
     first: float
     last: float
     whole: tuple[float, float]
-    clock: Clock | None = None
+    clock: RoundClock | None = None
 
     @property
     def least(self) -> float:
@@ -90,7 +90,7 @@ class Axis:
         return [None if idle else pair for pair, idle in zip(pairwise(edges), paused, strict=True)]
 
 
-def axis_of(rounds: Iterable[tuple[float, float]], view: View, clock: Clock | None) -> Axis | None:
+def axis_of(rounds: Iterable[tuple[float, float]], view: ChartView, clock: RoundClock | None) -> Axis | None:
     """The axis of a view over figures that have these first and last rounds; None when there are none."""
     found = list(rounds)
     if not found:
@@ -110,7 +110,7 @@ def axis_of(rounds: Iterable[tuple[float, float]], view: View, clock: Clock | No
     return Axis(start, max(end, start + least), whole, used)
 
 
-def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
+def axis_ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
     """Places at even distances with their labels, wide enough apart for them; the first round is among them."""
     raw = (axis.last - axis.first) / max(1, columns // 12)
     if axis.clock is not None:
@@ -122,13 +122,13 @@ def ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
     return [(place, f"{place:.0f}") for place in [*start, *places]]
 
 
-def when(moment: float) -> str:
+def format_weekday_time(moment: float) -> str:
     """Weekday and local time of Unix seconds: "Tue 14:03"."""
     there = local_time(moment)
     return f"{_DAYS[there.tm_wday]} {there.tm_hour:02}:{there.tm_min:02}"
 
 
-def length(seconds: float) -> str:
+def format_time_span(seconds: float) -> str:
     """A stretch of time: "45 s", "12 min", "6 h", "7 days"."""
     for unit, size in (("days", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -184,7 +184,7 @@ _ASCII_POINT: dict[Pattern, str] = {"solid": "*", "dashed": "=", "dotted": "."}
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One figure: its label, its series, how it is drawn and in which style. share: a share over a window of its own, drawn
     as it was told (no moving mean) and written in percent."""
 
@@ -200,7 +200,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """A single measurement at round x, drawn as a glyph of its own over the lines, with its interval from low to high. Without
     a y something that happened, a letter on the axis. time: Unix seconds of it, 0 = when round x ended."""
 
@@ -215,7 +215,7 @@ class Mark:
 class Canvas:
     """A grid of cells; each keeps the dots or the character on it and the style of whoever drew last."""
 
-    def __init__(self, columns: int, rows: int, low: float, high: float, glyphs: Glyphs) -> None:
+    def __init__(self, columns: int, rows: int, low: float, high: float, glyphs: GlyphSet) -> None:
         self.columns, self.rows, self.glyphs = columns, rows, glyphs
         self.low, self.high = low, high
         self.dots = [[0] * columns for _ in range(rows)]
@@ -223,7 +223,7 @@ class Canvas:
         self.styles = [["axis"] * columns for _ in range(rows)]
         self.behind: list[dict[int, Run]] = [{} for _ in range(rows)]
 
-    def draw(self, curve: list[float | None], line: Line) -> None:
+    def draw(self, curve: list[float | None], line: ChartLine) -> None:
         """A line, one value a dot column (in ASCII a cell); None is a gap."""
         period, drawn = _PERIOD[line.pattern]
         before: int | None = None
@@ -243,7 +243,7 @@ class Canvas:
                     self._dot(column, y, line.style)
             before = level
 
-    def mark(self, column: int, mark: Mark) -> None:
+    def mark(self, column: int, mark: ChartMark) -> None:
         """The glyph, and its interval behind the lines."""
         assert mark.y is not None
         if mark.low is not None and mark.high is not None:
@@ -281,7 +281,7 @@ class Canvas:
         self.dots[y // 4][column // 2] |= _BITS[column % 2][y % 4]
         self.styles[y // 4][column // 2] = style
 
-    def _put(self, column: int, row: int, line: Line) -> None:
+    def _put(self, column: int, row: int, line: ChartLine) -> None:
         self.chars[row][column] = _ASCII_POINT[line.pattern]
         self.styles[row][column] = line.style
 
@@ -298,14 +298,16 @@ _APART = 3
 Span = tuple[float, float]
 
 
-def sample(pattern: Pattern, glyphs: Glyphs) -> str:
+def pattern_sample(pattern: Pattern, glyphs: GlyphSet) -> str:
     """The legend's picture of a pattern, two cells."""
     if glyphs.ascii:
         return {"solid": "**", "dashed": "==", "dotted": ".."}[pattern]
     return {"solid": "⠤⠤", "dashed": "⠤⠄", "dotted": "⠄⠄"}[pattern]
 
 
-def axis_for(lines: list[Line], marks: list[Mark], view: View, clock: Clock | None = None) -> Axis | None:
+def axis_for(
+    lines: list[ChartLine], marks: list[ChartMark], view: ChartView, clock: RoundClock | None = None
+) -> Axis | None:
     """The axis of a plot; None when nothing has a value."""
     ends = [(mark.x, mark.x) for mark in marks if mark.y is not None]
     for line in lines:
@@ -326,14 +328,14 @@ def nice_range(low: float, high: float) -> tuple[float, float, float]:
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step
 
 
-def plot(
-    lines: list[Line],
-    marks: list[Mark],
-    view: View,
+def draw_plot(
+    lines: list[ChartLine],
+    marks: list[ChartMark],
+    view: ChartView,
     width: int,
     height: int,
-    glyphs: Glyphs,
-    clock: Clock | None = None,
+    glyphs: GlyphSet,
+    clock: RoundClock | None = None,
 ) -> list[list[Run]]:
     """`height` rows of runs, each `width` cells wide; [] when there is nothing to draw or no room.
 
@@ -344,7 +346,7 @@ def plot(
     if axis is None or columns < 4 or rows < 2:
         return []
     spans = axis.spans(columns * (1 if glyphs.ascii else 2))
-    curves = [([drawn(line.series, span, line.smooth(view.smooth)) for span in spans], line) for line in lines]
+    curves = [([curve_value(line.series, span, line.smooth(view.smooth)) for span in spans], line) for line in lines]
     bands = [curve for line in lines for curve in _band(line, spans)] if view.band else []
     shown = _measured(marks, axis, columns)
     values = [v for curve, _ in [*curves, *bands] for v in curve if v is not None]
@@ -369,7 +371,7 @@ def columns_of(width: int) -> int:
     return width - _LABEL - 1
 
 
-def drawn(series: Series, span: Span | None, smooth: int) -> float | None:
+def curve_value(series: Series, span: Span | None, smooth: int) -> float | None:
     """The curve in a column: the moving mean at its middle, or the mean of all of it where it has more rounds than that."""
     first, last = series.first_x, series.last_x
     if span is None or first is None or last is None or span[1] < first or span[0] > last:
@@ -379,33 +381,33 @@ def drawn(series: Series, span: Span | None, smooth: int) -> float | None:
     return series.at(min(max(place, first), last), max(smooth, width))
 
 
-def _band(line: Line, spans: list[Span | None]) -> list[tuple[list[float | None], Line]]:
+def _band(line: ChartLine, spans: list[Span | None]) -> list[tuple[list[float | None], ChartLine]]:
     """Two faint curves: the smallest and the largest value in each column."""
     found = [line.series.spread(*span) if span else None for span in spans]
-    faint = Line(line.label, line.series, "dotted", "band")
+    faint = ChartLine(line.label, line.series, "dotted", "band")
     lows: list[float | None] = [spread and spread.low for spread in found]
     highs: list[float | None] = [spread and spread.high for spread in found]
     return [(lows, faint), (highs, faint)]
 
 
-def _measured(marks: list[Mark], axis: Axis, columns: int) -> list[tuple[int, Mark]]:
+def _measured(marks: list[ChartMark], axis: Axis, columns: int) -> list[tuple[int, ChartMark]]:
     """Column and measurement; where they would touch each other, the mean of those that are near."""
-    placed: dict[int, list[Mark]] = {}
+    placed: dict[int, list[ChartMark]] = {}
     for mark in marks:
         share = axis.share_of_round(mark.x, mark.time) if mark.y is not None else -1.0
         if 0 <= share <= 1:
             placed.setdefault(min(int(share * columns), columns - 1), []).append(mark)
     if len(placed) <= columns // _APART and all(len(some) == 1 for some in placed.values()):
         return [(column, some[0]) for column, some in placed.items()]
-    shared: dict[int, list[Mark]] = {}
+    shared: dict[int, list[ChartMark]] = {}
     for column, some in placed.items():
         shared.setdefault(column // _APART, []).extend(some)
     return [(min(place * _APART + _APART // 2, columns - 1), _together(some)) for place, some in shared.items()]
 
 
-def _together(marks: list[Mark]) -> Mark:
+def _together(marks: list[ChartMark]) -> ChartMark:
     y, low, high = [m.y for m in marks], [m.low for m in marks], [m.high for m in marks]
-    return Mark(marks[-1].x, mean_of(y), mean_of(low), mean_of(high))
+    return ChartMark(marks[-1].x, mean_of(y), mean_of(low), mean_of(high))
 
 
 def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]:
@@ -425,7 +427,7 @@ def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]
     return labels
 
 
-def _axis_run(label: str | None, glyphs: Glyphs) -> Run:
+def _axis_run(label: str | None, glyphs: GlyphSet) -> Run:
     return (label or "").rjust(_LABEL) + (glyphs.tick if label else glyphs.vertical), "axis"
 
 
@@ -437,11 +439,11 @@ def _number(value: float, digits: int) -> str:
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
 
 
-def _x_axis(axis: Axis, columns: int, glyphs: Glyphs, happened: list[Mark]) -> list[list[Run]]:
+def _x_axis(axis: Axis, columns: int, glyphs: GlyphSet, happened: list[ChartMark]) -> list[list[Run]]:
     """The baseline with ticks and what happened where, and the row of labels under it."""
     rule, labels = [glyphs.horizontal] * columns, [" "] * (columns + _LABEL + 1)
     free = 0
-    for place, text in ticks(axis, columns):
+    for place, text in axis_ticks(axis, columns):
         column = round(axis.share(place) * (columns - 1))
         start = min(max(column + _LABEL + 1 - len(text) // 2, free), len(labels) - len(text))
         if start >= free:
@@ -457,6 +459,6 @@ def _x_axis(axis: Axis, columns: int, glyphs: Glyphs, happened: list[Mark]) -> l
     return [[(" " * _LABEL + glyphs.corner, "axis"), *runs], [("".join(labels), "axis")]]
 
 
-def _rank(mark: Mark) -> int:
+def _rank(mark: ChartMark) -> int:
     """0 for the letter that is shown where several fall on one place."""
     return list(MEANINGS).index(mark.letter) if mark.letter in MEANINGS else len(MEANINGS)

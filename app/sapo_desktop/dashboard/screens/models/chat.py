@@ -14,7 +14,7 @@ from textual.css.query import NoMatches
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look import plain
+from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
@@ -36,7 +36,7 @@ LONGEST = 20_000
 
 
 @dataclass
-class Exchange:
+class ChatExchange:
     """A question, the two answers to it as far as they are, and of a held-out one the right answer and the marks."""
 
     question: str
@@ -59,7 +59,7 @@ class ChatScreen(BaseScreen):
         super().__init__()
         self._model, self._called = id, name
         self._line: ChatProcess | None = None
-        self._said: list[Exchange] = []
+        self._said: list[ChatExchange] = []
         self._opening: tuple[list[Content], list[Content]] = ([], [])
         self._tally: Marks | None = None
         self._more = False
@@ -70,7 +70,7 @@ class ChatScreen(BaseScreen):
         with Horizontal(id="answers"):
             for place, title in enumerate(("base", self._called)):
                 with VerticalScroll(id=f"side-{place}", classes="box", can_focus=False) as box:
-                    box.border_title = Content.styled(plain(title, 40), "bold")
+                    box.border_title = Content.styled(plain_text(title, 40), "bold")
                     yield Static("", id=f"text-{place}", markup=False)
         yield Input(placeholder="loading both models …", id="question")
 
@@ -104,8 +104,8 @@ class ChatScreen(BaseScreen):
             self._complain(error)
             return
         self._more = not self._line.without_marks
-        why = [Content.styled(plain(self._line.without_marks, 300), "$muted")] if not self._more else []
-        early = [Content.styled(plain(self._line.early, 300), "$warning"), Content("")] if self._line.early else []
+        why = [Content.styled(plain_text(self._line.without_marks, 300), "$muted")] if not self._more else []
+        early = [Content.styled(plain_text(self._line.early, 300), "$warning"), Content("")] if self._line.early else []
         self._opening = [Content.styled(_WAITS, "$muted"), *why, Content("")], early
         self._draw()
         self.query_one("#question", Input).placeholder = _ASK if self._more else _ASK_OWN
@@ -127,7 +127,7 @@ class ChatScreen(BaseScreen):
         if question:
             event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
         if question and question != NEXT:
-            self._add(Exchange(question))
+            self._add(ChatExchange(question))
             self._begin(self._ask(self._line, event.value))
         elif self._more:
             self._begin(self._next(self._line))
@@ -139,7 +139,7 @@ class ChatScreen(BaseScreen):
         self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
         self.run_worker(work, name="ask", group="chat", exit_on_error=True)
 
-    def _add(self, exchange: Exchange) -> None:
+    def _add(self, exchange: ChatExchange) -> None:
         self._said = [*self._said[-KEPT + 1 :], exchange]
         self._draw()
 
@@ -159,7 +159,7 @@ class ChatScreen(BaseScreen):
             async for part in line.next_held_out():
                 count += 1
                 if isinstance(part, HeldOut):
-                    self._add(Exchange(part.text, held_out=part))
+                    self._add(ChatExchange(part.text, held_out=part))
                 elif isinstance(part, ChatChunk):
                     self._said[-1].answers[part.of] = part
                 else:
@@ -191,29 +191,31 @@ class ChatScreen(BaseScreen):
             for exchange in self._said:
                 said, marks, asked = exchange.answers[place], exchange.marks, exchange.held_out
                 number = f"{asked.number}  " if asked else ""
-                rows += [Content.styled(f"> {number}{plain(exchange.question, 400)}", "$muted")]
-                rows += [Content(plain(said.text, LONGEST, lines=True) or "…")]
+                rows += [Content.styled(f"> {number}{plain_text(exchange.question, 400)}", "$muted")]
+                rows += [Content(plain_text(said.text, LONGEST, lines=True) or "…")]
                 rows += [Content.styled(CUT, "$muted")] * said.cut
                 if marks is not None and marks.rewards:
                     reward = marks.rewards[place]
                     glyph, style = (glyphs.done, "$success") if reward == 1.0 else (glyphs.bad, "$error")
-                    right = f"   right: {plain(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
+                    right = (
+                        f"   right: {plain_text(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
+                    )
                     rows += [
                         Content.assemble(
                             Content.styled(f"{glyph} {format_reward(reward)}", style), Content.styled(right, "$muted")
                         )
                     ]
                 elif marks is not None:
-                    rows += [Content.styled(f"not marked: {plain(marks.problem, 200)}", "$warning")]
+                    rows += [Content.styled(f"not marked: {plain_text(marks.problem, 200)}", "$warning")]
                 rows += [Content("")]
             self.query_one(f"#text-{place}", Static).update(Content("\n").join(rows))
             box = self.query_one(f"#side-{place}", VerticalScroll)
             box.scroll_end(animate=False)
             score = f"  {self._tally.right[place]} of {self._tally.asked} right" if self._tally else ""
-            box.border_title = Content.styled(f"{plain(label, 40)}{score}", "bold")
+            box.border_title = Content.styled(f"{plain_text(label, 40)}{score}", "bold")
 
     def _complain(self, error: Exception) -> None:
-        self.query_one("#text-0", Static).update(Content.styled(plain(str(error), 600), "$warning"))
+        self.query_one("#text-0", Static).update(Content.styled(plain_text(str(error), 600), "$warning"))
 
     def action_close(self) -> None:
         """Close; a node that worked goes on. The screen goes at once, the processes are given their time."""

@@ -12,14 +12,14 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.history.run import Clock, Figures, Moment, of_session
-from sapo_desktop.dashboard.look import plain
+from sapo_desktop.dashboard.history.run import RoundClock, RunMetrics, RunMilestone, of_session
+from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
 from sapo_desktop.dashboard.widgets.frame import Key
-from sapo_desktop.dashboard.widgets.plot import Line, Mark, Pattern
+from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark, Pattern
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.shelf.history import TrainingHistory
 from sapo_desktop.services.models.shelf.overview import ModelOverview
@@ -28,21 +28,21 @@ from sapo_swarm.events import Evaluated, RoundFinished
 # A model's history as lines and marks of a chart: pure functions of what its journal tells.
 
 
-def of_one(story: TrainingHistory) -> tuple[list[Line], list[Mark], Clock]:
+def of_one(story: TrainingHistory) -> tuple[list[ChartLine], list[ChartMark], RoundClock]:
     """Local and external reward over rounds, held-out results, where something changed, and when it all was."""
     figures = _figures(story)
     external = figures.reward_external
-    lines = [] if external.empty else [Line("external", external, "dashed", "line-2")]
-    lines.append(Line("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
+    lines = [] if external.empty else [ChartLine("external", external, "dashed", "line-2")]
+    lines.append(ChartLine("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
     moments = [moment for session in story.sessions for moment in of_session(session)]
-    moments += [Moment("R", back.round, back.time) for back in story.backs]
-    marks = [Mark(m.round, None, letter=m.letter, time=m.time) for m in moments]
+    moments += [RunMilestone("R", back.round, back.time) for back in story.backs]
+    marks = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in moments]
     return lines, [*heldout_marks(figures), *marks], figures.clock
 
 
 def of_two(
     first: tuple[str, TrainingHistory], second: tuple[str, TrainingHistory] | None
-) -> tuple[list[Line], list[Mark], Clock | None]:
+) -> tuple[list[ChartLine], list[ChartMark], RoundClock | None]:
     """Local reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's.
 
     Two models ran at different times: their axis is rounds.
@@ -53,11 +53,11 @@ def of_two(
         return of_one(first[1])  # judged and verified rewards never stand in one figure
     styles: tuple[tuple[Pattern, str], ...] = (("solid", "line-1"), ("dashed", "line-2"))
     pairs = zip((first, second), styles, strict=True)
-    return [Line(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
+    return [ChartLine(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
 
 
-def _figures(story: TrainingHistory) -> Figures:
-    figures = Figures()
+def _figures(story: TrainingHistory) -> RunMetrics:
+    figures = RunMetrics()
     events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
     for event in sorted(events, key=lambda event: event.seq):
         figures = figures.finished(event) if isinstance(event, RoundFinished) else figures.evaluated(event)
@@ -92,7 +92,7 @@ class CompareScreen(ChartKeys, BaseScreen):
         """Begin to read."""
         other = self._second.model.name if self._second else "its base"
         title = f"{self._first.model.name} and {other}, {self._items} held-out questions a task"
-        self.query_one("#table").border_title = Content.styled(plain(title, 100), "bold")
+        self.query_one("#table").border_title = Content.styled(plain_text(title, 100), "bold")
         self.call_after_refresh(self._draw)
         self.run_worker(self._measure(), name="compare", exit_on_error=True)
 
@@ -102,7 +102,7 @@ class CompareScreen(ChartKeys, BaseScreen):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        named = [(plain(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
+        named = [(plain_text(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
         lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
         self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
 
@@ -116,13 +116,13 @@ class CompareScreen(ChartKeys, BaseScreen):
             async with aclosing(work) as steps:
                 async for told in steps:
                     if told.result:
-                        self._say(Content("\n").join(Content(plain(line, 300)) for line in told.result))
+                        self._say(Content("\n").join(Content(plain_text(line, 300)) for line in told.result))
                     else:
                         self._say(
-                            Content.styled(f"Answering held-out questions: {plain(told.progress, 120)}", "$muted")
+                            Content.styled(f"Answering held-out questions: {plain_text(told.progress, 120)}", "$muted")
                         )
         except USER_ERRORS as error:
-            self._say(Content.styled(plain(str(error), 600), "$warning"))
+            self._say(Content.styled(plain_text(str(error), 600), "$warning"))
 
     def _say(self, text: Content) -> None:
         self.query_one("#table-text", Static).update(text)

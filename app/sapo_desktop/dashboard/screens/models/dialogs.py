@@ -14,10 +14,10 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
 from sapo_desktop.dashboard.widgets.choice import Choice
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
@@ -89,7 +89,9 @@ class NewModelDialog(_Form):
                 )
             yield Choice("Tasks", self._info.presets, id="preset")
             yield Static("", id="complaint", markup=False)
-            yield Static(hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False)
+            yield Static(
+                key_hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False
+            )
 
     def attempt(self) -> Awaitable[str]:
         """See the class."""
@@ -109,11 +111,11 @@ class NameDialog(_Form):
     def compose(self) -> ComposeResult:
         """The fields and the keys."""
         with Vertical(classes="box dialog form"):
-            yield Static(Content.styled(plain(self._question, 120), "bold"), markup=False)
-            yield Static(plain(self._detail, 300), markup=False)
+            yield Static(Content.styled(plain_text(self._question, 120), "bold"), markup=False)
+            yield Static(plain_text(self._detail, 300), markup=False)
             yield Input(self._called, id="name", compact=True, max_length=40)
             yield Static("", id="complaint", markup=False)
-            yield Static(hint(("Enter", "do it"), ("Esc", "cancel")), markup=False)
+            yield Static(key_hint(("Enter", "do it"), ("Esc", "cancel")), markup=False)
 
     def attempt(self) -> Awaitable[str]:
         """See the class."""
@@ -133,11 +135,13 @@ class KeptStatesDialog(Dialog[int | None]):
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog kept"):
-            yield Static(Content.styled(plain(f"Go back to a kept state of {self._called}", 100), "bold"), markup=False)
+            yield Static(
+                Content.styled(plain_text(f"Go back to a kept state of {self._called}", 100), "bold"), markup=False
+            )
             yield Static(Content.styled(self._states.head, "$muted"), id="kept-head", markup=False)
-            yield Listing(*(Option(Content(plain(row.line, 200))) for row in self._states.rows))
+            yield ChoiceList(*(Option(Content(plain_text(row.line, 200))) for row in self._states.rows))
             yield Static(Content.styled(self._states.legend, "$muted"), id="kept-legend", markup=False)
-            yield Static(hint(("Enter", "go back to it"), ("arrows", "choose"), ("Esc", "cancel")), markup=False)
+            yield Static(key_hint(("Enter", "go back to it"), ("arrows", "choose"), ("Esc", "cancel")), markup=False)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """The round of the chosen row; the present state is there to be compared with."""
@@ -171,9 +175,9 @@ class ExportScreen(Dialog[None]):
         """The fields and the keys."""
         with Vertical(classes="box dialog form"):
             title = f"{self._called} as {self._choice.label}"
-            yield Static(Content.styled(plain(title, 100), "bold"), markup=False)
+            yield Static(Content.styled(plain_text(title, 100), "bold"), markup=False)
             yield Static("Starting …", id="told", markup=False)
-            yield Static(hint(("Esc", "stop")), id="keys", markup=False)
+            yield Static(key_hint(("Esc", "stop")), id="keys", markup=False)
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -185,11 +189,11 @@ class ExportScreen(Dialog[None]):
             async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
-                    told.update(Content("\n").join(Content(plain(line, 400)) for line in lines))
+                    told.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain(str(error), 600), "$warning"))
+            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._done = True
-        self.query_one("#keys", Static).update(hint(("Esc", "close")))
+        self.query_one("#keys", Static).update(key_hint(("Esc", "close")))
 
     def action_close_when_done(self) -> None:
         """Close, once it is written. Before that Enter does nothing."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.binding import Binding, BindingType
 
-from sapo_desktop.dashboard.look import memory
+from sapo_desktop.dashboard.look import format_memory
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
@@ -161,7 +161,9 @@ class ModelKeys(BaseScreen):
         """Duplicate it under another name."""
         if (one := self.chosen) is not None:
             name, id = one.model.name, one.model.record.id
-            detail = f"Another model with the same weights and history; it takes about {memory(one.size, '0 MB')}."
+            detail = (
+                f"Another model with the same weights and history; it takes about {format_memory(one.size, '0 MB')}."
+            )
             dialog = NameDialog(
                 f"Duplicate {name}", detail, f"{name}-2"[:40], lambda new: self.actions.duplicate(id, new)
             )
@@ -173,7 +175,7 @@ class ModelKeys(BaseScreen):
             return
         name, id = one.model.name, one.model.record.id
         stop = "the node that trains it is stopped first; " if id == self.shelf.training else ""
-        detail = f"{stop}weights, history and exports are gone for ever; frees {memory(one.size, '0 MB')}"
+        detail = f"{stop}weights, history and exports are gone for ever; frees {format_memory(one.size, '0 MB')}"
 
         def chosen(yes: bool | None) -> None:
             if yes:
@@ -200,7 +202,7 @@ class ModelKeys(BaseScreen):
                 self.do(self.actions.free(id))
 
         what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
-        detail = f"frees {memory(size, '0 MB')}; the newest and the best ones stay"
+        detail = f"frees {format_memory(size, '0 MB')}; the newest and the best ones stay"
         self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
 
     def action_go_back(self) -> None:

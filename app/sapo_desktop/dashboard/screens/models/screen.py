@@ -14,14 +14,22 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import Glyphs, bar, count, fit, hang, memory, plain
+from sapo_desktop.dashboard.look import (
+    GlyphSet,
+    draw_bar,
+    fit_width,
+    format_count,
+    format_memory,
+    hanging_indent,
+    plain_text,
+)
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
-from sapo_desktop.dashboard.screens.dialogs import hint
+from sapo_desktop.dashboard.screens.dialogs import key_hint
 from sapo_desktop.dashboard.screens.models import compare
 from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
-from sapo_desktop.dashboard.widgets.frame import Key, Listing
+from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key
 from sapo_desktop.services.models.screen.interface import ModelListing
 from sapo_desktop.services.models.shelf.history import describe_session
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, tasks_of
@@ -44,24 +52,24 @@ def _columns(width: int) -> tuple[int, int, int]:
     return max(width - 26 - base - held_out, 12), base, held_out
 
 
-def head(width: int) -> Content:
+def column_header(width: int) -> Content:
     """The names of the columns."""
     name, base, held_out = _columns(width)
     text = f"  {'name':<{name}} {'base':<{base}} {'held-out, against its base':<{held_out}} {'rounds':>6} {'disk':>7} {'ago':>6}"
     return Content.styled(text, "$muted")
 
 
-def row(one: ModelOverview, training: bool, now: float, width: int, glyphs: Glyphs) -> Content:
+def model_row(one: ModelOverview, training: bool, now: float, width: int, glyphs: GlyphSet) -> Content:
     """One model in the list; the one that the node trains is marked."""
     name, base, held_out = _columns(width)
     model = one.model
     used = format_age(now - one.last_trained) if one.last_trained else "new"
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
-        (fit(plain(model.name, 60), name), "bold"),
-        (f" {fit(plain(one.base, 60), base)} ", "$muted"),
-        fit(format_gain(one.held_out, held_out, one.judged), held_out),
-        (f" {_short(one.rounds):>6} {memory(one.size):>7} {used:>6}", "$muted"),
+        (fit_width(plain_text(model.name, 60), name), "bold"),
+        (f" {fit_width(plain_text(one.base, 60), base)} ", "$muted"),
+        fit_width(format_gain(one.held_out, held_out, one.judged), held_out),
+        (f" {_short(one.rounds):>6} {format_memory(one.size):>7} {used:>6}", "$muted"),
     )
 
 
@@ -73,43 +81,43 @@ def _short(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number / 1000:,.0f} k"
 
 
-def summary(one: ModelOverview, training: bool, width: int, glyphs: Glyphs) -> Content:
+def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphSet) -> Content:
     """What is shown below the list for the model under the cursor."""
     model, config = one.model, one.model.config
     sessions = one.story.sessions
     rows = [
-        pair("made from", f"{model.record.base} · {_how(model.config)}", width),
-        pair("tasks", tasks_of(config), width),
-        pair(
+        labelled_value("made from", f"{model.record.base} · {_how(model.config)}", width),
+        labelled_value("tasks", tasks_of(config), width),
+        labelled_value(
             "trained",
-            f"{_many(one.rounds, 'round')} · {count(one.story.tokens)} tokens generated · {_where(one)}",
+            f"{_many(one.rounds, 'round')} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
             width,
         ),
     ]
     if training:
         rows.append(Content.styled(f"{glyphs.now} The node trains this model now.", "$success"))
     if one.story.problem:
-        rows.append(Content.styled(hang(plain(one.story.problem, 300), width, 0), "$warning"))
+        rows.append(Content.styled(hanging_indent(plain_text(one.story.problem, 300), width, 0), "$warning"))
     if sessions:
-        rows += [Content(""), Content.styled("History", "bold"), *history(sessions[-4:], width)]
+        rows += [Content(""), Content.styled("History", "bold"), *session_rows(sessions[-4:], width)]
     last = (one.held_out,) if one.held_out else ()
-    rows += [Content(""), *evaluations(last, width, glyphs), *tasks(one.held_out, width, glyphs)]
+    rows += [Content(""), *evaluation_rows(last, width, glyphs), *task_score_rows(one.held_out, width, glyphs)]
     return Content("\n").join(rows)
 
 
-def whole(one: ModelOverview, now: float, width: int, glyphs: Glyphs) -> Content:
+def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) -> Content:
     """All of it, for the opened model: below its chart."""
     checkpoints = one.model.checkpoints
     rows = [
         Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
-        *(history(one.story.sessions, width) or [Content.styled("not trained yet", "$muted")]),
+        *(session_rows(one.story.sessions, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
         Content.styled("Held-out pass@1", "bold"),
-        *(evaluations(one.story.evaluations, width, glyphs) or [Content.styled("not measured yet", "$muted")]),
+        *(evaluation_rows(one.story.evaluations, width, glyphs) or [Content.styled("not measured yet", "$muted")]),
         Content(""),
-        *tasks(one.held_out, width, glyphs),
+        *task_score_rows(one.held_out, width, glyphs),
         Content(""),
-        Content.styled(f"Checkpoints ({len(checkpoints)}), {memory(one.size, '0 MB')} on disk in all", "bold"),
+        Content.styled(f"Checkpoints ({len(checkpoints)}), {format_memory(one.size, '0 MB')} on disk in all", "bold"),
         *[_checkpoint(path, now) for path in checkpoints[::-1][:SHOWN]],
         Content(""),
         *_settings(one, width),
@@ -117,9 +125,9 @@ def whole(one: ModelOverview, now: float, width: int, glyphs: Glyphs) -> Content
     return Content("\n").join(rows)
 
 
-def pair(label: str, value: str, width: int) -> Content:
+def labelled_value(label: str, value: str, width: int) -> Content:
     """A label and what belongs to it, wrapped under itself."""
-    return Content.assemble((f"{label:<10}", "$muted"), hang(plain(value, 600), width, 10))
+    return Content.assemble((f"{label:<10}", "$muted"), hanging_indent(plain_text(value, 600), width, 10))
 
 
 def _how(config: RunConfig) -> str:
@@ -133,7 +141,7 @@ def _where(one: ModelOverview) -> str:
     return "alone" if one.story.sessions[-1].mode == "silo" else "in a swarm"
 
 
-def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
+def session_rows(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
     """One line a session: when, from which round on, what was different."""
     rows = []
     for session in sessions:
@@ -141,12 +149,14 @@ def history(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
         text = f"{when}  round {session.round + 1:>6,}  "
         style = "$accent" if session.changed else ""
         rows.append(
-            Content.assemble((text, "$muted"), (hang(plain(describe_session(session), 400), width, len(text)), style))
+            Content.assemble(
+                (text, "$muted"), (hanging_indent(plain_text(describe_session(session), 400), width, len(text)), style)
+            )
         )
     return rows
 
 
-def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> list[Content]:
+def evaluation_rows(found: tuple[Evaluated, ...], width: int, glyphs: GlyphSet) -> list[Content]:
     """The first and the newest ones, each with its bar."""
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
@@ -155,24 +165,24 @@ def evaluations(found: tuple[Evaluated, ...], width: int, glyphs: Glyphs) -> lis
         Content.assemble(
             (f"round {event.round:>6,}  ", "$muted"),
             (f"{format_gain(event, 44):<44}", "bold"),
-            bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
+            draw_bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
         for event in chosen
     ]
 
 
-def tasks(event: Evaluated | None, width: int, glyphs: Glyphs) -> list[Content]:
+def task_score_rows(event: Evaluated | None, width: int, glyphs: GlyphSet) -> list[Content]:
     """Held-out result of every task in the newest evaluation, with its interval."""
     if event is None:
         return []
     room = max(min(width - 58, 30), 0)
     return [
         Content.assemble(
-            fit(plain(score.task, 60), 26),
+            fit_width(plain_text(score.task, 60), 26),
             f" {100 * score.pass_at_1:5.1f} %",
             (f"  {f'({100 * score.low:.1f} to {100 * score.high:.1f})':<16}", "$muted"),
-            bar(score.pass_at_1, room, glyphs, "$chart-local") if room >= 8 else "",
+            draw_bar(score.pass_at_1, room, glyphs, "$chart-local") if room >= 8 else "",
             (" shortcut" if score.shortcut else "", "$warning"),
         )
         for score in event.tasks
@@ -191,11 +201,11 @@ def _settings(one: ModelOverview, width: int) -> list[Content]:
     model = one.model
     return [
         Content.styled("What it is", "bold"),
-        pair("made from", model.record.base, width),
-        pair("trained", _how(model.config), width),
-        *([pair("computed", one.story.computed, width)] if one.story.computed else []),
-        pair("tasks", tasks_of(model.config), width),
-        pair("folder", str(model.folder), width),
+        labelled_value("made from", model.record.base, width),
+        labelled_value("trained", _how(model.config), width),
+        *([labelled_value("computed", one.story.computed, width)] if one.story.computed else []),
+        labelled_value("tasks", tasks_of(model.config), width),
+        labelled_value("folder", str(model.folder), width),
     ]
 
 
@@ -219,7 +229,7 @@ class ModelScreen(ModelKeys, ChartKeys):
 
     def body(self) -> Iterable[Widget]:
         """See the class."""
-        yield Chart(plain(self._one.model.name, 40), self.glyphs, id="model-chart")
+        yield Chart(plain_text(self._one.model.name, 40), self.glyphs, id="model-chart")
         with VerticalScroll(id="whole", classes="box"):
             yield Static("", id="whole-text", markup=False)
 
@@ -229,7 +239,7 @@ class ModelScreen(ModelKeys, ChartKeys):
 
     def on_mount(self) -> None:
         """Begin to read."""
-        self.query_one("#whole").border_subtitle = hint(*MORE)
+        self.query_one("#whole").border_subtitle = key_hint(*MORE)
 
     def on_resize(self) -> None:
         """Draw for the new size."""
@@ -248,14 +258,14 @@ class ModelScreen(ModelKeys, ChartKeys):
 
     def _show(self) -> None:
         one, box = self._one, self.query_one("#whole", VerticalScroll)
-        box.border_title = Content.styled(plain(one.model.name, 60), "bold")
+        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
-        text = whole(one, self.dashboard.feed.now(), width, self.glyphs)
+        text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
         lines, marks, clock = compare.of_one(one.story)
         training = one.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
-        self.query_one(Chart).show(lines, marks, waiting, f"{plain(one.model.name, 40)}: reward", clock)
+        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(one.model.name, 40)}: reward", clock)
 
     def action_close(self) -> None:
         """Back to where it was opened from."""
@@ -277,7 +287,7 @@ class ModelsScreen(ModelKeys):
         """See the class."""
         with Vertical(id="shelf", classes="box"):
             yield Static("", id="models-head", markup=False)
-            yield Listing(id="models", markup=False)
+            yield ChoiceList(id="models", markup=False)
         with Vertical(id="open"):
             yield Chart("Reward", self.glyphs, id="preview")
             with VerticalScroll(id="facts", classes="box"):
@@ -290,7 +300,7 @@ class ModelsScreen(ModelKeys):
     def on_mount(self) -> None:
         """Begin to read."""
         self.query_one("#shelf").border_title = Content.styled("My models", "bold")
-        self.query_one("#shelf").border_subtitle = hint(*MORE)
+        self.query_one("#shelf").border_subtitle = key_hint(*MORE)
 
     def on_resize(self) -> None:
         """Draw for the new size: once the list has it, too."""
@@ -302,7 +312,7 @@ class ModelsScreen(ModelKeys):
 
     def complain(self, error: Exception) -> None:
         """In place of the model."""
-        self._tell(Content.styled(plain(str(error), 400), "$warning"))
+        self._tell(Content.styled(plain_text(str(error), 400), "$warning"))
 
     @property
     def chosen(self) -> ModelOverview | None:
@@ -315,8 +325,8 @@ class ModelsScreen(ModelKeys):
         listing, models = self.query_one("#models", OptionList), self.shelf.models
         width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
         self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")
-        self.query_one("#models-head", Static).update(head(width) if models else "")
-        prompts = [row(m, m.model.record.id == self.shelf.training, now, width, self.glyphs) for m in models]
+        self.query_one("#models-head", Static).update(column_header(width) if models else "")
+        prompts = [model_row(m, m.model.record.id == self.shelf.training, now, width, self.glyphs) for m in models]
         listing.set_options([Option(prompt) for prompt in prompts])
         if not models:
             text = "There is no model yet. Press n to make the first one: it starts from a base and is trained here."
@@ -343,19 +353,19 @@ class ModelsScreen(ModelKeys):
             return
         self._kept = one.model.record.id
         box = self.query_one("#facts", VerticalScroll)
-        box.border_title = Content.styled(plain(one.model.name, 60), "bold")
+        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
         if self.big:
-            text = whole(one, self.dashboard.feed.now(), width, self.glyphs)
+            text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
             lines, marks, clock = compare.of_one(one.story)
-            name = f"{plain(one.model.name, 40)}: reward"
+            name = f"{plain_text(one.model.name, 40)}: reward"
             self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
         else:
-            text = summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
+            text = model_summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
         self._tell(Content("\n").join([text, *self._problems()]))
 
     def _problems(self) -> list[Content]:
-        return [Content.styled(plain(problem, 400), "$warning") for problem in self.shelf.problems]
+        return [Content.styled(plain_text(problem, 400), "$warning") for problem in self.shelf.problems]
 
     def _tell(self, text: Content) -> None:
         self.query_one("#facts-text", Static).update(text)

@@ -13,19 +13,19 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.look import SECOND, Glyphs, plain, reward
+from sapo_desktop.dashboard.look import SECOND, GlyphSet, format_reward_value, plain_text
 from sapo_desktop.dashboard.screens.dialogs import Dialog
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Group, Rollout
 
 # One group in full: where it comes from, the question, each attempt with its verdict, what would have been right.
 
 
-def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
+def group_details(event: GroupRecorded, glyphs: GlyphSet, truth: str = "") -> Content:
     """The whole group: coordinates, question, and each attempt with its verdict. truth: a right answer, "" not asked for."""
     group = event.group
-    source = f"from {plain(group.node[:8], 8)} ({plain(group.model, 40)})" if group.external else "local"
+    source = f"from {plain_text(group.node[:8], 8)} ({plain_text(group.model, 40)})" if group.external else "local"
     source += f", {SECOND[group.stage]}" if group.stage in SECOND else ""
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
@@ -35,28 +35,28 @@ def detail(event: GroupRecorded, glyphs: Glyphs, truth: str = "") -> Content:
     )
     rows = [head, Content("")]
     if truth:  # before the question, which may fill the screen
-        rows += [Content.assemble(("a right answer  ", "bold $accent"), plain(truth, lines=True)), Content("")]
-    rows += [Content(plain(group.question.prompt.strip(), lines=True)), Content("")]
+        rows += [Content.assemble(("a right answer  ", "bold $accent"), plain_text(truth, lines=True)), Content("")]
+    rows += [Content(plain_text(group.question.prompt.strip(), lines=True)), Content("")]
     for place, rollout in enumerate(group.rollouts):
-        rows += [verdict(group, place, glyphs), *_written(rollout), Content("")]
+        rows += [verdict_line(group, place, glyphs), *_written(rollout), Content("")]
     return Content("\n").join(rows)
 
 
 def _written(rollout: Rollout) -> list[Content]:
     """What the model wrote; of an episode each turn, and what its environment answered to the tool call in it."""
     if not rollout.turns:
-        return [Content(plain(rollout.text.strip(), lines=True))]
+        return [Content(plain_text(rollout.text.strip(), lines=True))]
     rows = [Content.styled("several turns: never shared with a swarm", "$muted")]
     number = 0
     for turn in rollout.turns:
         number += not turn.environment
         label = "    tool says" if turn.environment else f"    turn {number}"
-        text = plain(turn.text.strip(), lines=True)
+        text = plain_text(turn.text.strip(), lines=True)
         rows.append(Content.assemble((f"{label}  ", "$muted"), (text, "$accent" if turn.environment else "")))
     return rows
 
 
-def verdict(group: Group, place: int, glyphs: Glyphs) -> Content:
+def verdict_line(group: Group, place: int, glyphs: GlyphSet) -> Content:
     """One line on the attempt at that place: right or not, reward, length, advantage."""
     rollout = group.rollouts[place]
     advantage = group.advantages[place] if place < len(group.advantages) else None
@@ -70,7 +70,7 @@ def verdict(group: Group, place: int, glyphs: Glyphs) -> Content:
     push = f" · advantage {advantage:+.2f}" if advantage is not None else " · no advantage: all rewards equal"
     return Content.assemble(
         (f"{mark} {place + 1}  {word}", style),
-        (f"  reward {reward(rollout.reward)} · {rollout.tokens} tokens{push}", "$muted"),
+        (f"  reward {format_reward_value(rollout.reward)} · {rollout.tokens} tokens{push}", "$muted"),
     )
 
 
@@ -89,9 +89,9 @@ _MOST = 3000
 """Words and signs of an attempt that are compared; the rest is shown as it is not: cut off."""
 
 
-def compared(first: str, second: str) -> Content:
+def diff_completions(first: str, second: str) -> Content:
     """One text: [-only in the first-] {+only in the second+}."""
-    one, other = (_PIECES.findall(plain(text.strip(), lines=True))[:_MOST] for text in (first, second))
+    one, other = (_PIECES.findall(plain_text(text.strip(), lines=True))[:_MOST] for text in (first, second))
     parts: list[str | tuple[str, str]] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -104,7 +104,7 @@ def compared(first: str, second: str) -> Content:
     return Content.assemble(*parts)
 
 
-def farthest(event: GroupRecorded) -> tuple[int, int]:
+def best_and_worst(event: GroupRecorded) -> tuple[int, int]:
     """The places of the best and the worst attempt: what there is to learn from."""
     rewards = event.group.rewards
     best = max(range(len(rewards)), key=rewards.__getitem__)
@@ -122,10 +122,10 @@ class DiffScreen(Dialog[None]):
     ]
     AUTO_FOCUS: ClassVar[str | None] = "#lines"
 
-    def __init__(self, event: GroupRecorded, glyphs: Glyphs) -> None:
+    def __init__(self, event: GroupRecorded, glyphs: GlyphSet) -> None:
         super().__init__()
         self.event, self.glyphs = event, glyphs
-        self.places = list(farthest(event))
+        self.places = list(best_and_worst(event))
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -144,9 +144,11 @@ class DiffScreen(Dialog[None]):
         first, second = self.places
         group = self.event.group
         signs = Content.assemble(("[-only in the first-]", "$error"), "  ", ("{+only in the second+}", "$success"))
-        heads = [verdict(group, place, self.glyphs) for place in self.places]
+        heads = [verdict_line(group, place, self.glyphs) for place in self.places]
         self.query_one("#which", Static).update(Content("\n").join([*heads, signs, Content("")]))
-        self.query_one("#text", Static).update(compared(group.rollouts[first].text, group.rollouts[second].text))
+        self.query_one("#text", Static).update(
+            diff_completions(group.rollouts[first].text, group.rollouts[second].text)
+        )
 
     def action_other(self, side: int) -> None:
         """The next attempt on that side; never one and the same on both."""
@@ -166,7 +168,7 @@ class DiffScreen(Dialog[None]):
 Edge = Literal["older", "newer", "newest", "oldest"]
 
 
-class GroupList(Listing):
+class GroupList(ChoiceList):
     """Rows of one page. Tells by Left when the cursor wants to go where the page does not reach."""
 
     class Left(Message):

@@ -15,11 +15,18 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.history.groups import REWARDS, SOURCES, TRAINED, Answer, GroupFilter, write
-from sapo_desktop.dashboard.look import groups, plain
+from sapo_desktop.dashboard.history.groups import (
+    REWARDS,
+    SOURCES,
+    TRAINED,
+    GroupFilter,
+    GroupQueryResult,
+    export_groups,
+)
+from sapo_desktop.dashboard.look import format_group_count, plain_text
 from sapo_desktop.dashboard.screens.base import BaseScreen
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.screens.rollouts.detail import detail
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
+from sapo_desktop.dashboard.screens.rollouts.detail import group_details
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed_target
 from sapo_swarm.events import GroupRecorded
@@ -39,11 +46,11 @@ class ExportDialog(Dialog[Path | None]):
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog form"):
-            yield Static(Content.styled(f"Write {groups(self.count)} as JSON lines", "bold"), markup=False)
-            yield Static(Content.styled(plain(self.wanted.describe(), 200), "$muted"), markup=False)
+            yield Static(Content.styled(f"Write {format_group_count(self.count)} as JSON lines", "bold"), markup=False)
+            yield Static(Content.styled(plain_text(self.wanted.describe(), 200), "$muted"), markup=False)
             yield Input("rollouts.jsonl", id="file", compact=True)
             yield Static("", id="complaint", markup=False)
-            yield Static(hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
+            yield Static(key_hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Answer with the file, unless there is one already."""
@@ -79,7 +86,7 @@ class GroupKeys(BaseScreen):
         Binding("c", "copy", "copy", show=False),
         Binding("e", "export", "export", show=False),
     ]
-    newest: Answer
+    newest: GroupQueryResult
     _truths: dict[int, str] | None = None
     """Right answers by the group's number; None: they are hidden."""
     _asker: object = None
@@ -106,19 +113,19 @@ class GroupKeys(BaseScreen):
 
     def action_next_task(self) -> None:
         """Filter by the next task."""
-        self.ask_for(replace(self.filter, task=following(["", *self.newest.tasks], self.filter.task)))
+        self.ask_for(replace(self.filter, task=cycle_next(["", *self.newest.tasks], self.filter.task)))
 
     def action_next_source(self) -> None:
         """Filter by the next source."""
-        self.ask_for(replace(self.filter, source=following(SOURCES, self.filter.source)))
+        self.ask_for(replace(self.filter, source=cycle_next(SOURCES, self.filter.source)))
 
     def action_next_reward(self) -> None:
         """Filter by the next outcome."""
-        self.ask_for(replace(self.filter, reward=following(REWARDS, self.filter.reward)))
+        self.ask_for(replace(self.filter, reward=cycle_next(REWARDS, self.filter.reward)))
 
     def action_next_trained(self) -> None:
         """Filter by whether the model was trained on it."""
-        self.ask_for(replace(self.filter, trained=following(TRAINED, self.filter.trained)))
+        self.ask_for(replace(self.filter, trained=cycle_next(TRAINED, self.filter.trained)))
 
     def action_first_solved(self) -> None:
         """Only first successes at a task, or all again."""
@@ -174,7 +181,7 @@ class GroupKeys(BaseScreen):
         if event is None:
             self.dashboard.say("There is no group to copy")
             return
-        self.app.copy_to_clipboard(detail(event, self.glyphs, self.truth_of(event)).plain)
+        self.app.copy_to_clipboard(group_details(event, self.glyphs, self.truth_of(event)).plain)
         self.dashboard.say("Copied the question and its attempts")
 
     # All that fit
@@ -198,12 +205,12 @@ class GroupKeys(BaseScreen):
         source = feed.groups()
         assert source is not None  # asked before
         folder = cache / "rollouts" if cache else None
-        writing = asyncio.to_thread(write, source.again(), folder, self.filter, path, feed.upto())
+        writing = asyncio.to_thread(export_groups, source.again(), folder, self.filter, path, feed.upto())
         if (count := await self.dashboard.outcome(writing)) is not None:
-            self.dashboard.say(f"Wrote {groups(count)} to {path}")
+            self.dashboard.say(f"Wrote {format_group_count(count)} to {path}")
 
 
-def following(values: Iterable[T], current: T) -> T:
+def cycle_next(values: Iterable[T], current: T) -> T:
     """The value after the current one, round and round."""
     known = list(values)
     return known[(known.index(current) + 1) % len(known)] if current in known else known[0]

@@ -13,10 +13,18 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.history.groups import PAGE, Answer, GroupFilter, GroupIndex, GroupReader, GroupSource, Wish
-from sapo_desktop.dashboard.look import Glyphs, plain
-from sapo_desktop.dashboard.screens.base import Searching
-from sapo_desktop.dashboard.screens.rollouts.detail import GroupList, detail
+from sapo_desktop.dashboard.history.groups import (
+    PAGE,
+    GroupFilter,
+    GroupIndex,
+    GroupQuery,
+    GroupQueryResult,
+    GroupReader,
+    GroupSource,
+)
+from sapo_desktop.dashboard.look import GlyphSet, plain_text
+from sapo_desktop.dashboard.screens.base import SearchableScreen
+from sapo_desktop.dashboard.screens.rollouts.detail import GroupList, group_details
 from sapo_desktop.dashboard.screens.rollouts.keys import GroupKeys
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.frame import Key
@@ -24,7 +32,7 @@ from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_swarm.events import GroupRecorded
 
 
-class RolloutsScreen(Searching, GroupKeys):
+class RolloutsScreen(SearchableScreen, GroupKeys):
     """Screen 3: a page of the groups that fit the filter, and the chosen one in full.
 
     A thread reads (GroupReader): `_ask` sends what is wanted, `on_rollouts_screen_answered` shows what came.
@@ -36,14 +44,14 @@ class RolloutsScreen(Searching, GroupKeys):
     class Answered(Message):
         """The reader's answer."""
 
-        def __init__(self, answer: Answer) -> None:
+        def __init__(self, answer: GroupQueryResult) -> None:
             super().__init__()
             self.answer = answer
 
     def __init__(self) -> None:
         super().__init__()
-        self.wish = Wish()
-        self.shown = Answer(self.wish)
+        self.wish = GroupQuery()
+        self.shown = GroupQueryResult(self.wish)
         """What the list holds."""
         self.newest = self.shown
         """What is known of the newest page, which may have grown meanwhile."""
@@ -54,7 +62,7 @@ class RolloutsScreen(Searching, GroupKeys):
         self._cursor_last = False
         self._width = 0
         self._said = ("", "")
-        self._drawn: tuple[GroupRecorded | None, str, Glyphs] | None = None
+        self._drawn: tuple[GroupRecorded | None, str, GlyphSet] | None = None
 
     def body(self) -> Iterable[Widget]:
         """The search field, the list, the chosen group."""
@@ -84,7 +92,7 @@ class RolloutsScreen(Searching, GroupKeys):
         elif source is not None and self._reader is None:
             self._read(source)
         elif upto != self.wish.upto and self.at_top:
-            self._ask(Wish(self.filter, upto=upto))
+            self._ask(GroupQuery(self.filter, upto=upto))
         listing = self.query_one("#groups", GroupList)
         if listing.size.width != self._width:
             self._fill()
@@ -119,7 +127,7 @@ class RolloutsScreen(Searching, GroupKeys):
         self._close_reader()
         self._source = source
         if source is not None:
-            self._ask(Wish(self.filter, upto=self.dashboard.feed.upto()))
+            self._ask(GroupQuery(self.filter, upto=self.dashboard.feed.upto()))
             self._read(source)
 
     def _read(self, source: GroupSource) -> None:
@@ -127,7 +135,7 @@ class RolloutsScreen(Searching, GroupKeys):
         self._reader = GroupReader(lambda: GroupIndex(source, folder), self._answered)
         self._reader.ask(self.wish)
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: GroupQueryResult) -> None:
         """In the reader's thread."""
         self.post_message(self.Answered(answer))
 
@@ -146,14 +154,14 @@ class RolloutsScreen(Searching, GroupKeys):
         self._close_reader()
         await self.close_truths()
 
-    def _ask(self, wish: Wish, before: int = 0, cursor_last: bool = False) -> None:
+    def _ask(self, wish: GroupQuery, before: int = 0, cursor_last: bool = False) -> None:
         self.wish, self.before, self._cursor_last = wish, before, cursor_last
         if self._reader is not None:
             self._reader.ask(wish)
 
     def ask_for(self, wanted: GroupFilter) -> None:
         """Show the newest groups that fit."""
-        self._ask(Wish(wanted, upto=self.dashboard.feed.upto()))
+        self._ask(GroupQuery(wanted, upto=self.dashboard.feed.upto()))
         self._title()
 
     def on_rollouts_screen_answered(self, message: Answered) -> None:
@@ -193,7 +201,7 @@ class RolloutsScreen(Searching, GroupKeys):
         counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else none
         growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
         behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
-        said = (plain(self.filter.describe(), 120), f"{counted}{growing}{behind}")
+        said = (plain_text(self.filter.describe(), 120), f"{counted}{growing}{behind}")
         if said != self._said:
             self._said = said
             listing.border_title = Content.assemble(("Groups", "bold"), (f"  {said[0]}", "$muted"))
@@ -216,7 +224,7 @@ class RolloutsScreen(Searching, GroupKeys):
         box.border_subtitle = Content.styled(
             "Tab reads on · u trained on · v first solved · c copy · e export" if event else "", "$muted"
         )
-        text = detail(event, self.glyphs, truth) if event else Content.styled(truth, "$muted")
+        text = group_details(event, self.glyphs, truth) if event else Content.styled(truth, "$muted")
         self.query_one("#detail-text", Static).update(text)
 
     def show_chosen(self) -> None:
@@ -225,7 +233,7 @@ class RolloutsScreen(Searching, GroupKeys):
 
     def _nothing(self) -> str:
         if self.shown.problem:
-            return plain(self.shown.problem, 400)
+            return plain_text(self.shown.problem, 400)
         if self.filter != GroupFilter():
             return "No group fits the filter. Esc clears it."
         if self.dashboard.state.rounds:
@@ -241,14 +249,14 @@ class RolloutsScreen(Searching, GroupKeys):
         shown, upto = self.shown, self.dashboard.feed.upto()
         last = self.before + len(shown.groups)
         if message.edge == "newest" or (message.edge == "newer" and 0 < self.before <= PAGE):
-            self._ask(Wish(self.filter, upto=upto), cursor_last=message.edge == "newer")
+            self._ask(GroupQuery(self.filter, upto=upto), cursor_last=message.edge == "newer")
             self.query_one("#groups", GroupList).highlighted = 0
         elif message.edge == "oldest":
-            self._ask(Wish(self.filter, 0, "newer", upto), cursor_last=True)
+            self._ask(GroupQuery(self.filter, 0, "newer", upto), cursor_last=True)
         elif message.edge == "older" and last < self.newest.total and shown.groups:
-            self._ask(Wish(self.filter, shown.groups[-1].seq, "older", upto), last)
+            self._ask(GroupQuery(self.filter, shown.groups[-1].seq, "older", upto), last)
         elif message.edge == "newer" and self.before > PAGE:
-            self._ask(Wish(self.filter, shown.groups[0].seq, "newer", upto), self.before - PAGE, True)
+            self._ask(GroupQuery(self.filter, shown.groups[0].seq, "newer", upto), self.before - PAGE, True)
 
     def action_clear(self) -> None:
         """Empty and close the search."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from sapo_desktop.dashboard.look import plain
+from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import (
@@ -208,4 +208,4 @@ class SwarmControls(BaseScreen):
 
 def name_of(guest: PendingNode) -> str:
     """What to call a node that waits: peer text, short and plain."""
-    return plain(guest.name, 16) or guest.node[:8]
+    return plain_text(guest.name, 16) or guest.node[:8]

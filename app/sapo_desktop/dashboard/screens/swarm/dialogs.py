@@ -11,8 +11,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from sapo_desktop.dashboard.look import plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
+from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
 from sapo_desktop.services.swarms.interface import HostedSwarm, OfferedTask
 
 # The dialog that shows a task of the swarm before it is accepted: plain text, nothing of it is run or parsed.
@@ -41,15 +41,15 @@ class TaskDialog(Dialog[bool]):
         task = self.task_offered
         with Vertical(classes="box dialog swarm task"):
             yield Static(
-                Content.styled(f"This swarm trains on {plain(task.name, 40)}, a task of its host's own", "bold"),
+                Content.styled(f"This swarm trains on {plain_text(task.name, 40)}, a task of its host's own", "bold"),
                 markup=False,
             )
             with VerticalScroll(id="content", can_focus=True):
                 yield Static(
-                    Content("\n".join(plain(line, len(line)) for line in task.lines)), id="lines", markup=False
+                    Content("\n".join(plain_text(line, len(line)) for line in task.lines)), id="lines", markup=False
                 )
             yield Static(CONSEQUENCE, markup=False)
-            yield Static(hint(("y", "accept"), ("Esc", "not now")), markup=False)
+            yield Static(key_hint(("y", "accept"), ("Esc", "not now")), markup=False)
 
     def action_accept(self) -> None:
         """Close with a yes."""
@@ -107,7 +107,7 @@ class JoinDialog(Dialog[str | None]):
             )
             yield Input(placeholder="sapo://…", id="invite", max_length=600)
             yield Static("", id="complaint", markup=False)
-            yield Static(hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
+            yield Static(key_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
 
     def on_mount(self) -> None:
         """Look for coordinators nearby, or show the code."""
@@ -118,7 +118,7 @@ class JoinDialog(Dialog[str | None]):
         assert self._nearby is not None
         found = await self._nearby()
         if found and not self.query_one("#invite", Input).value:
-            text = f"On this network: {plain(', '.join(found), 120)}. You still need an invite: ask that host."
+            text = f"On this network: {plain_text(', '.join(found), 120)}. You still need an invite: ask that host."
             self.complain(text, "$muted")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -153,7 +153,7 @@ class HostedDialog(Dialog[bool]):
         """The widgets, in their order."""
         with Vertical(classes="box dialog swarm hosted"):
             yield Static(
-                Content.styled(f"Swarm {plain(self.hosted.name, 40)!r} runs in the background", "bold"),
+                Content.styled(f"Swarm {plain_text(self.hosted.name, 40)!r} runs in the background", "bold"),
                 classes="more",
                 markup=False,
             )
@@ -163,7 +163,9 @@ class HostedDialog(Dialog[bool]):
             more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
-            yield Static(hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open (h ends it)")), markup=False)
+            yield Static(
+                key_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open (h ends it)")), markup=False
+            )
 
     def on_mount(self) -> None:
         """Look for coordinators nearby, or show the code."""

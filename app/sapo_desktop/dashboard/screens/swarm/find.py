@@ -12,9 +12,9 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import count, fit, plain
-from sapo_desktop.dashboard.screens.dialogs import Dialog, hint
-from sapo_desktop.dashboard.widgets.frame import Listing
+from sapo_desktop.dashboard.look import fit_width, format_count, plain_text
+from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
+from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.swarms.interface import ListedSwarm, SwarmDirectory
 from sapo_desktop.services.swarms.trial import ROUNDS
@@ -48,7 +48,7 @@ class FindDialog(Dialog[str | None]):
         with VerticalScroll(classes="box dialog swarm find", can_focus=False):
             yield Static(Content.styled("Find a swarm", "bold"), markup=False)
             yield Static(Content.styled("Looking …", "$muted"), id="state", markup=False)
-            yield Listing(id="rows", markup=False)
+            yield ChoiceList(id="rows", markup=False)
             yield Static("", id="detail", markup=False)
             yield Input(placeholder="https://host/file.json#key=…", id="line", max_length=500, compact=True)
             yield Static("", id="complaint", markup=False)
@@ -88,7 +88,8 @@ class FindDialog(Dialog[str | None]):
         found = await self._actions.nearby()
         if found and not self.query_one("#complaint", Static).display:
             self.complain(
-                f"On this network: {plain(', '.join(found), 90)}. For those ask their host for an invite.", "$muted"
+                f"On this network: {plain_text(', '.join(found), 90)}. For those ask their host for an invite.",
+                "$muted",
             )
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
@@ -102,8 +103,8 @@ class FindDialog(Dialog[str | None]):
             one = self.rows[place]
             how = f"Enter joins for a trial of {ROUNDS} rounds" if one.join else f"Not from here: {one.why}"
             text = Content.assemble(
-                f"Trains on {plain(one.trains, 120)}. How groups are checked, in its host's words: {plain(one.checks, 160)}.\n",
-                (plain(how, 200), "$accent" if one.join else "$warning"),
+                f"Trains on {plain_text(one.trains, 120)}. How groups are checked, in its host's words: {plain_text(one.checks, 160)}.\n",
+                (plain_text(how, 200), "$accent" if one.join else "$warning"),
             )
             detail.update(text)
 
@@ -143,7 +144,7 @@ class FindDialog(Dialog[str | None]):
                 ("Esc", "close"),
             ]
         )
-        self.query_one("#keys", Static).update(hint(*keys))
+        self.query_one("#keys", Static).update(key_hint(*keys))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         """Keep the line and look in that directory."""
@@ -169,8 +170,8 @@ class FindDialog(Dialog[str | None]):
 
 def _row(one: ListedSwarm) -> Content:
     who = "anyone" if one.anyone else "by invite"
-    figures = f"{count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {count(round(one.rounds_per_hour)):>6} rounds/h  {who}"
-    return Content.assemble(fit(plain(one.name, 60), 28), (figures, "$muted"))
+    figures = f"{format_count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {format_count(round(one.rounds_per_hour)):>6} rounds/h  {who}"
+    return Content.assemble(fit_width(plain_text(one.name, 60), 28), (figures, "$muted"))
 
 
 def _state(found: tuple[SwarmDirectory, ...]) -> Content:
@@ -179,9 +180,9 @@ def _state(found: tuple[SwarmDirectory, ...]) -> Content:
         return Content(NONE)
     lines = []
     for one in found:
-        name = plain(one.name, 40) or "Directory"
+        name = plain_text(one.name, 40) or "Directory"
         old = f", read {format_age(time.time() - one.read)} ago" if one.read else ""
-        note = f": {plain(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
+        note = f": {plain_text(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
         style = "$warning" if one.note else "$muted"
-        lines.append(Content.styled(f"{name} ({plain(one.place, 60)}{old}){note}", style))
+        lines.append(Content.styled(f"{name} ({plain_text(one.place, 60)}{old}){note}", style))
     return Content("\n").join(lines)

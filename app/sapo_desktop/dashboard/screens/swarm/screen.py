@@ -14,10 +14,27 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sapo_backends.errors import size_text
-from sapo_desktop.dashboard.look import Glyphs, bar, count, fit, percent, plain, shorten, stage_words, wrap
-from sapo_desktop.dashboard.screens.dashboard import NO_MODEL, NOT_WORKING, letters, share_lines, share_title, waiting
+from sapo_desktop.dashboard.look import (
+    GlyphSet,
+    draw_bar,
+    fit_width,
+    format_count,
+    format_share,
+    plain_text,
+    shorten_phrases,
+    stage_words,
+    wrap_text,
+)
+from sapo_desktop.dashboard.screens.dashboard import (
+    NO_MODEL,
+    NOT_WORKING,
+    empty_chart_text,
+    milestone_marks,
+    share_lines,
+    share_title,
+)
 from sapo_desktop.dashboard.screens.swarm.controls import SwarmControls, name_of
-from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, table
+from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, trail_table
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
@@ -47,7 +64,7 @@ def from_others(state: DashboardState) -> str:
     return f"{gained.external:,} of {gained.batches:,} groups in my batches so far came from others"
 
 
-def risen(state: DashboardState) -> str:
+def improved_tasks_sentence(state: DashboardState) -> str:
     """Tasks whose held-out interval lies above the one from before the first group of others was trained on. Where nothing
     changed, that is one of nine tasks in about 3 of 100 evaluations, at most."""
     before, now = state.gained.before, state.latest
@@ -59,7 +76,7 @@ def risen(state: DashboardState) -> str:
     up = sorted(rises, key=lambda pair: -pair[0])
     if not up:
         return "No task's held-out score has risen measurably since the first of them"
-    named = ", ".join(f"{plain(score.task, 40)} {100 * rise:+.0f} points" for rise, score in up[:4])
+    named = ", ".join(f"{plain_text(score.task, 40)} {100 * rise:+.0f} points" for rise, score in up[:4])
     more = f" and {len(up) - 4} more" if len(up) > 4 else ""
     return f"Held-out since the first of them, cause not shown: {named}{more}"
 
@@ -72,7 +89,7 @@ def on_trial(state: DashboardState) -> tuple[str, ...]:
         return ()
     if not trial.asks:
         return (f"Trial, {trial.rounds} of {ROUNDS} rounds: strict rules, {EXTERNAL} external groups at most",)
-    rise = risen(state) or "No held-out score from before and after is here to compare"
+    rise = improved_tasks_sentence(state) or "No held-out score from before and after is here to compare"
     return (f"Trial, {ROUNDS} rounds done: {trial.sentence()}", "Stay? s stays, with normal settings; l leaves", rise)
 
 
@@ -106,11 +123,11 @@ class SwarmScreen(SwarmControls):
 
     def body(self) -> Iterable[Widget]:
         """Overview, peers, where it is tall the Aha trail, exchange."""
-        yield Panel(partial(overview, keys=self.actions is not None), self.glyphs, "Swarm", id="overview")
+        yield Panel(partial(swarm_overview, keys=self.actions is not None), self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
-        yield Panel(table, self.glyphs, "Aha trail", id="trail")
-        yield Panel(exchange, self.glyphs, "Exchange", id="exchange")
+        yield Panel(trail_table, self.glyphs, "Aha trail", id="trail")
+        yield Panel(exchange_summary, self.glyphs, "Exchange", id="exchange")
         yield Chart("Shares", self.glyphs, id="shares")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
@@ -130,8 +147,10 @@ class SwarmScreen(SwarmControls):
         self.set_class(state.swarm is not None and len(state.swarm.sentence) > self.size.width - 4, "-told")
         self.query_one("#overview", Panel).border_subtitle = self._waiting()
         if self.big and not alone:
-            lines, happened = share_lines(state), letters(state)
-            self.query_one(Chart).show(lines, happened, waiting(state, now), share_title(state), state.figures.clock)
+            lines, happened = share_lines(state), milestone_marks(state)
+            self.query_one(Chart).show(
+                lines, happened, empty_chart_text(state, now), share_title(state), state.figures.clock
+            )
         for name in ("overview", "trail", "exchange"):
             self.query_one(f"#{name}", Panel).show(state, now)
         if state.swarm is not None:
@@ -148,34 +167,36 @@ class SwarmScreen(SwarmControls):
                 "hosted on this machine: h shows the invite, or ends it" if self.hosts else "", "$muted"
             )
         first, more = self.guests[0], len(self.guests) - 1
-        who = f"{name_of(first)} ({plain(first.model, 20)}){f' and {more} more' if more else ''}"
+        who = f"{name_of(first)} ({plain_text(first.model, 20)}){f' and {more} more' if more else ''}"
         return Content.styled(f"{who} {'wait' if more else 'waits'} to be let in: a", "bold $warning")
 
 
-def overview(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs, keys: bool = True) -> Content:
+def swarm_overview(
+    state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet, keys: bool = True
+) -> Content:
     """Connection, my share and uptake; alone, how to join. keys: there are some for it."""
     swarm = state.swarm
     if swarm is None:
         return _without(state, keys)
     was = as_it_was(state, now)
     style = "bold $success" if swarm.connected and not was else "bold $warning"
-    said = wrap(was + plain(swarm.sentence, 400), width)[: max(height - 2, 1)]
-    where = f"  {plain(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
+    said = wrap_text(was + plain_text(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    where = f"  {plain_text(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
     rows = [
         Content.assemble(("\n".join(said), style), (where, "$muted")),
         _row(
-            ("nodes", count(swarm.nodes)),
+            ("nodes", format_count(swarm.nodes)),
             ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"),
             ("window", format_age(swarm.window)),
         ),
         _row(*contribution_rows(swarm)),
     ]
     if trial := on_trial(state):
-        rows += [Content.styled(shorten(line, width), "bold $warning") for line in trial]
+        rows += [Content.styled(shorten_phrases(line, width), "bold $warning") for line in trial]
     if state.external_off and height > len(said) + 2:
         rows.insert(1, Content.styled("External groups are off · x takes them again · 5 says why", "bold $warning"))
     if height > len(rows) + len(said) - 1:
-        rows.append(Content.styled(shorten(" · ".join(MEANINGS.values()), width), "$muted"))
+        rows.append(Content.styled(shorten_phrases(" · ".join(MEANINGS.values()), width), "$muted"))
     return Content("\n").join(rows)
 
 
@@ -196,7 +217,7 @@ def _row(*pairs: tuple[str, str]) -> Content:
     )
 
 
-def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
+def peer_rows(swarm: SwarmUpdated, width: int, glyphs: GlyphSet) -> Content:
     """The leaderboard, the largest share first, this node's own row marked. Names and models are peer text."""
     if not swarm.peers:
         none = "Nobody else is here yet." if swarm.nodes < 2 else "The list of them comes in a moment."
@@ -205,38 +226,41 @@ def peer_rows(swarm: SwarmUpdated, width: int, glyphs: Glyphs) -> Content:
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]
     for peer in sorted(swarm.peers, key=lambda peer: -peer.share):
-        figures = (
-            f"{count(peer.groups):>7} {percent(peer.share, 1):>7} {count(peer.uptake):>7} {format_age(peer.seen_s):>7}"
-        )
+        figures = f"{format_count(peer.groups):>7} {format_share(peer.share, 1):>7} {format_count(peer.uptake):>7} {format_age(peer.seen_s):>7}"
         room = max(min(width - len(head) - 2, 20), 0)
         mine = bool(swarm.node) and peer.node == swarm.node
         unheard = peer.node in swarm.unheard
-        called = plain(peer.name, 60) or plain(peer.node[:8])
+        called = plain_text(peer.name, 60) or plain_text(peer.node[:8])
         rows.append(
             Content.assemble(
-                (fit(fit(called, name - len(MINE)).rstrip() + MINE, name), "bold") if mine else fit(called, name),
+                (fit_width(fit_width(called, name - len(MINE)).rstrip() + MINE, name), "bold")
+                if mine
+                else fit_width(called, name),
                 " ",
-                (fit(UNHEARD if unheard else plain(peer.model, 60), model), "$error" if unheard else "$muted"),
+                (
+                    fit_width(UNHEARD if unheard else plain_text(peer.model, 60), model),
+                    "$error" if unheard else "$muted",
+                ),
                 f" {figures}  ",
-                bar(peer.share, room, glyphs, "$chart-local") if room >= 6 else "",
+                draw_bar(peer.share, room, glyphs, "$chart-local") if room >= 6 else "",
             )
         )
     return Content("\n").join(rows)
 
 
-def exchange(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def exchange_summary(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """What was made, taken and refused, and why."""
     swarm = state.swarm
     if swarm is None:
         return Content("")
-    came, rise = from_others(state), risen(state)
-    rows = [Content.styled(shorten(came, width), "bold")] if came else []
-    rows += [Content.styled(shorten(rise, width), "$muted")] if rise else []
+    came, rise = from_others(state), improved_tasks_sentence(state)
+    rows = [Content.styled(shorten_phrases(came, width), "bold")] if came else []
+    rows += [Content.styled(shorten_phrases(rise, width), "$muted")] if rise else []
     if state.round is not None and (said := stage_words(state.round.figures)):
-        rows.append(Content.styled(shorten(f"last round: {said}", width), "$muted"))
+        rows.append(Content.styled(shorten_phrases(f"last round: {said}", width), "$muted"))
     if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
-    rows.append(_row(("groups made", count(swarm.made)), ("accepted", count(swarm.accepted))))
+    rows.append(_row(("groups made", format_count(swarm.made)), ("accepted", format_count(swarm.accepted))))
     refused = _reasons("sent, not taken", in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
     none = "all were taken" if state.gained.external else "nothing came in yet"
     room = max(height - len(rows) - len(refused) - 1, 1)
@@ -249,12 +273,12 @@ def _reasons(label: str, found: list[str], width: int, lines: int, none: str = "
     """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit. none: where
     there is no reason."""
     kept = len(found)
-    said = wrap(f"{label}: {' · '.join(found) or none}", width)
+    said = wrap_text(f"{label}: {' · '.join(found) or none}", width)
     while len(said) > lines and kept > 1:
         kept -= 1
         more = len(found) - kept
         last = f"{more} more reason{'s' if more > 1 else ''}"
-        said = wrap(f"{label}: {' · '.join([*found[:kept], last])}", width)
+        said = wrap_text(f"{label}: {' · '.join([*found[:kept], last])}", width)
     first, *rest = said[:lines]
     return [Content.assemble((label, "$muted"), first[len(label) :]), *map(Content, rest)]
 

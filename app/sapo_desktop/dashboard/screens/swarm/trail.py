@@ -11,7 +11,15 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
-from sapo_desktop.dashboard.look import Glyphs, date, fit, groups, hang, plain, shorten
+from sapo_desktop.dashboard.look import (
+    GlyphSet,
+    fit_width,
+    format_date_time,
+    format_group_count,
+    hanging_indent,
+    plain_text,
+    shorten_phrases,
+)
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.node.aha_trail import UNKNOWN, AhaTrail
@@ -40,21 +48,21 @@ def after_others(trail: AhaTrail) -> bool:
     return trail.taught > 0 and trail.solved is not None
 
 
-def who(trail: AhaTrail, most: int = 16) -> str:
+def first_solver_name(trail: AhaTrail, most: int = 16) -> str:
     """The node whose success came in first: its name, else the beginning of its id. Peer text, plain."""
-    return "" if trail.received is None else plain(trail.name, most) or plain(trail.received.node[:8])
+    return "" if trail.received is None else plain_text(trail.name, most) or plain_text(trail.received.node[:8])
 
 
-def steps(trail: AhaTrail) -> list[str]:
+def trail_steps(trail: AhaTrail) -> list[str]:
     """What happened, in its order, a phrase each; rounds are this node's."""
     came, here = trail.received, trail.solved
     known = here is not None and here.round != UNKNOWN
     own = [f"solved here in round {here.round + 1}" if known and here else "solved here before this record began"]
     if came is None:
         return own if here else []
-    others = [f"{who(trail)}'s success came in round {came.round + 1}"]
+    others = [f"{first_solver_name(trail)}'s success came in round {came.round + 1}"]
     if trail.taught:
-        others.append(f"trained on {groups(trail.taught)} of others with one in {_rounds(trail)}")
+        others.append(f"trained on {format_group_count(trail.taught)} of others with one in {_rounds(trail)}")
     elif here is None:
         others.append("not trained on yet")
     if here is None:
@@ -79,32 +87,32 @@ def in_a_line(state: DashboardState, width: int) -> str:
     if not trails:
         return ""
     more = f" · {len(trails) - 1} more: w" if len(trails) > 1 else " · w"
-    words = [steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
-    found = [f"{plain(trails[0].task, 40)}: {', '.join(said)}" for said in words]
+    words = [trail_steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
+    found = [f"{plain_text(trails[0].task, 40)}: {', '.join(said)}" for said in words]
     text = next((said for said in found if cell_len(said) + len(more) <= width), found[-1])
-    return shorten(text, max(width - len(more), 10)) + more
+    return shorten_phrases(text, max(width - len(more), 10)) + more
 
 
 def _short(trail: AhaTrail, came_in: str, at: str) -> list[str]:
     """The same in few words, for one line; came_in and at stand before a round."""
     came, here = trail.received, trail.solved
     own = [] if here is None else [f"here {at}{here.round + 1}" if here.round != UNKNOWN else "here before"]
-    others = [] if came is None else [f"{who(trail, 12)}{came_in}{came.round + 1}"]
+    others = [] if came is None else [f"{first_solver_name(trail, 12)}{came_in}{came.round + 1}"]
     trained = [f"trained on {at}{_span(trail)}"] if trail.taught else []
     if here is not None and (trail.first_here or here.round == UNKNOWN):
         return own + others
     return others + trained + (own or ["not here yet"])
 
 
-def table(state: DashboardState, now: float, width: int, height: int, glyphs: Glyphs) -> Content:
+def trail_table(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """A line a task, as many as there is room for; how many others there are."""
     trails = in_order(state)
     if not trails:
-        return Content.styled(shorten(NONE, width), "$muted")
+        return Content.styled(shorten_phrases(NONE, width), "$muted")
     name = min(max(width - 58, 14), 30, max(len(trail.task) for trail in trails) + 1)
     column = min((width - name - 3) // 3, WIDE + 6)
-    head = [fit(word, column) for word in ("others, first to come in", "trained on before", "solved here")]
-    rows = [Content.styled(f"{fit('task', name)} {' '.join(head)}"[:width], "$muted")]
+    head = [fit_width(word, column) for word in ("others, first to come in", "trained on before", "solved here")]
+    rows = [Content.styled(f"{fit_width('task', name)} {' '.join(head)}"[:width], "$muted")]
     room = len(trails) if len(trails) < height else max(height - 2, 1)
     rows += [_line(trail, name, column, glyphs) for trail in trails[:room]]
     if len(trails) > room:
@@ -112,12 +120,12 @@ def table(state: DashboardState, now: float, width: int, height: int, glyphs: Gl
     return Content("\n").join(rows[:height])
 
 
-def _line(trail: AhaTrail, name: int, column: int, glyphs: Glyphs) -> Content:
+def _line(trail: AhaTrail, name: int, column: int, glyphs: GlyphSet) -> Content:
     came, here = trail.received, trail.solved
-    others = f"{who(trail)}, round {came.round + 1}" if came else glyphs.dash
-    trained = f"{groups(trail.taught)}, {_rounds(trail)}" if trail.taught else glyphs.dash
+    others = f"{first_solver_name(trail)}, round {came.round + 1}" if came else glyphs.dash
+    trained = f"{format_group_count(trail.taught)}, {_rounds(trail)}" if trail.taught else glyphs.dash
     if len(trained) > column:
-        trained = f"{groups(trail.taught)}, {_span(trail)}"
+        trained = f"{format_group_count(trail.taught)}, {_span(trail)}"
     if here is None:
         own, style = NOT_YET, "$muted"
     elif here.round == UNKNOWN:
@@ -126,37 +134,37 @@ def _line(trail: AhaTrail, name: int, column: int, glyphs: Glyphs) -> Content:
         own, style = f"round {here.round + 1}{', first' if trail.first_here and came else ''}", "bold"
     if column >= WIDE:
         others += f", made in its round {came.step + 1}" if came else ""
-        own += f" · {date(here.time)}" if here and here.round != UNKNOWN else ""
+        own += f" · {format_date_time(here.time)}" if here and here.round != UNKNOWN else ""
     return Content.assemble(
-        fit(plain(trail.task, 60), name),
+        fit_width(plain_text(trail.task, 60), name),
         " ",
-        (fit(others, column), "$chart-external" if came else "$muted"),
+        (fit_width(others, column), "$chart-external" if came else "$muted"),
         " ",
-        (fit(trained, column), "" if trail.taught else "$muted"),
+        (fit_width(trained, column), "" if trail.taught else "$muted"),
         " ",
-        (fit(own, column), style),
+        (fit_width(own, column), style),
     )
 
 
-def whole(state: DashboardState, width: int) -> Content:
+def trail_details(state: DashboardState, width: int) -> Content:
     """Every trail in full."""
     trails = in_order(state)
-    rows = [Content.styled(hang(CAUSE, width, 0), "$muted"), Content("")]
+    rows = [Content.styled(hanging_indent(CAUSE, width, 0), "$muted"), Content("")]
     if not trails:
-        rows.append(Content(hang(NONE, width, 0)))
+        rows.append(Content(hanging_indent(NONE, width, 0)))
     for trail in trails:
-        rows.append(Content.styled(plain(trail.task, 60), "bold"))
-        rows += [Content("  " + hang(said, width, 2)) for said in _dated(trail)]
+        rows.append(Content.styled(plain_text(trail.task, 60), "bold"))
+        rows += [Content("  " + hanging_indent(said, width, 2)) for said in _dated(trail)]
     return Content("\n").join(rows)
 
 
 def _dated(trail: AhaTrail) -> list[str]:
     """The steps, those of a known moment with it; of the other node the round that it says."""
-    said = steps(trail)
+    said = trail_steps(trail)
     for event, sign in ((trail.received, "came in"), (trail.solved, "solved here in")):
         if event is not None:
             its = f", made in its round {event.step + 1}" if event.node else ""
-            said = [f"{step}{its} · {date(event.time)}" if sign in step else step for step in said]
+            said = [f"{step}{its} · {format_date_time(event.time)}" if sign in step else step for step in said]
     return said
 
 
@@ -172,4 +180,4 @@ class TrailDialog(TextDialog):
 
     def text(self, width: int) -> Content:
         """See TextDialog.text."""
-        return whole(self.state, width)
+        return trail_details(self.state, width)
