@@ -15,7 +15,7 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import SignedGroup
 
-Make = Callable[..., "asyncio.Future[HostedCoordinator]"]
+Make = Callable[..., "asyncio.Future[RunningCoordinator]"]
 
 
 @pytest.fixture

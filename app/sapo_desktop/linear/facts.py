@@ -257,8 +257,8 @@ def _peers(now: SwarmUpdated) -> list[str]:
         me = ", this node" if now.node and peer.node == now.node else ""
         name = plain_text(peer.name, 60) or plain_text(peer.node[:8])
         rows.append(
-            f"{place}. {name}{me}, {plain_text(peer.model, 60)}: {format_count(peer.groups)} groups, share {format_share(peer.share, 1)}, "
-            f"uptake {format_count(peer.uptake)}, seen {format_age(peer.seen_s)} ago"
+            f"{place}. {name}{me}, {plain_text(peer.model, 60)}: {format_count(peer.groups)} groups, "
+            f"share {format_share(peer.share, 1)}, uptake {format_count(peer.uptake)}, seen {format_age(peer.seen_s)} ago"
         )
     return rows
 

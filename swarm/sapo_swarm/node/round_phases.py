@@ -28,9 +28,9 @@ from sapo_swarm.node.rollouts import (
     is_turn_over,
     next_call,
     prompt_ids,
+    score_local_groups,
     turn_length,
 )
-from sapo_swarm.node.rollouts import score_local_groups as judged
 from sapo_swarm.node.round_context import RoundContext, RoundWork, StageStep, UpdateCall
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.safe_text import safe_text
@@ -237,7 +237,7 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
     context.begin(work, "score", "Scoring")
     rule, label = context.config.reward_rule, context.model_label
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await judged(
+        found = await score_local_groups(
             context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
         )
     work.local = [group for group, _ in found]
@@ -358,7 +358,7 @@ async def _answer(context: RoundContext, work: RoundWork, step: StageStep, numbe
         for start, row in zip(starts, step.work.completions, strict=True)
     ]
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await judged(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
+        found = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
     step.answered = tuple(
         AnsweredPrompt(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
         for prompt, (group, _) in zip(step.prompts, found, strict=True)

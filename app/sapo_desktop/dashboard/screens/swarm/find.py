@@ -103,7 +103,8 @@ class FindDialog(Dialog[str | None]):
             one = self.rows[place]
             how = f"Enter joins for a trial of {ROUNDS} rounds" if one.join else f"Not from here: {one.why}"
             text = Content.assemble(
-                f"Trains on {plain_text(one.trains, 120)}. How groups are checked, in its host's words: {plain_text(one.checks, 160)}.\n",
+                f"Trains on {plain_text(one.trains, 120)}. How groups are checked, in its host's words: "
+                f"{plain_text(one.checks, 160)}.\n",
                 (plain_text(how, 200), "$accent" if one.join else "$warning"),
             )
             detail.update(text)
@@ -170,7 +171,8 @@ class FindDialog(Dialog[str | None]):
 
 def _row(one: ListedSwarm) -> Content:
     who = "anyone" if one.anyone else "by invite"
-    figures = f"{format_count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {format_count(round(one.rounds_per_hour)):>6} rounds/h  {who}"
+    rate = format_count(round(one.rounds_per_hour))
+    figures = f"{format_count(one.nodes):>6} node{' ' if one.nodes == 1 else 's'} {rate:>6} rounds/h  {who}"
     return Content.assemble(fit_width(plain_text(one.name, 60), 28), (figures, "$muted"))
 
 

@@ -226,7 +226,13 @@ def peer_rows(swarm: SwarmUpdated, width: int, glyphs: GlyphSet) -> Content:
     head = f"{'name':<{name}} {'model':<{model}} {'groups':>7} {'share':>7} {'uptake':>7} {'seen':>7}"
     rows = [Content.styled(head, "$muted")]
     for peer in sorted(swarm.peers, key=lambda peer: -peer.share):
-        figures = f"{format_count(peer.groups):>7} {format_share(peer.share, 1):>7} {format_count(peer.uptake):>7} {format_age(peer.seen_s):>7}"
+        cells = (
+            format_count(peer.groups),
+            format_share(peer.share, 1),
+            format_count(peer.uptake),
+            format_age(peer.seen_s),
+        )
+        figures = " ".join(f"{cell:>7}" for cell in cells)
         room = max(min(width - len(head) - 2, 20), 0)
         mine = bool(swarm.node) and peer.node == swarm.node
         unheard = peer.node in swarm.unheard
