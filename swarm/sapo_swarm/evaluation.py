@@ -244,9 +244,14 @@ def compare_results(before: Sequence[ItemResult], after: Sequence[ItemResult], s
 
 
 def _with_zero(interval: ConfidenceInterval, *differences: NDArray[np.float64]) -> ConfidenceInterval:
-    """The interval; it reaches to 0 where too few of the (N,) differences are others than 0."""
+    """The interval; it reaches to 0 where too few of the (N,) differences are others than 0. Where all items changed alike, which
+    leaves a bootstrap no width, it reaches as far as Wilson's for all of N."""
     if sum(np.count_nonzero(values) for values in differences) >= LEAST_CHANGED:
-        return interval
+        if interval.low < interval.high:
+            return interval
+        items = sum(values.size for values in differences)
+        least = interval.value * wilson_interval(items, items)[0]
+        return ConfidenceInterval(interval.value, min(interval.low, least), max(interval.high, least))
     return ConfidenceInterval(interval.value, min(interval.low, 0.0), max(interval.high, 0.0))
 
 

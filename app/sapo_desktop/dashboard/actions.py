@@ -66,7 +66,7 @@ class DashboardActions(DashboardHost):
             self.say(said)
 
     def action_toggle_pause(self) -> None:
-        """Pause or resume the node, or start it where it is gone; hold a recording, or let it go on."""
+        """Pause or resume the node, or start it if it is not running; hold a recording, or let it go on."""
         if self.player is not None and self.player.steers:
             self.player.hold()
             self.redraw()

@@ -85,8 +85,8 @@ class FirstRunQuestions:
         """The answers; None where the person left."""
         self._say(
             "Welcome to sapo-desktop. It trains a small language model on reasoning tasks by reinforcement learning, here, "
-            "on this machine, until you stop it. Every question has an answer already: Enter takes answer 1, q leaves and "
-            "starts nothing."
+            "on this machine, until you stop it. To train on a table of your own instead, leave with q and type: "
+            "sapo-desktop tasks new FILE --name NAME. Enter takes answer 1 of every question, q leaves and starts nothing."
         )
         try:
             mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"

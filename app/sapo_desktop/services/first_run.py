@@ -21,7 +21,7 @@ from sapo_swarm.node.governor.rules import PRESETS
 if TYPE_CHECKING:
     from sapo_desktop.services.bases.local_models import LocalBase, LocalBaseListing
 
-TOY = "a toy, bundled: to see how it works"
+_TOYS = {"starter": "a toy of 5M, bundled: to see how it works", "starter-1m": "a smaller toy of 1M, worse and faster"}
 _GLANCE_S = 0.7
 """Seconds of measuring while the questions are read."""
 _CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
@@ -34,6 +34,11 @@ _NAMED = 3
 """Models of this computer that are answers themselves; the list has all."""
 
 
+def toy(name: str) -> str:
+    """What a bundled model is, in a few words."""
+    return _TOYS.get(name, "a toy, bundled: to see how it works")
+
+
 def initial_choices() -> FirstRunInfo:
     """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
     import sapo_assets
@@ -41,7 +46,7 @@ def initial_choices() -> FirstRunInfo:
     toys = sapo_assets.models() or ("starter",)
     return FirstRunInfo(
         hardware=(("auto", "looking at this machine …"),),
-        models=(*((name, TOY) for name in toys), *_CHOSEN),
+        models=(*((name, toy(name)) for name in toys), *_CHOSEN),
         toys=tuple(toys),
         measure=measure_speed,
         check=wrong_with,
@@ -58,7 +63,8 @@ def detect_choices() -> FirstRunInfo:
     from sapo_backends.common.hardware import detect_hardware
 
     machine = detect_hardware()
-    free = f"{machine.cores} cores, {size_text(machine.available)} of {size_text(machine.memory)} free"
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    free = f"{cores}, {size_text(machine.available)} of {size_text(machine.memory)} free"
     engines = [n for n in registry.installed_backends() if n in {"torch", "mlx"}]
     best = f"{engines[0]} here: {free}" if engines else "no engine is installed yet: see sapo-desktop doctor"
     hardware = (("auto", best), *((name, f"always {name}") for name in engines))
@@ -100,7 +106,7 @@ def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, 
     here = tuple(BaseOffer(one.base, one.short, _more(one), one.reason) for one in local.bases)
     nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
     notes = (*(() if here or local.notes else nothing), *local.sentences)
-    toys = tuple(BaseOffer(name, TOY) for name in sapo_assets.models())
+    toys = tuple(BaseOffer(name, toy(name)) for name in sapo_assets.models())
     return (
         BaseGroup("On this computer", here, notes),
         BaseGroup(f"To download{f' (not now: {away})' if away else ''}", _recommended(home, away, here)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tokenizers
@@ -558,14 +558,28 @@ def read_rows(data: Any, header: GgufHeader, tensor: TensorEntry, begin: int, en
         return np.frombuffer(raw.tobytes(), np.dtype(_PLAIN[name])).astype(np.float32).reshape(end - begin, -1)
     import gguf
 
-    with np.errstate(all="ignore"):  # a damaged scale: the engine says that the model computes no numbers
+    with np.errstate(all="ignore"):  # of a damaged file; that its weights are no numbers is said where they are used
         dequantised: Float32 = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type))
     return dequantised
 
 
-def map_file(path: Path) -> Any:
-    """The file's bytes, mapped: they are read where they are used."""
-    return np.memmap(path, dtype=np.uint8, mode="r")
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """The bytes of an open file, read where they are used. Not mapped: a mapped file that is cut off or overwritten meanwhile
+    ends the whole process with a bus error."""
+
+    path: Path
+    file: IO[bytes]
+
+    def __getitem__(self, span: slice) -> NDArray[np.uint8]:
+        """Raises ModelNotFound where the file ends before."""
+        self.file.seek(span.start)
+        raw = self.file.read(span.stop - span.start)
+        if len(raw) < span.stop - span.start:
+            raise ModelNotFound(
+                f"{self.path} was cut off while it was read: another program changed it. Copy or download it again."
+            )
+        return np.frombuffer(raw, np.uint8)
 
 
 def iter_gguf_pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], int, Float32]]:
@@ -575,23 +589,25 @@ def iter_gguf_pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], int, Fl
     """
     header = read_header(path)
     require_readable(path, header)
-    family, data = family_of(header), map_file(path)
-    for tensor in header.tensors:
-        name = hf_name(header, tensor.name)
-        if name is None:
-            continue
-        shape = tensor_shape(tensor)
-        rows = prod(tensor.shape[1:])
-        if _is_permuted(family, name):
-            whole = _usual_order(read_rows(data, header, tensor, 0, rows), _heads(header, name), len(shape) == 1)
-            yield name, shape, 0, whole.reshape(-1)
-            continue
-        step = max(1, PIECE // tensor.shape[0])
-        for begin in range(0, rows, step):
-            values = read_rows(data, header, tensor, begin, min(rows, begin + step)).reshape(-1)
-            if family.offset and len(shape) == 1 and "norm" in name:
-                values = values - np.float32(family.offset)
-            yield name, shape, begin * tensor.shape[0], values
+    family = family_of(header)
+    with open_file(path) as file:
+        data = FileBytes(path, file)
+        for tensor in header.tensors:
+            name = hf_name(header, tensor.name)
+            if name is None:
+                continue
+            shape = tensor_shape(tensor)
+            rows = prod(tensor.shape[1:])
+            if _is_permuted(family, name):
+                whole = _usual_order(read_rows(data, header, tensor, 0, rows), _heads(header, name), len(shape) == 1)
+                yield name, shape, 0, whole.reshape(-1)
+                continue
+            step = max(1, PIECE // tensor.shape[0])
+            for begin in range(0, rows, step):
+                values = read_rows(data, header, tensor, begin, min(rows, begin + step)).reshape(-1)
+                if family.offset and len(shape) == 1 and "norm" in name:
+                    values = values - np.float32(family.offset)
+                yield name, shape, begin * tensor.shape[0], values
 
 
 def iter_gguf_shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -136,13 +136,19 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 def _read(file: Path) -> Iterator[tuple[str, Float32]]:
     header, start = _header(file)
-    data = np.memmap(file, dtype=np.uint8, mode="r", offset=start)
-    for name, entry in header.items():
-        if entry["dtype"] not in _TYPES or is_vision_tensor(name):
-            continue
-        begin, end = entry["data_offsets"]
-        raw = np.frombuffer(data[begin:end].tobytes(), dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
-        yield own_name(name), bfloat16_to_float32(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
+    with file.open(
+        "rb"
+    ) as stream:  # not mapped: a file that is cut off meanwhile would end the process with a bus error
+        for name, entry in header.items():
+            if entry["dtype"] not in _TYPES or is_vision_tensor(name):
+                continue
+            begin, end = entry["data_offsets"]
+            stream.seek(start + begin)
+            data = stream.read(end - begin)
+            if len(data) < end - begin:
+                raise ValueError(f"it ends within {name}")
+            raw = np.frombuffer(data, dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            yield own_name(name), bfloat16_to_float32(raw) if entry["dtype"] == "BF16" else raw.astype(np.float32)
 
 
 def bfloat16_to_float32(halves: NDArray[np.uint16]) -> Float32:

@@ -158,8 +158,20 @@ def read_state(folder: Path, identity: Mapping[str, object]) -> dict[str, Any]:
         key for key, value in identity.items() if state.get(key) != value and key != ("model" if known else "base")
     ]
     if wrong:
-        raise CheckpointCorrupt(f"The checkpoint in {folder} was written for another {wrong[0]}.")
+        raise CheckpointCorrupt(
+            f"The checkpoint in {folder} was written for another {wrong[0]}.{_changed(wrong[0], identity)}"
+        )
     return state
+
+
+def _changed(what: str, identity: Mapping[str, object]) -> str:
+    """What happened and what to do, where it is the base that differs."""
+    if what != "base":
+        return ""
+    return (
+        f" {identity.get('model')} was changed or replaced since. Put back what was there, or make another model of what "
+        "is there now: sapo-desktop new NAME"
+    )
 
 
 def with_moments(moments: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

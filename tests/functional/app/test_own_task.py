@@ -56,7 +56,7 @@ def test_a_messy_file_becomes_a_task_and_every_problem_a_sentence_with_its_row(t
         assert f"- Left out. Row {row}: {sentence}" in done.stdout, done.stdout
     assert "(row 40)" in done.stdout
     assert "row 80 and row 91" in done.stdout
-    assert "of 64 training questions right before training" in done.stdout
+    assert "of 64 training questions correctly now" in done.stdout
     assert "\x1b" not in done.stdout
     stored = tmp_path / "home" / "data" / "tasks" / "my_sums"
     assert sorted(path.name for path in stored.iterdir()) == ["heldout.jsonl", "task.toml", "train.jsonl"]

@@ -93,6 +93,31 @@ def test_a_task_that_there_is_not_leaves_no_empty_export(tmp_path: Path, capsys:
     assert "Wrote 1 group to" in capsys.readouterr().out
 
 
+def test_a_model_whose_task_is_gone_says_which_and_how_to_get_it_back(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named tasks of other letters, which nobody had meant."""
+    store.create_model_folder(home, "ada", RunConfig(model="fake", trainer="fake", tasks=("gone", "basic_arithmetic")))
+    assert cli.run_command_line(["node", "ada", "--silo"]) == 2
+    said = capsys.readouterr().err
+    assert "This model trains on gone, basic_arithmetic: make the missing task again" in said
+    assert "--tasks A,B" in said
+    assert cli.run_command_line(["node", "ada", "--silo", "--tasks", "typo"]) == 2
+    assert "This model trains on" not in capsys.readouterr().err, "that one was typed"
+
+
+def test_a_list_of_models_with_a_damaged_one_does_not_say_that_there_is_none(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (store.create_model_folder(home, "ada", RunConfig(model="fake", trainer="fake")).folder / "model.json").write_text(
+        "{"
+    )
+    assert cli.run_command_line(["models"]) == 0
+    said = capsys.readouterr()
+    assert "no model yet" not in said.out
+    assert "is damaged" in said.err
+
+
 def test_a_snooze_without_an_end_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command_line(["snooze", "--for", "0"]) == 2
     assert "sapo-desktop pause" in capsys.readouterr().err

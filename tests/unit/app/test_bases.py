@@ -110,7 +110,7 @@ def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: 
         one = card.build_base_card(home, RunConfig(model=model, trainer="torch", device="cpu"))
         return card.base_card_lines(one)[0].partition("parameters, ")[2], one.license
 
-    assert told() == ("licence not told", "")
+    assert told() == ("no licence stated", "")
     (folder / "LICENSE").write_text("Do what you like.")
     assert told() == ("a licence of its own", "other")
     (folder / "README.md").write_text("---\nlicense: CC-BY-4.0\n---\n# A model\n")

@@ -62,7 +62,7 @@ def test_screen_1_tells_why_and_how_far() -> None:
 
     assert "examples first" in panel(2)
     assert "examples 1 · right answers are imitated" in panel(3)
-    assert "examples 2 · 31 of 40 rows set aside right" in panel(5)
+    assert "examples 2 · 31 of 40 set aside right" in panel(5)
     assert "round 1 done of 10" in panel(7)
 
 

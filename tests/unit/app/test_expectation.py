@@ -144,5 +144,5 @@ def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None
     hard = trial(rate=0.0, greedy=0.0, mixed=0.0, formed=1.0, reference="plumber", fitting=0.0)
     text = " ".join(expectation.describe_expectation(hard, time=time))
     assert "Examples come first: 63 s to 4 min here, at most 10 minutes" in text
-    assert "has rounds of about 4.2 s, a held-out evaluation every 25 about 15 s." in text
+    assert "its rounds take about 4.2 s; a held-out evaluation, every 25 rounds, takes about 15 s." in text
     assert "usually 2 to 5 minutes" in " ".join(expectation.describe_expectation(hard))

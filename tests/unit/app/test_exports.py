@@ -19,7 +19,7 @@ from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases.licence import licence_of
 from sapo_desktop.services.models.exports.card import ModelCardRecord, record_of, render_model_card
-from sapo_desktop.services.models.exports.export import LIBRARIES, compare_greedy_answers
+from sapo_desktop.services.models.exports.export import LIBRARIES, compare_greedy_answers, require_empty, unfinished
 from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
 from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
@@ -311,3 +311,53 @@ def test_lm_studios_folder_is_found_or_asked_for(tmp_path: Path, monkeypatch: py
     assert lm_studio_target(None, "kim") == tmp_path / ".lmstudio" / "models" / "sapo-desktop" / "kim"
     with pytest.raises(UsageError, match="both say where to"):
         lm_studio_target(tmp_path, "kim")
+    assert lm_studio_target(None, "kim", "gguf").name == "kim"
+    with pytest.raises(UsageError, match="LM Studio gets a GGUF file, not the format mlx"):
+        lm_studio_target(None, "kim", "mlx")
+
+
+def test_an_export_into_an_empty_folder_fills_that_folder_and_no_new_one(tmp_path: Path) -> None:
+    """A disk's own folder cannot be removed, and a shell that stands in one would stand nowhere."""
+    target = tmp_path / "stick"
+    target.mkdir()
+    before = target.stat().st_ino
+    with unfinished(target) as folder:
+        assert folder.parent == target
+        (folder / "a").write_text("a", encoding="utf-8")
+        (folder / "b").mkdir()
+    assert target.stat().st_ino == before
+    assert sorted(path.name for path in target.iterdir()) == ["a", "b"]
+
+
+def test_what_a_killed_export_left_in_a_folder_neither_counts_nor_stays(tmp_path: Path) -> None:
+    (tmp_path / "out" / ".out.999999999.partial").mkdir(parents=True)
+    require_empty(tmp_path / "out")
+    with unfinished(tmp_path / "out") as folder:
+        (folder / "a").write_text("a", encoding="utf-8")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["in an empty folder", "beside none"])
+def test_a_file_that_comes_to_an_exports_place_meanwhile_stays_and_is_said(tmp_path: Path, there: bool) -> None:
+    """It was an error of the system in its own words, after the whole work."""
+    target = tmp_path / "out"
+    if there:
+        target.mkdir()
+
+    def write() -> None:
+        with unfinished(target) as folder:
+            (folder / "a").write_text("new", encoding="utf-8")
+            target.mkdir(exist_ok=True)
+            (target / "a").write_text("old", encoding="utf-8")
+
+    with pytest.raises(UsageError, match="is there already and not empty"):
+        write()
+    assert (target / "a").read_text(encoding="utf-8") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in target.iterdir()] == ["a"]
+
+
+def test_an_empty_file_at_an_exports_place_is_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UsageError, match="out is a file, and an export is a folder"):
+        require_empty(tmp_path / "out")

@@ -334,3 +334,10 @@ def test_what_chance_earns_among_options_is_no_shortcut() -> None:
     assert found(3, 0.4, 0.4) == []
     assert found(2, 0.6, 0.5) == []
     assert len(found(2, 0.8, 0.8)) == len(found(3, 0.6, 0.6)) == len(found(0, 0.4, 0.4)) == 2
+
+
+def test_a_table_without_one_answer_is_refused_by_its_own_name_and_column(tmp_path: Path) -> None:
+    """The sentence spoke of a train.jsonl, which nobody had written."""
+    rows = "".join(f"What is {n} and {n}?,\n" for n in range(9))
+    with pytest.raises(UsageError, match=r"my file\.csv holds no answer: column Answer is empty in every row"):
+        of(tmp_path, "Question,Answer\n" + rows)

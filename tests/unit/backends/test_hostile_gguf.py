@@ -5,7 +5,9 @@ A part of tests/fuzz/model_files.py, without the command line.
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,9 @@ from tests.support.gguf_files import whole_model
 
 from sapo_backends import registry
 from sapo_backends.base import LoadRequest, Sampling
+from sapo_backends.checkpoints import gguf_model, safetensors_numpy
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.gguf_header import GgufHeader, TensorEntry
-from sapo_backends.checkpoints.gguf_model import read_rows
 from sapo_backends.checkpoints.locate import resolve_local_model
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.errors import BackendError, ModelNotFound, TemplateRefused
@@ -99,9 +101,32 @@ def test_a_template_that_uses_up_its_budget_is_refused_at_once_in_the_end() -> N
         template.render([{"role": "user", "content": "short"}])
 
 
-def test_a_damaged_scale_gives_weights_that_are_no_numbers_and_no_warning() -> None:
-    """numpy's warning stood on a person's terminal, before the sentence that the model computes no numbers."""
-    block = np.array([np.inf], np.float16).tobytes() + bytes(32)  # Q8_0: a scale and 32 weights, all 0
-    tensor = TensorEntry("w", (32, 1), 8, 0)
-    header = GgufHeader({}, {}, (tensor,), 0, len(block))
-    assert np.isnan(read_rows(np.frombuffer(block, np.uint8), header, tensor, 0, 1)).all()
+def test_a_file_that_is_cut_off_while_its_weights_are_read_is_said_and_ends_no_process(file: Path) -> None:
+    """A mapped one ended the node and every export with a bus error, without a word."""
+    file.write_bytes(whole_model())
+    pieces = gguf_model.iter_gguf_pieces(file)
+    next(pieces)
+    os.truncate(file, 4096)
+    with pytest.raises(ModelNotFound, match=r"model\.gguf was cut off while it was read: .* Copy or download it again"):
+        list(pieces)
+
+
+def test_safetensors_that_are_cut_off_while_they_are_read_are_said_and_end_no_process(tmp_path: Path) -> None:
+    """The same of a Hugging Face folder."""
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    rows = np.ones((64, 4096), np.float32)
+    numpy_files.save_file({"a": rows, "b": rows}, tmp_path / "model.safetensors")
+    tensors = safetensors_numpy.iter_tensors(tmp_path)
+    next(tensors)
+    os.truncate(tmp_path / "model.safetensors", rows.nbytes)
+    with pytest.raises(ModelNotFound, match="it ends within b"):
+        list(tensors)
+
+
+def test_quantised_weights_that_are_no_numbers_print_no_warning() -> None:
+    """The library's lines of source stood before the sentence that says it."""
+    block = np.frombuffer(np.float16(np.inf).tobytes() + bytes(18), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = gguf_model.read_rows(block, GgufHeader({}, {}, (), 0, 20), TensorEntry("a", (32,), 3, 0), 0, 1)
+    assert np.isnan(row).all()

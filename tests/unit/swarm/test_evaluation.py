@@ -125,6 +125,14 @@ def test_a_change_of_fewer_than_six_items_is_not_measurable(items: int, changed:
         assert change.delta.value == pytest.approx(sign * changed / items)
 
 
+def test_a_gain_of_every_item_is_not_certain() -> None:
+    """The bootstrap of 30 equal differences has no width; 30 of 30 may still be 88.6 %."""
+    right, wrong = [result(i, 1) for i in range(30)], [result(i, 0) for i in range(30)]
+    up, down = compare_results(wrong, right).delta, compare_results(right, wrong).delta
+    assert (up.low, up.high) == (pytest.approx(0.886, abs=1e-3), 1.0)
+    assert (down.low, down.high) == (-1.0, pytest.approx(-0.886, abs=1e-3))
+
+
 def test_a_gain_from_writing_the_tags_is_told_from_a_gain_from_solving() -> None:
     """Half of the well-formed answers are right before and after; only more of them are well formed."""
     before = [result(i, i % 2, formed=True) for i in range(4)] + [result(i, 0, formed=False) for i in range(4, 16)]

@@ -33,6 +33,13 @@ def test_a_sheet_that_excel_saved_on_windows_keeps_every_row_and_says_how_it_was
     assert (len(found.table.rows), found.table.problems, found.notes) == (9, [], (TAKEN,))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_byte_order_mark_is_read_as_what_it_is(tmp_path: Path, encoding: str) -> None:
+    """It was refused for the control character U+0000 in a column q_u_e_s_t_i_o_n."""
+    found = of(tmp_path, SHEET.encode(encoding))
+    assert (len(found.table.rows), found.table.rows[3]["losung"], found.notes) == (9, "Größe – 3 €", ())
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_what_says_its_encoding_itself_needs_no_words(tmp_path: Path, encoding: str) -> None:
     found = of(tmp_path, SHEET.encode(encoding))

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
     formats = "; ".join(f"{name}: {info.what}" for name, info in FORMATS.items())
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
-    parser.add_argument("--format", choices=list(FORMATS), default="hf", help=f"{formats} (default: hf)")
+    parser.add_argument("--format", choices=list(FORMATS), help=f"{formats} (default: hf)")
     parser.add_argument(
         "--quant", choices=QUANTS, default="f16", help="bits of a GGUF file; same: as the GGUF base (default: f16)"
     )
@@ -34,8 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     )
 
 
-def lm_studio_target(named: Path | None, slug: str) -> Path:
-    """PUBLISHER/MODEL in LM Studio's folder of models. Raises UsageError where it has none, or a folder was named too."""
+def lm_studio_target(named: Path | None, slug: str, form: str | None = None) -> Path:
+    """PUBLISHER/MODEL in LM Studio's folder of models. Raises UsageError where it has none, or a folder or another format was
+    named too."""
+    if form not in (None, "gguf"):
+        raise UsageError(f"LM Studio gets a GGUF file, not the format {form}: leave --format or --to-lmstudio out.")
     if named:
         raise UsageError("--to and --to-lmstudio both say where to: leave one out.")
     folder = next((folder for folder in local_models.lm_studio_folders() if folder.is_dir()), None)
@@ -63,7 +66,8 @@ def main(args: argparse.Namespace) -> int:
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
     )
     if args.to_lmstudio:
-        args.format, args.to = "gguf", lm_studio_target(args.to, source.record.slug)
+        args.format, args.to = "gguf", lm_studio_target(args.to, source.record.slug, args.format)
+    args.format = args.format or "hf"
     label = ExportPlan(args.format, Path(), args.quant).label
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:

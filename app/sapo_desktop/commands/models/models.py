@@ -98,9 +98,10 @@ def _list(home: Home, args: argparse.Namespace) -> int:
     found = [load_overview(model) for model in store.all_models(home)]
     for line in (json_line(_as_json(one)) for one in found) if args.json else _table(found):
         print(line)
-    if not found and not args.json:
+    damaged = store.unreadable_models(home)
+    if not found and not damaged and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
-    for one in store.unreadable_models(home):
+    for one in damaged:
         print(one.sentence, file=sys.stderr)
     return 0
 

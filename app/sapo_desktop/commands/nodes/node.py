@@ -125,11 +125,16 @@ def main(args: argparse.Namespace) -> int:
 
 def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
     """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, UnknownTask that says where
-    tasks of a swarm are."""
+    tasks of a swarm are, or that one of the model's own is gone."""
     try:
         return flags.run_config(base, args, fetching.fetch_base_metadata, made)
     except NoSuchTask as error:
         if not args.join:
+            if made and "tasks" not in args:
+                raise NoSuchTask(
+                    f"{error} This model trains on {', '.join(base.run.tasks)}: make the missing task again (sapo-desktop tasks "
+                    "new FILE --name NAME), or give the model others (--tasks A,B)."
+                ) from error
             raise
         where = "" if args.join == "saved" else " --join INVITE"
         raise NoSuchTask(

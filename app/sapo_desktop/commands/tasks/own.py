@@ -57,7 +57,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
     else:
         found = draft_task(_path(args.target), _wishes(args, base))
         task, table, reason = found.task, found.table, found.reason
-        guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
+        guessed = [f"{found.guessed} Choose others with --question and --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
     kept = store_task(task, home, args.replace)
     _say([*looking.describe_task(task, reason), *unsure])

@@ -68,14 +68,14 @@ class ChartKeys(Screen[None]):
         self._each(lambda chart: chart.toggle_time())
 
     def action_cross(self) -> None:
-        """One crosshair over all charts, or none; the mouse brings its own."""
+        """One crosshair over all charts, or none; the mouse has its own."""
         axis = self._axis if self._cross is None else None
         place = axis.last if axis is not None else None
         self._each(lambda chart: chart.point(place))
 
     def action_zoom(self, steps: int) -> None:
-        """Half of the window, twice of it, or all; the wheel of the mouse, too. steps: 1, -1, 0; about the crosshair, where there
-        is one."""
+        """Half the window, twice the window, or everything; the mouse wheel, too. steps: 1, -1, 0; about the crosshair, where
+        there is one."""
         axis, cross = self._axis, self._cross
         share = None if cross is None or axis is None else min(max(axis.share(cross), 0.0), 1.0)
         self._each(lambda chart: chart.zoom(steps, share))

@@ -136,7 +136,7 @@ def empty_chart_text(state: DashboardState, now: float) -> str:
     if state.run is None:
         return f"{NO_MODEL} The chart starts with the first round."
     if state.paused:
-        return "No practice so far. Press space to go on."
+        return "No practice so far. It follows if you press space."
     if state.in_examples:
         return "Groups come with practice, after the examples."
     sequences = state.run.local_groups * state.run.group_size

@@ -13,12 +13,14 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.look import hanging_indent, plain_text
 from sapo_desktop.dashboard.screens.base import DismissOnceScreen
 from sapo_desktop.dashboard.state import QuitChoice
 from sapo_desktop.dashboard.widgets.frame import ChoiceList
 
 T = TypeVar("T")
+_WIDTH, _FRAME = 64, 8
+"""Columns of a dialog, and of these its border, padding and scroll bar."""
 
 
 def key_hint(*keys: tuple[str, str]) -> Content:
@@ -59,8 +61,15 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
             yield Static(Content.styled(plain_text(self._question, 300), "bold"), markup=False)
             yield ChoiceList(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
 
+    def on_resize(self) -> None:
+        """Fit the details to the new width."""
+        listing = self.query_one(ChoiceList)
+        for place, (name, detail, _) in enumerate(self._answers):
+            listing.replace_option_prompt_at_index(place, self._prompt(name, detail))
+
     def _prompt(self, name: str, detail: str) -> Content:
-        return Content.assemble(name, "\n", (f"  {detail}", "$muted")) if detail else Content(name)
+        room = min(self.app.size.width, _WIDTH) - _FRAME
+        return Content.assemble(name, "\n  ", (hanging_indent(detail, room, 2), "$muted")) if detail else Content(name)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Answer with the chosen row."""

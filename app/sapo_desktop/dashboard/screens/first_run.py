@@ -35,8 +35,6 @@ MODES = (
     ("swarm", "share attempts as text, learn from other nodes'"),
 )
 FIND = ("find", "look for a swarm that anyone may join, on trial")
-_DETAIL = 11
-"""The column where the sentence on speed begins."""
 _SETTLED_S = 0.3
 """An answer that stays so long is measured."""
 
@@ -94,8 +92,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def _welcome(self) -> Content:
         return Content.assemble(
             ("Welcome to sapo-desktop\n\n", "bold $primary"),
-            "It trains a language model, here, on this machine: on a table of yours, or on reasoning tasks by reinforcement "
-            "learning. Everything below has an answer already. To train on a table, drop its file here.\n",
+            "It trains a language model here, on this machine: on a table of yours, or on reasoning tasks by reinforcement "
+            "learning. Everything below is filled in already. To train on a table, drop its file here.\n",
         )
 
     def on_mount(self) -> None:
@@ -152,8 +150,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self._say_speed(self.speeds[wanted] or "its speed is not known: see sapo-desktop bench")
 
     def _say_speed(self, sentence: str) -> None:
-        said = " " * _DETAIL + plain_text(sentence, 120)
-        self.query_one("#speed", Static).update(Content.styled(said, "$muted"))
+        self.query_one("#speed", Static).update(Content.styled(plain_text(sentence, 160), "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
         """What is pasted anywhere but into a field: an invite means to join this swarm, a file's path, which is what a terminal

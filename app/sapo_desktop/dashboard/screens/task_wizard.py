@@ -79,7 +79,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
 
     async def _follow(self) -> None:
         told = self.query_one("#told", Static)
-        what = f"Asking {self._base} training questions of the task, as it is now. A node that trains waits meanwhile."
+        what = f"Asking {self._base} a few training questions of the task, before any training. A node that is training waits."
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:

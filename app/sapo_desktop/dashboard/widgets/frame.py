@@ -145,7 +145,11 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
     if state.gone and link is not None:
         said = state.state in ("stopped", "failed")
         sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest)
-        return _LOOKS[state.state if said else "failed"][0], f"{sentence} · space starts the node again", now - since
+        return (
+            _LOOKS[state.state if said else "failed"][0],
+            f"{sentence.rstrip('.')} · space starts the node again",
+            now - since,
+        )
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
     besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut

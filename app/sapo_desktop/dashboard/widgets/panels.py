@@ -14,6 +14,7 @@ from sapo_desktop.dashboard.look import (
     format_reward_value,
     format_share,
     plain_text,
+    shorten_phrases,
     stage_words,
     wrap_text,
 )
@@ -32,7 +33,7 @@ _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", 
 def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The round in flight: phases, progress with ETA, and the figures of the last update."""
     rows = [_phase_line(state, width, glyphs), _progress(state, now, width, glyphs)]
-    rows += _round_lines(state, width)
+    rows += _round_lines(state, width, height - len(rows))
     return Content("\n").join(rows[:height])
 
 
@@ -86,13 +87,10 @@ def _idle(state: DashboardState, now: float) -> str:
     return "Between two rounds" if state.round is not None else "Waiting for the first round"
 
 
-def _round_lines(state: DashboardState, width: int) -> list[Content]:
+def _round_lines(state: DashboardState, width: int, height: int) -> list[Content]:
     last, run = state.round, state.run
     if last is None or run is None:
-        sequences = run.local_groups * run.group_size if run else 0
-        first = f"The first round samples {sequences} rollouts." if run else ""
-        first = state.base_trial.sentence if state.base_trial is not None else first
-        return [Content.styled(line, MUTED) for line in wrap_text(first, width)]
+        return [Content.styled(line, MUTED) for line in _before_the_first(state, width, height)]
     if last.examples:
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
@@ -115,13 +113,30 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     return rows
 
 
+def _before_the_first(state: DashboardState, width: int, height: int) -> list[str]:
+    """What the node does before there is a round: loads, then says what the trial of the base means. Where there is no room for
+    the finding, what follows from it stays."""
+    run, phase = state.run, state.phase
+    if run is None:
+        return wrap_text(phase.detail.partition(": ")[2] if phase is not None else "", width)
+    if state.base_trial is None:
+        return wrap_text(f"The first round samples {run.local_groups * run.group_size} rollouts.", width)
+    lines = wrap_text(state.base_trial.sentence, width)
+    follows = state.base_trial.sentence.partition(": ")[2]
+    if len(lines) <= height or not follows:
+        return lines
+    return (
+        [shorten_phrases(follows[0].upper() + follows[1:], width * max(height, 1))]
+        if height <= 1
+        else wrap_text(follows, width)
+    )
+
+
 def _examples_lines(state: DashboardState, last: RoundFinished) -> list[str]:
     """The newest step of the examples phase."""
     read, loss = state.reading, "" if last.loss is None else f"loss {last.loss:.3f} · "
     took = f"{loss}{last.examples} texts · {sum(last.seconds.values()):.1f} s a step"
-    right = (
-        f"{read.right} of {read.items} rows set aside right" if read and read.items else "right answers are imitated"
-    )
+    right = f"{read.right} of {read.items} set aside right" if read and read.items else "right answers are imitated"
     return [f"examples {state.examples_rounds} · {right}", took]
 
 

@@ -44,4 +44,4 @@ def _stated(folder: Path, key: str) -> str:
 
 def in_words(licence: str) -> str:
     """For people; "" is not known."""
-    return {"": "licence not told", OTHER: "a licence of its own"}.get(licence, licence)
+    return {"": "no licence stated", OTHER: "a licence of its own"}.get(licence, licence)

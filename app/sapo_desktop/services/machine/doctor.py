@@ -94,7 +94,7 @@ def _machine() -> Finding:
     memory = psutil.virtual_memory()
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     text = (
-        f"{platform.system()} {platform.machine()}, {cores} cores, "
+        f"{platform.system()} {platform.machine()}, {cores} core{'' if cores == 1 else 's'}, "
         f"{size_text(memory.available)} of {size_text(memory.total)} memory free"
     )
     if runs_under_rosetta():

@@ -23,7 +23,7 @@ BEST = {"best": "best", "best-greedy": "best_greedy"}
 LEGEND = "Held-out pass@1: sampled at temperature 1, greedy at 0 as chat does; * best"
 _REASONS = {
     "start": "before the first round",
-    "time": "from time to time",
+    "time": "at an interval",
     "pause": "at a pause",
     "stop": "at a stop",
     "evaluation": "at an evaluation",

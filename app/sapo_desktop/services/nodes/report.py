@@ -137,7 +137,9 @@ class ConsoleReporter:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
         lines.append(f"Saved in {folder}")
         if last is not None:  # without held-out questions here there is nothing to measure on
-            lines.append("Measure it on up to 400 questions a task: sapo-desktop eval --items 400")
+            lines.append(
+                "Measure it on up to 400 held-out questions a task, where there are more: sapo-desktop eval --items 400"
+            )
         self._print("\n".join(lines))
 
     def _print(self, text: str) -> None:

@@ -251,7 +251,7 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
     """What a friend would say about the figures. kept: the task has the better number of worked examples from now on. time: what
     a training takes here, None where that is not known."""
     lines = [
-        f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions right before training "
+        f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions correctly now "
         f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
         f"{100 * found.greedy:.0f} % at temperature 0.",
         f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
@@ -269,14 +269,12 @@ def _when(found: Expectation, verdict: str, time: TrainingForecast | None) -> st
     if found.examples == "only":
         return f"{phase}; the held-out comparison follows."
     look = (
-        f", a held-out evaluation every {time.every} about {in_words(time.evaluation)}"
+        f"; a held-out evaluation, every {time.every} rounds, takes about {in_words(time.evaluation)}"
         if time and time.evaluation
         else ""
     )
     if verdict.endswith(EXAMPLES_FIRST):
-        return (
-            f"{phase}; a held-out comparison follows. Practice, where it follows, has rounds of about {round_s}{look}."
-        )
+        return f"{phase}; a held-out comparison follows. If practice follows, its rounds take about {round_s}{look}."
     minutes = FIRST_LOOK * found.round_s / 60
     return (
         f"A round takes about {found.round_s:.1f} s here; the first held-out comparison, after {FIRST_LOOK} rounds, "

@@ -116,6 +116,8 @@ AT_ONCE = 64
 """Rows of a Parquet file in memory at a time."""
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
+_LOOKED_AT = 4096
+"""Bytes at the beginning by which UTF-16 without a byte-order mark is known."""
 WINDOWS = "cp1252"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -181,6 +183,15 @@ def decode_text(data: bytes) -> str:
     return data.decode("utf-8-sig", "replace")
 
 
+def _unmarked_utf_16(data: bytes) -> str:
+    """utf-16-le or utf-16-be, where half of every second byte or more is 0 and no other byte is; "" where it is neither."""
+    even, odd = data[::2], data[1::2]
+    zeros = even.count(0), odd.count(0)
+    if not zeros[0] and odd and 2 * zeros[1] >= len(odd):
+        return "utf-16-le"
+    return "utf-16-be" if not zeros[1] and even and 2 * zeros[0] >= len(even) else ""
+
+
 def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
     """The text of a file that comes from anywhere, and what it was taken for where nothing says it: most likely Windows wrote
     it. A UTF-8 file with a few broken lines stays one. encoding: what the person says. Raises BadTask."""
@@ -193,6 +204,8 @@ def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
             ) from error
     if data[:2] in _UTF_16:
         return decode_text(data), ""
+    if unmarked := _unmarked_utf_16(data[:_LOOKED_AT]):
+        return data.decode(unmarked, "replace"), ""
     with contextlib.suppress(UnicodeDecodeError):
         return data.decode("utf-8-sig"), ""
     text = decode_text(data)

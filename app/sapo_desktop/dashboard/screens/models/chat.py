@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 KEPT = 20
 """Questions that stay on the screen."""
-_WAITS = (
-    "Both answer greedily (temperature 0). Each question stands alone. A node that trains waits until you close this."
-)
+_WAITS = "Both answer greedily (temperature 0). Each question stands alone. A node that is training waits until you close this."
 _ASK = "Enter: the next held-out question; or type your own"
+_WAIT = "Not yet: the last question is still being answered. Press Enter again after it."
 _ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000
 """Letters of an answer that are shown."""
@@ -122,6 +121,8 @@ class ChatScreen(BaseScreen):
         """Ask what was typed; the next held-out question where nothing was."""
         event.stop()
         if self._line is None or not self.ready:
+            if event.value.strip():
+                self.dashboard.say(_WAIT)
             return
         question = event.value.strip()
         if question:

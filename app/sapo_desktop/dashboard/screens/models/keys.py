@@ -223,9 +223,10 @@ class ModelKeys(BaseScreen):
         def chosen(target: int | None) -> None:
             if target is None:
                 return
-            node = "the node drops the round in flight and goes on from there; " if id == self.shelf.training else ""
-            detail = f"{node}nothing is lost: this counts as a round, and the present state is kept"
-            question = f"Go back to the weights of {name} after round {target}?"
+            node = "a round in flight is dropped; " if id == self.shelf.training else ""
+            detail = f"{node}nothing is lost: the present state is kept, and this step counts as a round of its own"
+            where = f"after round {target}" if target else "before its first round"
+            question = f"Go back to the weights of {name} {where}?"
             self.app.push_screen(ChoiceDialog(question, [("Go back", detail, target)]), confirmed)
 
         self.app.push_screen(KeptStatesDialog(name, states), chosen)

@@ -95,7 +95,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
         ),
     ]
     if training:
-        rows.append(Content.styled(f"{glyphs.now} The node trains this model now.", "$success"))
+        rows.append(Content.styled(f"{glyphs.now} The node has this model open.", "$success"))
     if one.story.problem:
         rows.append(Content.styled(hanging_indent(plain_text(one.story.problem, 300), width, 0), "$warning"))
     if sessions:
@@ -332,6 +332,7 @@ class ModelsScreen(ModelKeys):
             text = "There is no model yet. Press n to make the first one: it starts from a base and is trained here."
             if (state := self.dashboard.state).state == "starting" and state.since and not state.gone:
                 text = "The node is making the first model; it is listed here in a moment."
+            self.query_one("#facts", VerticalScroll).border_title = ""
             self._tell(Content("\n").join([Content.styled(text, "$muted"), *self._problems()]))
             return
         places = [place for place, m in enumerate(models) if m.model.record.id == self._kept]

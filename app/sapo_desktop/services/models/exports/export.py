@@ -110,48 +110,80 @@ def check_export(source: ExportSource, plan: ExportPlan) -> None:
         raise UsageError(
             f"{source.record.name} has no LoRA adapter: all of its weights were trained. Use --format hf, gguf or mlx."
         )
-    if plan.target.is_file() or (plan.target.is_dir() and any(plan.target.iterdir())):
-        raise UsageError(f"{plan.target} is there already and not empty. Name another folder: --to FOLDER")
+    require_empty(plan.target)
     found = estimate_export(source, plan)
     if not found.fits:
         raise ExportFailed(
-            f"This needs {size_text(found.peak)} on the disk of {plan.target.parent}, and {size_text(found.free)} are "
+            f"This needs {size_text(found.peak)} on the disk of {plan.target}, and {size_text(found.free)} are "
             "free. Free some, name a folder on another disk with --to, or choose fewer bits (gguf, q4_0)."
         )
 
 
-@contextlib.contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that becomes it when the block ends well; otherwise nothing is left. Raises AppError."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+def require_empty(target: Path) -> None:
+    """Nothing is there, or a folder that holds nothing but half exports. Raises UsageError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
+        if target.exists() and not target.is_dir():
+            raise UsageError(f"{target} is a file, and an export is a folder. Name another one: --to FOLDER")
+        if target.is_dir() and any(_half_export(target.name, path) is None for path in target.iterdir()):
+            raise UsageError(f"{target} is there already and not empty. Name another folder: --to FOLDER")
+    except OSError as error:
+        raise UsageError(f"Cannot read {target} ({error.strerror}). Name another folder: --to FOLDER") from error
+
+
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A folder that becomes `target` when the block ends well; otherwise nothing is left. Raises AppError.
+
+    It lies beside the target, or in it where that is an empty folder: that may be another disk, or where a shell stands, and
+    neither can be removed and made anew.
+    """
+    there = target.is_dir()
+    folder = target if there else target.parent
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder, target.name)
+        if there:
+            with contextlib.suppress(OSError):  # of when it was not there yet; the parent may be somebody else's
+                _remove_leftovers(target.parent, target.name)
         partial.mkdir()
     except FileExistsError as error:
         raise UsageError(f"{target} is being written already.") from error
     except OSError as error:
-        raise AppError(
-            f"Cannot write in {target.parent} ({error.strerror}). Name another folder: --to FOLDER"
-        ) from error
+        raise _cannot_write(folder, error) from error
     try:
         yield partial
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
+        require_empty(target)  # something may have come there meanwhile
+        try:
+            if there:
+                for path in list(partial.iterdir()):
+                    path.rename(target / path.name)
+            else:
+                partial.rename(target)
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _remove_leftovers(target: Path) -> None:
+def _cannot_write(folder: Path, error: OSError) -> AppError:
+    return AppError(f"Cannot write in {folder} ({error.strerror}). Name another folder: --to FOLDER")
+
+
+def _half_export(name: str, path: Path) -> int | None:
+    """The process that writes, or wrote, this half export of that name; None where it is none."""
+    match = re.match(rf"^\.{re.escape(name)}\.(\d+)\.partial$", path.name)
+    return int(match[1]) if match else None
+
+
+def _remove_leftovers(folder: Path, name: str) -> None:
     """Half exports to the same place by processes that were killed."""
     import psutil
 
-    pattern = re.compile(rf"^\.{re.escape(target.name)}\.(\d+)\.partial$")
-    for folder in target.parent.iterdir():
-        match = pattern.match(folder.name)
-        if match and int(match[1]) != os.getpid() and not psutil.pid_exists(int(match[1])):
-            shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.iterdir():
+        writer = _half_export(name, path)
+        if writer is not None and writer != os.getpid() and not psutil.pid_exists(writer):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # The parent's side of a child process: start it, pass its progress on, end it whatever happens.
@@ -325,7 +357,7 @@ def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | N
     Neither an interrupt nor an error leaves anything behind. Raises UsageError, ExportFailed, EngineMissing, ModelNotFound.
     """
     check_export(source, plan)
-    with staging_folder(plan.target) as folder:
+    with unfinished(plan.target) as folder:
         making = _Making(source, plan, folder, progress)
         written = making.write()
         agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)

@@ -177,8 +177,10 @@ _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
     "q8_0": "the same in 8 bits: half as large, hardly worse",
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
-    "same": "the same in the types of the GGUF file that the model was made from",
+    "same": "the same in the types of the GGUF file that the model was made from; in 4 bits the gain may be lost",
 }
+_GGUF_ADAPTER = "an adapter on the GGUF file that you have, for llama.cpp and Ollama, and for peft: nothing is rounded"
+_TO_LM_STUDIO = "a GGUF file in 8 bits in LM Studio's folder, where it lists the model"
 
 
 class HomeModels:
@@ -221,11 +223,12 @@ class HomeModels:
 
     def _offer(self) -> NewModelInfo:
         from sapo_desktop.services.bases import local_models
+        from sapo_desktop.services.first_run import toy
         from sapo_desktop.services.models.shelf import creating
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        toys = tuple((name, "a toy, bundled: to see how it works") for name, _ in creating.bundled_bases())
+        toys = tuple((name, toy(name)) for name, _ in creating.bundled_bases())
         chosen = settings.load_settings(self._home.settings).run
         first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(toys) else ()
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
@@ -344,17 +347,25 @@ class HomeModels:
 
     def exports(self, id: str) -> tuple[ExportChoice, ...]:
         """The formats that this model can be written in."""
+        from sapo_backends.checkpoints import local_models
         from sapo_desktop.services.models.exports import FORMATS, QUANTS
 
         sessions = self._known[id][1].story.sessions if id in self._known else ()
         lora = bool(sessions) and sessions[-1].method == "lora"
+        from_gguf = self._is_from_gguf(id)
         found = []
         for name, info in FORMATS.items():
             if name == "gguf":
-                quants = [quant for quant in QUANTS if quant != "same" or self._is_from_gguf(id)]
+                quants = [quant for quant in QUANTS if quant != "same" or from_gguf]
                 found += [ExportChoice(f"gguf {q}", _GGUF[q], ("--format", name, "--quant", q)) for q in quants]
-            elif name != "adapter" or lora:
+            elif name != "adapter":
                 found.append(ExportChoice(name, info.what, ("--format", name)))
+            elif lora:
+                what = _GGUF_ADAPTER if from_gguf else info.what
+                found.insert(0 if from_gguf else len(found), ExportChoice(name, what, ("--format", name)))
+        if any(folder.is_dir() for folder in local_models.lm_studio_folders()):
+            arguments = ("--to-lmstudio", "--quant", "q8_0")
+            found.insert(1 if from_gguf and lora else 0, ExportChoice("gguf for LM Studio", _TO_LM_STUDIO, arguments))
         return tuple(found)
 
     def _is_from_gguf(self, id: str) -> bool:
