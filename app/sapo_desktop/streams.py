@@ -52,13 +52,19 @@ def confirm_action(yes: bool, question: str) -> bool:
     return yes or ask_yes_no(question)
 
 
+_last_step = ""
+
+
 def print_progress(fraction: float, phrase: str) -> None:
-    """How far it is, on the error stream: see overwrite. Where that is no terminal, each step is a line of its own."""
+    """How far it is, on the error stream: see overwrite_line. Where that is no terminal, each step is a line, and none twice in
+    a row."""
+    global _last_step
     line = f"{100 * fraction:.0f} % {phrase}"
     if sys.stderr.isatty():
         overwrite_line(line if fraction < 1 else "")
-    else:
+    elif line != _last_step:
         print(line, file=sys.stderr, flush=True)
+    _last_step = line
 
 
 def overwrite_line(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sapo_backends.base import Completion, Engine, LoadRequest, Progress
 from sapo_backends.errors import Cancelled, CancelToken
@@ -65,13 +65,15 @@ def _tokens(groups: list[list[Completion]]) -> int:
     return sum(len(c.tokens) for group in groups for c in group)
 
 
-def make(folder: Path, engine: Engine, config: RunConfig = CONFIG) -> Node:
+def make(
+    folder: Path, engine: Engine, config: RunConfig = CONFIG, as_left: Literal["", "finished", "paused"] = ""
+) -> Node:
     """A node of a calm machine."""
 
     def build(progress: Progress) -> Engine:
         return engine
 
-    return Node(NodeSetup(config, "watched", folder, build, lambda: CALM))
+    return Node(NodeSetup(config, "watched", folder, build, lambda: CALM, as_left=as_left))
 
 
 async def follow(node: Node, seen: Callable[[Event], None]) -> None:

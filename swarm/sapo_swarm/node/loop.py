@@ -204,8 +204,10 @@ class Node:
         self.bus = EventBus(self.journal)
         self.activity = NodeActivity()
         self.host = EngineThread()
-        paused = setup.as_left and wishes.left_paused(self.journal.read(kinds=("state",), tail=wishes.STATES))
-        self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths, paused)
+        pause = wishes.last_pause(self.journal.read(kinds=("state",), tail=wishes.STATES)) if setup.as_left else None
+        if pause is not None and pause.reason == "person" and setup.as_left == "finished":
+            pause = None
+        self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths, pause)
         self.pace = GovernorTicker()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
@@ -466,6 +468,7 @@ class Node:
         finally:
             self.bus.stream(self.activity.end(doing))
         self.examples.weights_replaced()
+        self.run_control.weights_replaced()
         self._evaluate_next = 0
         try:
             await self.store.tell()

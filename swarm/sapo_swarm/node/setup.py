@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +44,8 @@ class NodeSetup:
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     machine: reads the sensors of this machine and the disk of the folder that it is given.
     judge: of the tasks that are judged by a rubric. deaths: see RunControl.
-    as_left: a pause of the person's that had no end holds on, as it does where the system starts the node.
+    as_left: which pause of the last session holds on, of those without an end. "finished": because nothing was left to do;
+    "paused": that, or the person's, as where the system starts the node.
     written: file of answers that the person wrote to training questions (node.examples.successes); None: there is none.
     """
 
@@ -65,7 +67,7 @@ class NodeSetup:
     fetch: Fetch = lambda _progress: None
     judge: RubricJudge | None = None
     deaths: int = 0
-    as_left: bool = False
+    as_left: Literal["", "finished", "paused"] = ""
     written: Path | None = None
 
     @property

@@ -116,6 +116,19 @@ async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(
     evaluated = [e.round for e in seen if isinstance(e, Evaluated)]
     assert evaluated[:2] == [0, len(imitated)], "the result is measured before the pause"
 
+    again = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config, as_left="finished")
+    reopened: list[Event] = []
+
+    def look(event: Event) -> None:
+        if event.seq > seen[-1].seq:
+            reopened.append(event)
+            if isinstance(event, StateChanged) and event.reason == "done":
+                again.command("stop")
+
+    await follow(again, look)
+    assert any(isinstance(event, StateChanged) and event.reason == "done" for event in reopened)
+    assert rounds(reopened) == ([], []), "the dashboard was opened again, and nobody asked for more practice"
+
 
 async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path: Path) -> None:
     events = await run(tmp_path / "run", msgspec.structs.replace(CONFIG, rounds=1))

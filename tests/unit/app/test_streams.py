@@ -104,6 +104,7 @@ def test_the_progress_of_every_verb_is_one_line_that_is_wiped_at_the_end(
 ) -> None:
     """And a line a step where there is no terminal. It was written in five ways."""
     print_progress(0.5, "ada")
+    print_progress(0.501, "ada")
     assert capsys.readouterr().err == "50 % ada\n"
     screen, terminal = os.openpty()
     with open(terminal, "w", encoding="utf-8") as shown:

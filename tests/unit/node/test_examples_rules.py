@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_backends.base import TrainSample
+from sapo_backends.errors import CancelToken
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import ExamplesRead, RoundFinished, RunStarted, decode_event, encode_event
+from sapo_swarm.events import Event, ExamplesRead, RoundFinished, RunStarted, StateChanged, decode_event, encode_event
 from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of
 from sapo_swarm.node.downsampling import merge_rounds
 from sapo_swarm.node.examples_phase import (
@@ -22,7 +25,9 @@ from sapo_swarm.node.examples_phase import (
     with_common_prompt,
     without_gain,
 )
-from sapo_swarm.node.governor.run_control import RunRequests, apply_command, find_obstacle
+from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_command, find_obstacle, last_pause
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 from sapo_swarm.tasks.own.folder import build_task
@@ -161,6 +166,36 @@ def test_a_run_with_nothing_left_to_learn_pauses_until_the_person_lets_it_go_on(
     done = msgspec.structs.replace(RunRequests(), done=MASTERED)
     assert find_obstacle(done, 1.0, 0.0) == ("done", MASTERED)
     assert find_obstacle(apply_command(done, "resume", 0.0, 1.0), 1.0, 0.0) is None
+
+
+def test_the_pause_in_which_a_session_ended_is_the_persons_or_that_nothing_was_left() -> None:
+    def ended(reason: str, sentence: str = "") -> list[Event]:
+        stopped = StateChanged(state="stopped", sentence="Stopped after round 3.")
+        return [
+            StateChanged(state="running", sentence=""),
+            StateChanged(state="paused", sentence=sentence, reason=reason),
+            stopped,
+        ]
+
+    assert last_pause([]) is None
+    assert last_pause(ended("battery")) is None
+    assert last_pause([*ended("person"), StateChanged(state="running", sentence="")]) is None
+    left = last_pause(ended("done", MASTERED))
+    assert left is not None
+    assert left.sentence == MASTERED
+
+
+async def test_other_weights_may_have_something_left_to_learn_and_stay_paused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    pause = StateChanged(state="paused", sentence=MASTERED, reason="done")
+    control = RunControl(EventBus(journal), NodeActivity(), CancelToken(), lambda _share, _duty: False, pause=pause)
+    assert find_obstacle(control.requests, 1.0, 0.0) == ("done", MASTERED)
+    control.weights_replaced()
+    await control.settled()
+    obstacle = find_obstacle(control.requests, 1.0, 0.0)
+    assert obstacle is not None
+    assert obstacle[0] == "person"
+    journal.close()
 
 
 def test_rounds_with_groups_of_others_are_not_stalled() -> None:

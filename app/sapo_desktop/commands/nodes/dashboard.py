@@ -84,12 +84,12 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     from sapo_desktop.services.nodes import supervisor
     from sapo_swarm.node.control_api import NodeNotAnswering
 
-    name = []
+    arguments = ["--as-left=finished"]  # opening the dashboard is no wish to train what had finished
     if answers is not None:
-        name = await asyncio.to_thread(questions.first_model, answers, home)
+        arguments = await asyncio.to_thread(questions.first_model, answers, home)
     with contextlib.suppress(NodeNotAnswering):
         if await supervisor.wait_for_status(home) is None:
-            await supervisor.launch_node(home, name)
+            await supervisor.launch_node(home, arguments)
 
 
 def _tell(home: Home) -> str | None:

@@ -63,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
     parser.add_argument(
-        "--as-left", action="store_true", help="stay paused if you paused it before; the start at login uses this"
+        "--as-left",
+        nargs="?",
+        const="paused",
+        choices=("paused", "finished"),
+        default="",
+        help="stay paused if you paused it before, or it had finished (finished: only then); for starts that nobody typed",
     )
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     parser.add_argument(

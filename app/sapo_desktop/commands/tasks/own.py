@@ -236,8 +236,12 @@ async def _look(
         if not args.no_model:
             shown = expectation.shown_model(config.model)
             print(f"\nTrying {shown} on training questions …", flush=True)
-            _say(await _try(task, config, scorer, lambda _: None, home if keep_better else None))
+            _say(await _try(task, config, scorer, partial(_show_trial, shown), home if keep_better else None))
     return bool(said)
+
+
+def _show_trial(shown: str, fraction: float) -> None:
+    print_progress(fraction, f"trying {shown}")
 
 
 async def _try(

@@ -75,10 +75,12 @@ def apply_command(requests: RunRequests, verb: str, for_s: float, now: float, ho
     return msgspec.structs.replace(requests, **changes[verb])
 
 
-def left_paused(events: Iterable[Event]) -> bool:
-    """Whether the last session ended in a pause of the person's that had no end. events: of sessions before, in order."""
+def last_pause(events: Iterable[Event]) -> StateChanged | None:
+    """The pause without an end in which the last session ended: the person's, or because nothing was left to do. events: of the
+    sessions before, in order."""
     states = [e for e in events if isinstance(e, StateChanged) and e.state in ("running", "finishing", "paused")]
-    return bool(states) and (states[-1].state, states[-1].reason) == ("paused", "person")
+    ended = bool(states) and states[-1].state == "paused" and states[-1].reason in ("person", "done")
+    return states[-1] if ended else None
 
 
 def find_obstacle(requests: RunRequests, now: float, wall: float) -> tuple[str, str] | None:
@@ -159,7 +161,7 @@ Take = Callable[[float, float], bool]
 class RunControl:
     """cancel: interrupts the engine when a wish asks for it. take: has the engine take a share and a duty (Effort), True when
     threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory.
-    paused: from the start, until the person goes on.
+    pause: it begins in this one, until the person goes on.
 
     doing: what is worked on where it is no round of practice; before: rounds before the first of these; notice: what is said
     beside every sentence of a working node."""
@@ -171,9 +173,13 @@ class RunControl:
         cancel: CancelToken,
         take: Take,
         deaths: int = 0,
-        paused: bool = False,
+        pause: StateChanged | None = None,
     ) -> None:
-        self.requests = RunRequests(FOREVER if paused else 0.0, failure=ENDED.format(deaths) if deaths > 1 else "")
+        self.requests = RunRequests(
+            FOREVER if pause and pause.reason == "person" else 0.0,
+            failure=ENDED.format(deaths) if deaths > 1 else "",
+            done=pause.sentence if pause and pause.reason == "done" else "",
+        )
         self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self.doing, self.before, self.notice = "", 0, ""
@@ -312,6 +318,11 @@ class RunControl:
     def nothing_left(self, sentence: str) -> None:
         """The run has nothing left to learn: it pauses, and the person may let it go on."""
         self.request(msgspec.structs.replace(self.requests, done=sentence))
+
+    def weights_replaced(self) -> None:
+        """What had nothing left to learn may have now. It stays paused, by the person, who asked for the other weights."""
+        if self.requests.done:
+            self.request(msgspec.structs.replace(self.requests, done="", paused_until=FOREVER))
 
     async def failed(self, error: Exception) -> None:
         """Back off 2^n s; a full disk or the fifth failure in a row pause with the reason. Out of memory: once more with half of

@@ -98,8 +98,8 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     pairs = [(row.get(question, ""), row[answer].strip()) for row in sides[0].rows if row.get(answer, "").strip()]
     if not pairs and answer in sides[0].columns:
         raise UsageError(
-            f"{path.name} holds no answer: column {columns.column_heading(table, answer)} is empty in every row. Fill it in, or name "
-            "another column with --answer COLUMN."
+            f"{path.name} holds no answer: column {columns.column_heading(table, answer)} is empty in every row. "
+            "Fill it in, or name another column with --answer COLUMN."
         )
     truths = [truth for _, truth in pairs]
     offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
