@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -37,6 +38,11 @@ MODES = (
 FIND = ("find", "look for a swarm that anyone may join, on trial")
 _SETTLED_S = 0.3
 """An answer that stays so long is measured."""
+
+
+def _reading(model: str) -> str:
+    """What a check of this base does: only of an id is anything asked of others."""
+    return "reading the model's files" if os.path.isabs(model) or model.endswith(".gguf") else "asking the hub"
 
 
 class FirstRunScreen(Dialog[FirstRunAnswers]):
@@ -236,17 +242,19 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
             self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
-        elif wrong := await self._asked("hub", self.info.check, model if is_checked(self._value("model")) else ""):
+        elif wrong := await self._asked(
+            _reading(model), self.info.check, model if is_checked(self._value("model")) else ""
+        ):
             self._complain(wrong, "#typed" if other else "#model")
-        elif wrong := await self._asked("coordinator", self.info.let_in, invite):
+        elif wrong := await self._asked("asking the coordinator", self.info.let_in, invite):
             self._complain(wrong, "#invite")
         else:
             self._close(model)
 
-    async def _asked(self, whom: str, check: Check | None, typed: str) -> str:
+    async def _asked(self, doing: str, check: Check | None, typed: str) -> str:
         if check is None or not typed:
             return ""
-        self.complain(f"asking the {whom} …", "$muted")
+        self.complain(f"{doing} …", "$muted")
         return await check(typed)
 
     def _close(self, model: str) -> None:
