@@ -134,8 +134,8 @@ def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[Ba
             filter(None, ("fits" if base_card.fits else "too large", size_text(base.bytes), base.brief_promise))
         )
         gated = "; its owner lets people in by name: sapo-desktop login" if base.gated else ""
-        more = "; ".join(filter(None, (f"licence {base_card.license}{gated}", base.promise, base_card.sentence)))
-        offers.append(BaseOffer(base.id, detail, more, away))
+        details = "; ".join(filter(None, (f"licence {base_card.license}{gated}", base.promise, base_card.sentence)))
+        offers.append(BaseOffer(base.id, detail, details, away))
     return tuple(offers)
 
 
@@ -226,7 +226,7 @@ def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings
 
 
 def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
-    """Keep the answers and create the model that they describe; returns the node's arguments.
+    """Keep the answers and create the model that they describe; returns its name, in a list.
 
     Raises UsageError, AppError, BackendError.
     """

@@ -121,15 +121,15 @@ def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure
     """The card with the training time, forecast from the questions of its tasks. measure: see build_base_card. Blocks."""
     if config.method == "none":
         return found
-    ran = speed.recent_round_seconds(home, config)
+    round_seconds = speed.recent_round_seconds(home, config)
     speeds, measured = find_engine_rates(home, config, found, measure)
     if speeds is None or found.size is None:
         return found
     counts = question_tokens.count_question_tokens(home, config, make=measure)
     groups = local_groups(config, found.size.parameters) + config.external_groups
-    seconds = median(ran) if ran else 0.0
+    seconds = median(round_seconds) if round_seconds else 0.0
     time = forecast.forecast_training(config, speeds, groups * config.group_size, counts, seconds)
-    return replace(found, time=time, measured=measured or bool(ran), rounds=len(ran))
+    return replace(found, time=time, measured=measured or bool(round_seconds), rounds=len(round_seconds))
 
 
 def _facts(config: RunConfig, ask: bool) -> BaseCard:

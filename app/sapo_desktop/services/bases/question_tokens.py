@@ -71,8 +71,8 @@ def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> Token
     about 3 s. Blocks."""
     try:
         key = _key(config)
-        if (kept := _kept(home).get(key)) is not None:
-            return msgspec.convert(kept, TokenCounts)
+        if (cached := _kept(home).get(key)) is not None:
+            return msgspec.convert(cached, TokenCounts)
         catalogue = [task for task in config.tasks if not is_own(task)]
         if catalogue and not make:
             return None
