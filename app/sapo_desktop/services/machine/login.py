@@ -207,7 +207,7 @@ def _lasting(word: str) -> str:
 
 def starts_at_login(home: Home) -> bool:
     """Whether a node of this home starts at login, as far as the definition tells: an account has one definition, and a
-    custom home (SAPO_HOME) counts only where the definition names it."""
+    custom home (SAPO_HOME) counts only where the definition lies in it."""
     file = login_service(home).file
     return file.exists() and (home.data in file.parents or not os.environ.get("SAPO_HOME"))
 

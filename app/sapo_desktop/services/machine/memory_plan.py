@@ -62,13 +62,13 @@ class MemoryPlan:
             return f"Choose a smaller model{self.other}."
         groups = self.smaller.groups
         external = min(groups - 1, -(-groups * self.external // self.shape.groups))
-        reasons = {
+        changes = {
             "local-groups": (self.shape.groups - self.external, groups - external),
             "external-groups": (self.external, external),
             "group-size": (self.shape.group_size, self.smaller.group_size),
             "max-new-tokens": (self.shape.new_tokens, self.smaller.new_tokens),
         }
-        flags = [f"--{name} {new}" for name, (old, new) in reasons.items() if new != old]
+        flags = [f"--{name} {new}" for name, (old, new) in changes.items() if new != old]
         return "This fits: " + " ".join([*flags, *([f"--precision {self.precision}"] if self.precision else [])])
 
 

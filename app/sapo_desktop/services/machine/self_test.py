@@ -133,12 +133,8 @@ def _node(home: Path) -> Iterator[Finding]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_S)
         took = time.monotonic() - began
-        stopped_cleanly = child.poll() == 0 and not stopped.returncode
-        yield Finding(
-            "ok" if stopped_cleanly else "fail",
-            "stop",
-            f"{'gone' if stopped_cleanly else 'not gone'} after {took:.1f} s",
-        )
+        ended = child.poll() == 0 and not stopped.returncode
+        yield Finding("ok" if ended else "fail", "stop", f"{'gone' if ended else 'not gone'} after {took:.1f} s")
     finally:
         if child.poll() is None:
             child.kill()

@@ -106,7 +106,7 @@ def precision_seconds(home: Home, config: RunConfig) -> dict[str, float]:
 
 
 def remember_precision(home: Home, config: RunConfig, seconds: Mapping[str, float]) -> None:
-    """Keep the result of probe.measure_precision. Raises OSError."""
+    """Keep the result of measure_precisions. Raises OSError."""
     _update(home, config, {"precision": dict(seconds)})
 
 
@@ -152,11 +152,11 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     from sapo_backends.measure import probe
 
     conditions = _conditions(config)
-    found = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
-    if not found.read:
+    fresh = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
+    if not fresh.read:
         return known
-    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
-    limits = MachineLimits(best, max(found.read, known.read), found.device)
+    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in fresh.multiply.items()}
+    limits = MachineLimits(best, max(fresh.read, known.read), fresh.device)
     with contextlib.suppress(OSError):
         write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": conditions, **asdict(limits)}))
     return limits
