@@ -152,11 +152,11 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     from sapo_backends.measure import probe
 
     conditions = _conditions(config)
-    fresh = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
-    if not fresh.read:
+    new_limits = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
+    if not new_limits.read:
         return known
-    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in fresh.multiply.items()}
-    limits = MachineLimits(best, max(fresh.read, known.read), fresh.device)
+    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in new_limits.multiply.items()}
+    limits = MachineLimits(best, max(new_limits.read, known.read), new_limits.device)
     with contextlib.suppress(OSError):
         write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": conditions, **asdict(limits)}))
     return limits
