@@ -209,8 +209,8 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
     """
     events = read_only(journal, kinds=STORY) if journal.exists() else []
     rounds_done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
-    named = Evaluated | ExternalSwitched | CheckpointSaved
-    events = [event for event in events if not isinstance(event, named) or event.round <= rounds]
+    bounded = Evaluated | ExternalSwitched | CheckpointSaved
+    events = [event for event in events if not isinstance(event, bounded) or event.round <= rounds]
     undone = undone_evaluations(events)
     evaluations = [event for event in events if isinstance(event, Evaluated) and event not in undone]
     trained = [event for event in evaluations if event.round > 0]

@@ -63,12 +63,12 @@ def write_figures(format_: str, job: FigureJob) -> None:
 
     Raises EngineMissing with the command that installs what the format needs, AppError for what is in the way, OSError.
     """
-    figure_format = FORMATS[format_]
-    if figure_format.package and importlib.util.find_spec(figure_format.package) is None:
+    entry = FORMATS[format_]
+    if entry.package and importlib.util.find_spec(entry.package) is None:
         raise EngineMissing(
-            f"The format {format_} needs {figure_format.package}: {install_command(figure_format.package)}. csv and jsonl need nothing."
+            f"The format {format_} needs {entry.package}: {install_command(entry.package)}. csv and jsonl need nothing."
         )
     if not job.figures:
         raise AppError(f"{job.name} has no figures yet: it has not been trained.")
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    importlib.import_module(f"sapo_desktop.services.models.figures.{figure_format.module}").write(job)
+    importlib.import_module(f"sapo_desktop.services.models.figures.{entry.module}").write(job)

@@ -100,11 +100,11 @@ class HomeSettings:
         """Every setting."""
         model = await control.current_model(self._home)
         if model is None:
-            found = await asyncio.to_thread(editing.setting_rows, self._home.settings)
+            all_rows = await asyncio.to_thread(editing.setting_rows, self._home.settings)
         else:
-            found = await asyncio.to_thread(model_setting_rows, self._home, model)
+            all_rows = await asyncio.to_thread(model_setting_rows, self._home, model)
         running = await self._running()
-        return tuple(replace(row, running=_other(row, running)) for row in found)
+        return tuple(replace(row, running=_other(row, running)) for row in all_rows)
 
     async def _running(self) -> dict[str, str]:
         """Key -> value in use by the running node; empty without one."""
