@@ -140,7 +140,7 @@ class _Restoring:
             read_task(source, need_held_out=False)
 
     def _model(self, item: str, source: Path) -> RestoreOutcome:
-        """Restore a model under its own name if that is free, else under a new one, with its own id."""
+        """Restore a model under its own name if that is free, else under a new one, as a separate model with its own id."""
         record, models = store.read_model(source).record, store.all_models(self._home)
         name = store.unused_name(store.suggest_model_name(record.name), store.taken_model_names(self._home))
         beside = name != record.name or record.id in {model.record.id for model in models}

@@ -167,7 +167,7 @@ def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = No
     """The settings of a node in a swarm, for a model with that many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
     each unless it was set. A typed J of 0 takes nothing from others; then I is as for a node alone.
 
-    A node that only generates (method none) samples nothing external and has nothing to evaluate.
+    A node that only generates (method none) takes no external groups and has nothing to evaluate.
     """
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
@@ -301,7 +301,8 @@ def _on_trial(path: Path, invite: Invite) -> bool:
 
 
 def _unsettled(path: Path, invite: Invite) -> bool:
-    """Whether the open swarm is on trial; a disk that refuses to store that makes the swarm no safer."""
+    """Whether this node is on trial in the open swarm. If the disk refuses to store that, it is: the swarm is no safer for
+    it."""
     try:
         return _on_trial(path, invite)
     except AppError:

@@ -32,7 +32,7 @@ MEANINGS = {
     UPTAKE: "times others sampled mine",
     EXTERNAL_SHARE: "of my last 50 batches",
 }
-"""The denominator of each: the first two are within the coordinator's window."""
+"""What each figure refers to: the first two are within the coordinator's window."""
 
 
 def contribution_rows(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
@@ -192,8 +192,8 @@ def clear_trial(invite: Path) -> None:
 
 
 def trial_config(config: RunConfig) -> RunConfig:
-    """The settings of a node on trial: few external groups, local ones instead of the rest; only completions above their
-    group's mean are learned from, and the held-out tripwire is on."""
+    """The settings of a node on trial: few external groups, local ones instead of the rest; only external completions with a
+    positive advantage are learned from, and the held-out tripwire is on."""
     external = min(config.external_groups, EXTERNAL)
     return msgspec.structs.replace(
         config,
