@@ -180,25 +180,25 @@ async def calibrate_judge(
 
 def describe_calibration(name: str, made: JudgeCalibration, config: RunConfig) -> list[str]:
     """The result, for a person."""
-    agreement = made.found
+    result = made.found
     sentences = [
-        f"{made.endpoint.model} and you on {agreement.items} answers, {agreement.good} of which you rated good:",
-        f"  agreement       {100 * agreement.accuracy:.0f} % (95 %: {100 * agreement.accuracy_low:.0f} to "
-        f"{100 * agreement.accuracy_high:.0f})",
-        f"  Cohen's kappa   {agreement.kappa:.2f} (95 %: {agreement.kappa_low:.2f} to {agreement.kappa_high:.2f}); 0 is chance, 1 is always",
+        f"{made.endpoint.model} and you on {result.items} answers, {result.good} of which you rated good:",
+        f"  agreement       {100 * result.accuracy:.0f} % (95 %: {100 * result.accuracy_low:.0f} to "
+        f"{100 * result.accuracy_high:.0f})",
+        f"  Cohen's kappa   {result.kappa:.2f} (95 %: {result.kappa_low:.2f} to {result.kappa_high:.2f}); 0 is chance, 1 is always",
     ]
-    if agreement.unreadable:
+    if result.unreadable:
         sentences.append(
-            f"  no verdict      {agreement.unreadable} replies ended with neither YES nor NO; they count as bad"
+            f"  no verdict      {result.unreadable} replies ended with neither YES nor NO; they count as bad"
         )
-    if agreement.tokens:
-        tokens_each = agreement.tokens / agreement.items
+    if result.tokens:
+        tokens_each = result.tokens / result.items
         groups = config.local_groups or 8
         cost = tokens_each * groups * config.group_size
         sentences.append(
             f"  cost            {tokens_each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
         )
-    no = judge_refusal(name, agreement, made.endpoint, config.judge_kappa)
+    no = judge_refusal(name, result, made.endpoint, config.judge_kappa)
     return [*sentences, "", no or f"That is enough to train on: {train_on(name)}"]
 
 

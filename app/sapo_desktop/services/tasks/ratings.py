@@ -48,18 +48,18 @@ def save_rating(
     tags, else everything after the reasoning.
     """
     path = rated_file(home, model)
-    written = after_reasoning(text) or text
-    answer = (written_answer(answer_format, written) or extract_answer(written) or written).strip()
+    visible = after_reasoning(text) or text
+    answer = (written_answer(answer_format, visible) or extract_answer(visible) or visible).strip()
     row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
     try:
         rows = [
             old for old in read_ratings(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])
         ]
         rows = [*rows, row][-MAX_ROWS:]
-        write_atomically(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
+        write_atomically(path, "".join(json.dumps(rated, ensure_ascii=False) + "\n" for rated in rows))
     except (OSError, BadTask) as error:
         raise AppError(f"The rating is not kept: {path.name}: {error}") from error
-    count = sum(one[COLUMN] == GOOD for one in rows)
+    count = sum(rated[COLUMN] == GOOD for rated in rows)
     return count, len(rows) - count
 
 

@@ -181,22 +181,22 @@ def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[V
     answers differ by order alone."""
     mark = max((";", "|", ","), key=lambda char: sum(char in text for text in truths))
     lists = [items.split_items(text, mark) for text in truths]
-    flat = [item for found in lists for item in found]
-    several = sum(len(found) > 1 for found in lists)
-    if 2 * several < len(truths) or len({len(found) for found in lists}) < 2:
+    flat = [item for listed in lists for item in listed]
+    several = sum(len(listed) > 1 for listed in lists)
+    if 2 * several < len(truths) or len({len(listed) for listed in lists}) < 2:
         return
     if any(len(item.split()) > 4 or len(item) > 40 or item[-1:] in ".!?" for item in flat):
         return
     lowered = [text.casefold() for text in questions]
-    contained = sum(all(item in text for item in found) for found, text in zip(lists, lowered, strict=False))
+    contained = sum(all(item in text for item in listed) for listed, text in zip(lists, lowered, strict=False))
     if len(set(flat)) > 0.7 * len(flat) and contained < 0.8 * len(truths):
         return
-    places = [[text.find(item) for item in found] for found, text in zip(lists, lowered, strict=False)]
-    in_place = [found for found in places if len(found) > 1 and min(found) >= 0]
-    ordered = len(in_place) >= 0.9 * several and all(found == sorted(found) for found in in_place)
-    ordered = ordered or all(found == sorted(found) for found in lists)
-    sets = {frozenset(found) for found in lists}
-    if ordered or len(sets) < len({tuple(found) for found in lists}) or any(len(set(f)) < len(f) for f in lists):
+    places = [[text.find(item) for item in listed] for listed, text in zip(lists, lowered, strict=False)]
+    in_place = [listed for listed in places if len(listed) > 1 and min(listed) >= 0]
+    ordered = len(in_place) >= 0.9 * several and all(listed == sorted(listed) for listed in in_place)
+    ordered = ordered or all(listed == sorted(listed) for listed in lists)
+    sets = {frozenset(listed) for listed in lists}
+    if ordered or len(sets) < len({tuple(listed) for listed in lists}) or any(len(set(f)) < len(f) for f in lists):
         yield ListVerifier(separator=mark), f"the answers are lists with {mark!r} between their items"
     else:
         yield ItemSet(separator=mark), f"the answers are lists with {mark!r} between their items, in any order"

@@ -173,17 +173,17 @@ def option_letters(rows: Iterable[Row]) -> tuple[str, ...]:
 
 def _row(row: Row, options: OptionColumns, kept: Row) -> Row | str:
     """The row in the task's form, or why it is left out."""
-    entries, said = _entries(row, options), row.get(options.answer, "").strip()
+    entries, answer_text = _entries(row, options), row.get(options.answer, "").strip()
     if len(entries) > len(LETTERS):
         return f"it has {len(entries):,} options; up to {len(LETTERS)} have letters."
-    if options.wrong and _plain(said) in _wrong_ones(row, options):
-        return f"the answer {said[:40]!r} stands among its wrong options."
+    if options.wrong and _plain(answer_text) in _wrong_ones(row, options):
+        return f"the answer {answer_text[:40]!r} stands among its wrong options."
     lines = [f"{letter}) {text}" for letter, (_, text) in zip(LETTERS, entries, strict=False) if text]
     if len(lines) < 2:
         return "it has fewer than two options."
-    place = _place(said, entries, options)
-    if said and place is None:
-        return f"the answer {said[:40]!r} is none of its options."
+    place = _place(answer_text, entries, options)
+    if answer_text and place is None:
+        return f"the answer {answer_text[:40]!r} is none of its options."
     shown = "\n".join(lines)
     if len(shown) > MAX_CELL:
         return f"its options have {len(shown):,} characters; up to {MAX_CELL:,} are read."
@@ -270,15 +270,15 @@ def _read(rows: Sequence[Row], options: OptionColumns, answer: str) -> OptionCol
     numbers: tuple[Reading, Reading] = ("from 1", "from 0") if options.labels else ("from 0", "from 1")
     answered = [(row[answer], _entries(row, options)) for row in rows if row.get(answer, "").strip()]
     plain = replace(options, answer=answer, reading="letter", right=0, of=len(answered))
-    both = [_places(said, entries, plain) for said, entries in answered]
-    alone = {"letter": [letter for letter, _ in both], "text": [text for _, text in both]} | {
-        reading: [_place(said, entries, replace(plain, reading=reading)) for said, entries in answered]
+    matches = [_places(answer_text, entries, plain) for answer_text, entries in answered]
+    alone = {"letter": [letter for letter, _ in matches], "text": [text for _, text in matches]} | {
+        reading: [_place(answer_text, entries, replace(plain, reading=reading)) for answer_text, entries in answered]
         for reading in numbers
     }
     fits = {reading: sum(place is not None for place in places) for reading, places in alone.items()}
     words: Reading = "text" if fits["text"] + _numbered(options) > fits["letter"] else "letter"
     best = replace(plain, reading=words)
-    best = replace(best, right=sum(_place(said, entries, best) is not None for said, entries in answered))
+    best = replace(best, right=sum(_place(answer_text, entries, best) is not None for answer_text, entries in answered))
     for reading in numbers:
         if fits[reading] > best.right:
             best = replace(plain, reading=reading, right=fits[reading])
@@ -305,12 +305,12 @@ def _places(answer: str, entries: Sequence[Entry], options: OptionColumns) -> tu
     """Which option the answer names by the reading, then which by the other kind."""
     if options.wrong:
         return (next((place for place, (_, text) in enumerate(entries) if text == _plain(answer)), None),)
-    said = _plain(answer).casefold()
+    answer_text = _plain(answer).casefold()
     if options.reading.startswith("from"):
-        number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", said)
+        number = re.fullmatch(r"(\d{1,2})(?:\.0*)?", answer_text)
         place = int(number[1]) - int(options.reading[-1]) if number else -1
         return (place if 0 <= place < len(entries) and entries[place][1] else None,)
-    bare, column = said.strip("()[]{}.:\"' "), column_slug(answer)
+    bare, column = answer_text.strip("()[]{}.:\"' "), column_slug(answer)
     letters, texts = [], []
     for place, ((label, text), letter) in enumerate(zip(entries, LETTERS, strict=False)):
         if not text:
@@ -318,7 +318,7 @@ def _places(answer: str, entries: Sequence[Entry], options: OptionColumns) -> tu
         named = bool(bare) and bare in (letter.casefold(), label.casefold())
         if named or (options.labels and options.columns[place] == column):
             letters.append(place)
-        if text.casefold() in (said, bare_text(said, letter)):
+        if text.casefold() in (answer_text, bare_text(answer_text, letter)):
             texts.append(place)
     by_letter, by_text = (places[0] if len(places) == 1 else None for places in (letters, texts))
     if options.reading == "letter":

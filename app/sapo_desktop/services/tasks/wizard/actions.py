@@ -199,7 +199,7 @@ def _renamed(seen: TaskPreview, found: TaskDraft, name: str) -> TaskPreview:
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a worker thread; a file that cannot be read becomes a UsageError with a sentence."""
+    """Run in a worker thread; a file that cannot be read becomes an AppError with a sentence."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
     except OSError as error:
