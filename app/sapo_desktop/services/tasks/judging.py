@@ -180,39 +180,39 @@ async def calibrate_judge(
 
 def describe_calibration(name: str, made: JudgeCalibration, config: RunConfig) -> list[str]:
     """The result, for a person."""
-    result = made.found
+    stats = made.found
     sentences = [
-        f"{made.endpoint.model} and you on {result.items} answers, {result.good} of which you rated good:",
-        f"  agreement       {100 * result.accuracy:.0f} % (95 %: {100 * result.accuracy_low:.0f} to "
-        f"{100 * result.accuracy_high:.0f})",
-        f"  Cohen's kappa   {result.kappa:.2f} (95 %: {result.kappa_low:.2f} to {result.kappa_high:.2f}); 0 is chance, 1 is always",
+        f"{made.endpoint.model} and you on {stats.items} answers, {stats.good} of which you rated good:",
+        f"  agreement       {100 * stats.accuracy:.0f} % (95 %: {100 * stats.accuracy_low:.0f} to "
+        f"{100 * stats.accuracy_high:.0f})",
+        f"  Cohen's kappa   {stats.kappa:.2f} (95 %: {stats.kappa_low:.2f} to {stats.kappa_high:.2f}); 0 is chance, 1 is always",
     ]
-    if result.unreadable:
+    if stats.unreadable:
         sentences.append(
-            f"  no verdict      {result.unreadable} replies ended with neither YES nor NO; they count as bad"
+            f"  no verdict      {stats.unreadable} replies ended with neither YES nor NO; they count as bad"
         )
-    if result.tokens:
-        tokens_each = result.tokens / result.items
+    if stats.tokens:
+        tokens_each = stats.tokens / stats.items
         groups = config.local_groups or 8
         cost = tokens_each * groups * config.group_size
         sentences.append(
             f"  cost            {tokens_each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
         )
-    no = judge_refusal(name, result, made.endpoint, config.judge_kappa)
+    no = judge_refusal(name, stats, made.endpoint, config.judge_kappa)
     return [*sentences, "", no or f"That is enough to train on: {train_on(name)}"]
 
 
 def _rated(home: Home, file: Path | None, encoding: str, say: Callable[[str], None]) -> list[Row]:
     """Rated answers without duplicates, the newest file's rating first. Raises UsageError, BadTask, OSError."""
     if file is None:
-        all_rows = [ratings.read_ratings(path) for path in ratings.rated_files(home)]
+        rows_by_file = [ratings.read_ratings(path) for path in ratings.rated_files(home)]
     else:
         table = ratings.of_file(file, encoding)
-        all_rows = [table.rows]
+        rows_by_file = [table.rows]
         for sentence in filter(None, (encoding_taken(file.name, table), *table.problems[:_PROBLEMS])):
             say(sentence)
     rows: dict[tuple[str, str], Row] = {}
-    for file_rows in all_rows:
+    for file_rows in rows_by_file:
         for row in reversed(file_rows):
             if row[ratings.COLUMN] in (ratings.GOOD, ratings.BAD):
                 rows.setdefault((row["question"], row["answer"]), row)
