@@ -136,8 +136,8 @@ class PairedChat:
         while question is None:
             if (ref := next(self._refs, None)) is None:
                 return
-            questions = runner.run(scorer.questions([ref]))[0]
-            question = questions if isinstance(questions, Question) else None
+            generated = runner.run(scorer.questions([ref]))[0]
+            question = generated if isinstance(generated, Question) else None
         truth = runner.run(scorer.truth(question))
         yield HeldOut(self._asked + 1, question.ref.dataset, shown_question(question), safe_text(truth, SHOWN).strip())
         prompt, limit = (

@@ -51,9 +51,7 @@ def refuse_other_identity(model: Model, wanted: RunConfig, resolved: RunConfig) 
         if new in (now, in_use) or new == _OPEN.get(field) or _same(model, field, new, in_use):
             continue
         if field == "model":
-            fetching.require_usable_base(
-                wanted
-            )  # a mistyped base is reported as such before anything is said about weights
+            fetching.require_usable_base(wanted)  # a mistyped base is reported before anything about weights
         other = quote_command(
             "sapo-desktop", "new", store.suggest_model_name(f"{Path(wanted.model).name}-2"), "--base", wanted.model
         )

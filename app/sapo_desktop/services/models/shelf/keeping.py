@@ -101,14 +101,14 @@ def delete_model(model: Model) -> int:
     Raises AppError.
     """
     freed = folder_bytes(model.folder)
-    folder = model.folder
+    path = model.folder
     try:
-        folder = folder.rename(
-            folder.with_name(f"{_PARTIAL}{folder.name}")
+        path = path.rename(
+            path.with_name(f"{_PARTIAL}{path.name}")
         )  # a kill midway leaves no half-deleted model behind
-        shutil.rmtree(folder)
+        shutil.rmtree(path)
     except OSError as error:
-        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {folder}.") from error
+        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {path}.") from error
     return freed
 
 

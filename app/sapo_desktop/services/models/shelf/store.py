@@ -46,12 +46,12 @@ def check_model_name(name: str, taken: Collection[str] = ()) -> str:
             f"a letter or digit first: {unused_name(suggest_model_name(name), taken)}"
         )
     if _has_meaning(name):
-        taken_name = unused_name(suggest_model_name(name), taken)
-        raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {taken_name}.")
-    for taken_name in taken:
-        if taken_name.lower() == name.lower():
+        other = unused_name(suggest_model_name(name), taken)
+        raise UsageError(f"A model cannot be called {name!r}: that word has a meaning already. Try {other}.")
+    for other in taken:
+        if other.lower() == name.lower():
             raise UsageError(
-                f"There is a model {taken_name!r} already. Choose another name, such as {unused_name(name, taken)}."
+                f"There is a model {other!r} already. Choose another name, such as {unused_name(name, taken)}."
             )
     return name
 
@@ -266,15 +266,15 @@ def find_model(home: Home, name: str = "", trained: bool = False) -> Model:
         if not ready:
             raise UsageError(f"{models[0].name} has not been trained yet. Train it: sapo-desktop node {models[0].name}")
         return ready[0]
-    model = _named(models, name)
-    if not model:
+    matches = _named(models, name)
+    if not matches:
         suggestions = suggest_names(name, {m.name for m in models})
         raise UsageError(
             f"There is no model {name[:60]!r}. {suggestions} To make it: sapo-desktop new {suggest_model_name(name)}"
         )
-    if trained and not model[0].trained:
-        raise UsageError(f"{model[0].name} has not been trained yet. Train it: sapo-desktop node {model[0].name}")
-    return model[0]
+    if trained and not matches[0].trained:
+        raise UsageError(f"{matches[0].name} has not been trained yet. Train it: sapo-desktop node {matches[0].name}")
+    return matches[0]
 
 
 def find_unreadable_model(home: Home, name: str = "") -> UnreadableModel | None:

@@ -192,8 +192,8 @@ def _listed(truths: Sequence[str], questions: Sequence[str]) -> Iterator[tuple[V
     if len(set(flat)) > 0.7 * len(flat) and contained < 0.8 * len(truths):
         return
     places = [[text.find(item) for item in listed] for listed, text in zip(lists, lowered, strict=False)]
-    in_place = [positions for positions in places if len(positions) > 1 and min(positions) >= 0]
-    ordered = len(in_place) >= 0.9 * several and all(positions == sorted(positions) for positions in in_place)
+    in_place = [listed for listed in places if len(listed) > 1 and min(listed) >= 0]
+    ordered = len(in_place) >= 0.9 * several and all(listed == sorted(listed) for listed in in_place)
     ordered = ordered or all(listed == sorted(listed) for listed in lists)
     sets = {frozenset(listed) for listed in lists}
     if ordered or len(sets) < len({tuple(listed) for listed in lists}) or any(len(set(f)) < len(f) for f in lists):
