@@ -87,7 +87,7 @@ async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -
     try:
         data = await fetch_directory(address)
         listing = verify_directory(data, address.key, now)
-        newest = _sound(copy, address, copy.read) if copy is not None else None  # expired meanwhile or not
+        newest = _sound(copy, address, copy.read) if copy is not None else None  # expired or not
         if newest is not None and listing.issued < newest.issued:
             raise BadDirectory("Its host shows an older list than the one read before.")
     except BadDirectory as error:
@@ -148,10 +148,7 @@ def listed_swarm(entry: DirectoryEntry, here: bool) -> ListedSwarm:
     """An entry as people see it. here: the directory is on this machine; only such a directory may point a reader to this
     machine."""
     invite = parse_invite(entry.join) if entry.join else None
-    join, why = (
-        "" if invite is None else str(invite),
-        "",
-    )  # re-rendered by this app: nothing else from the entry reaches a shell
+    join, why = "" if invite is None else str(invite), ""  # re-rendered here: nothing else of it reaches a shell
     if invite is not None and means_this_machine(invite.host) and not here:
         join, why = "", "its address is good on its host's own machine only"
     elif invite is None:

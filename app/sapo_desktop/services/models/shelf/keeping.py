@@ -103,9 +103,7 @@ def delete_model(model: Model) -> int:
     freed = folder_bytes(model.folder)
     path = model.folder
     try:
-        path = path.rename(
-            path.with_name(f"{_PARTIAL}{path.name}")
-        )  # a kill midway leaves no half-deleted model behind
+        path = path.rename(path.with_name(f"{_PARTIAL}{path.name}"))  # a kill leaves no half-deleted model
         shutil.rmtree(path)
     except OSError as error:
         raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {path}.") from error

@@ -37,13 +37,13 @@ def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
         raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
-    found = [
+    choices = [
         FileChoice(p.name, str(p), f"{size_text(s.st_size)}, {format_age(now - s.st_mtime)} ago") for p, s, _ in tables
     ]
     up = [FileChoice("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
-    found += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
+    choices += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
     shipped = [] if typed else [FileChoice(name, name, "an example that ships") for name in store.example_names()]
-    return (*found[: MOST - len(shipped)], *shipped)
+    return (*choices[: MOST - len(shipped)], *shipped)
 
 
 def dropped_file(text: str) -> str:
