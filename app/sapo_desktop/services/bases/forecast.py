@@ -24,8 +24,8 @@ from sapo_swarm.node.examples_phase import (
 )
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
-"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8. Hours are
-counted with the first; a person is told the range of the others."""  # noqa: E501
+"""Passes over the examples: in six runs on custom tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and
+8. The forecast hours assume the first figure; the range shown to a person comes from the other two."""
 ROUNDS = 200
 """The forecast hours are for a training run of this many rounds."""
 
@@ -99,8 +99,7 @@ def forecast_training(
     known = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
     taught = config.model.partition(":")[0] in TAUGHT
     limit = known.limit
-    # Untrained models seldom end their answers; those trained on the form, or on examples, write answers of this
-    # length.
+    # Untrained models seldom end their answers; those trained on the form, or on examples, write answers like these.
     examples = 0.0
     follows = config.examples != "off" and known.known and known.of_pass > 0 and not taught
     answer, longest = (known.answer, known.longest) if follows else (limit, limit)

@@ -29,14 +29,14 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk, open_atomic
 
-# What is a person's on this machine: each file with its place in an archive, and how such a place is spelled.
+# A person's data on this machine: each file with its place in an archive, and the rules for such places.
 #
 #     settings/config.toml     models/FOLDER/...     tasks/NAME/...     ratings/MODEL.jsonl     judged/judges.json
 #     runs/ID/...              keys/...              (only where keys are asked for)
 #
-# Left out: what can be made again (exports, caches, downloaded bases, measurements), what is half written, experiments of the
-# lab, tokens of other services, the swarm that this machine hosts (`swarm export` moves it), and every yes to a task's code:
-# that is said anew on another machine.
+# Left out: what can be made again (exports, caches, downloaded bases, measurements), half-written files, experiments of the
+# lab, tokens of other services, the swarm that this machine hosts (`swarm export` moves it), and every approval of a task's
+# code: that is given anew on another machine.
 
 SETTINGS = "settings/config.toml"
 JUDGES = "judged/judges.json"
