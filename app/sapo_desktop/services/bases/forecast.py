@@ -96,26 +96,26 @@ def forecast_training(
 ) -> TrainingForecast:
     """rows: completions per round. measured: seconds of a round that ran here, 0 for none."""
     usual = RunConfig().max_new_tokens
-    known = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
+    token_counts = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
     taught = config.model.partition(":")[0] in TAUGHT
-    limit = known.limit
+    limit = token_counts.limit
     # Untrained models seldom end their answers; those trained on the form, or on examples, write answers like these.
     examples = 0.0
-    follows = config.examples != "off" and known.known and known.of_pass > 0 and not taught
-    answer, longest = (known.answer, known.longest) if follows else (limit, limit)
-    asked = RoundWorkload(rows, answer, True, config.group_size, known.prompt, known.shared, longest)
-    if follows or (config.examples == "only" and known.known):
-        examples = examples_seconds(config, rates, asked, known)
-    round_s = rates.generate(asked) + (rates.update(asked.groups * known.prompt, rows * answer))
+    follows = config.examples != "off" and token_counts.known and token_counts.of_pass > 0 and not taught
+    answer, longest = (token_counts.answer, token_counts.longest) if follows else (limit, limit)
+    workload = RoundWorkload(rows, answer, True, config.group_size, token_counts.prompt, token_counts.shared, longest)
+    if follows or (config.examples == "only" and token_counts.known):
+        examples = examples_seconds(config, rates, workload, token_counts)
+    round_s = rates.generate(workload) + (rates.update(workload.groups * token_counts.prompt, rows * answer))
     evaluation = 0.0
-    if config.eval_every and known.held_out:
-        evaluation = 2 * rates.generate(replace(asked, rows=known.held_out, group_size=1))
+    if config.eval_every and token_counts.held_out:
+        evaluation = 2 * rates.generate(replace(workload, rows=token_counts.held_out, group_size=1))
     trial = 0.0
     if not taught:
         questions = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
         if follows:
             questions = min(questions, CHUNK)  # with nothing right it stops there
-        base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
+        base = replace(workload, rows=questions * config.group_size, new_tokens=limit, most=limit)
         trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
     practice = config.examples != "only"
     return TrainingForecast(
@@ -128,8 +128,8 @@ def examples_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
     readings = PASSES * steps / steps_between_readings(steps)
-    whole = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
-    return min(whole, MOST_SECONDS)
+    total = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
+    return min(total, MOST_SECONDS)
 
 
 def step_seconds(rates: EngineRates, counts: TokenCounts, rows: float) -> float:

@@ -149,7 +149,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
         limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
         if text:
             measured.append(min(limit, _text(text, tokenizer) + 1))
-    known = any(answers.values())
+    has_answers = any(answers.values())
     lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
     first, last = min(prompts), max(prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -157,19 +157,19 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     shared = shared // scale if len(prompts) > 1 and shared >= SHARED * scale else 0
     tables = {task: rows_apart(library.load_task(task)) for task in config.tasks if is_own(task)}
     fresh = [task for task in config.tasks if not is_own(task)]
-    most = max(8, MOST_APART // len(config.tasks))
+    largest_share = max(8, MOST_APART // len(config.tasks))
     return TokenCounts(
         questions=len(asked),
         prompt=mean(map(len, prompts)) / scale + (0 if tokenizer else TEMPLATE),
         shared=shared,
         answer=mean(map(mean, lengths)),
         longest=mean(map(max, lengths)),
-        known=known,
+        known=has_answers,
         limit=mean(new_tokens(config, task) for task in config.tasks),
         by_tokenizer=tokenizer is not None,
         of_pass=sum(min(len(rows), ROWS_OF_A_PASS) for rows, _ in tables.values())
         + sum(max(8, (FRESH_SLOW if _slow(config, task) else FRESH) // len(config.tasks)) for task in fresh),
-        apart=sum(min(len(apart), most) for _, apart in tables.values()) + most * len(fresh),
+        apart=sum(min(len(apart), largest_share) for _, apart in tables.values()) + largest_share * len(fresh),
         held_out=sum(held_out_count(task, eval_items(config)) for task in config.tasks),
     )
 

@@ -146,17 +146,17 @@ def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, agai
     measured.
 
     again: measure now, even if known; the better figures stay, as nothing makes a machine faster than it is."""
-    known = known_limits(home, config, engine)
-    if known.read and not again:
-        return known
+    earlier = known_limits(home, config, engine)
+    if earlier.read and not again:
+        return earlier
     from sapo_backends.measure import probe
 
     conditions = _conditions(config)
     new_limits = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
     if not new_limits.read:
-        return known
-    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in new_limits.multiply.items()}
-    limits = MachineLimits(best, max(new_limits.read, known.read), new_limits.device)
+        return earlier
+    best = {kind: max(rate, earlier.multiply.get(kind, 0.0)) for kind, rate in new_limits.multiply.items()}
+    limits = MachineLimits(best, max(new_limits.read, earlier.read), new_limits.device)
     with contextlib.suppress(OSError):
         write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": conditions, **asdict(limits)}))
     return limits

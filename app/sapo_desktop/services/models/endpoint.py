@@ -265,8 +265,8 @@ def _cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
 def _sure(text: str, stops: tuple[str, ...]) -> str:
     """The text without an end that later tokens may change."""
     text = text.rstrip(REPLACEMENT)
-    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-    return text[: len(text) - held]
+    overlap = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+    return text[: len(text) - overlap]
 
 
 # The HTTP side: who may ask (the token in a file that only its owner reads), and answers in OpenAI's format.

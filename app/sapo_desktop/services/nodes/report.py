@@ -218,10 +218,10 @@ def _right(event: ExamplesRead | None) -> str:
 
 
 def _held_out(event: Evaluated) -> str:
-    said = describe_difference(event) if event.round else "the base to compare with"
+    comparison = describe_difference(event) if event.round else "the base to compare with"
     sampled = "sampled " if event.greedy is not None else ""
     text = f"{sampled}{format_rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
-    return "; ".join(filter(None, (text, said, describe_greedy(event))))
+    return "; ".join(filter(None, (text, comparison, describe_greedy(event))))
 
 
 def _mean(values: list[float]) -> float:

@@ -110,14 +110,14 @@ class HomeActions:
         from sapo_swarm.protocol.identity import Identity
 
         try:
-            wanted = membership.parse_typed_invite(invite)
-            async with NodeClient(wanted, Identity.generate()) as client:
+            parsed = membership.parse_typed_invite(invite)
+            async with NodeClient(parsed, Identity.generate()) as client:
                 info = await client.info()
         except USER_ERRORS as error:
             return str(error)
-        if info.swarm != wanted.swarm:
+        if info.swarm != parsed.swarm:
             return "Another swarm is at that address by now: read the list again."
-        return "" if info.open or wanted.token else "That swarm is by invite only by now: ask its host."
+        return "" if info.open or parsed.token else "That swarm is by invite only by now: ask its host."
 
     async def add_directory(self, line: str) -> None:
         """Search this directory too from now on."""

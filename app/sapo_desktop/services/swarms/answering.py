@@ -63,11 +63,11 @@ class AnswerSession:
             task = self.tasks[self.asked % len(self.tasks)]
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
             self.asked += 1
-            (found,) = await self.scorer.questions(
+            (candidate,) = await self.scorer.questions(
                 [TaskRef(task, preset_of(task, self.preset), seed, 0, generator_of(task, self.swarm))]
             )
-            if isinstance(found, Question) and found.prompt_sha256 not in self.excluded:
-                return found
+            if isinstance(candidate, Question) and candidate.prompt_sha256 not in self.excluded:
+                return candidate
         raise AppError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
 
     async def reward(self, question: Question, text: str) -> float:

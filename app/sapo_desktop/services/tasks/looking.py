@@ -192,7 +192,7 @@ def is_reasoning_model(base: str) -> bool:
 
 def require_base(model: str, home: Home) -> None:
     """Raise UsageError where it is one of the person's own models."""
-    mine = [one.record.base for one in store.all_models(home) if one.name == model]
+    mine = [entry.record.base for entry in store.all_models(home) if entry.name == model]
     if mine and model not in mine and not Path(model).exists():
         raise UsageError(
             f"{model} is a model of yours, and a task is tried on a base: starter, a folder, or a hub id. "

@@ -329,9 +329,9 @@ async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]
         return ShortcutScores(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
     best, score = "", -1.0
     for text in constant_answers(task):
-        found = _mean(await _judge(scorer, task, refs, [text] * len(refs)))
-        if found > score:
-            best, score = text, found
+        mean_score = _mean(await _judge(scorer, task, refs, [text] * len(refs)))
+        if mean_score > score:
+            best, score = text, mean_score
     right = await _judge(scorer, task, refs, truths) if truths else []
     turned = await _judge(scorer, task, *_permuted(refs, truths))
     echo = await _judge(scorer, task, refs, [task.spec.fill(row) for row in rows])

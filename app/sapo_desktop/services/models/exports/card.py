@@ -163,8 +163,8 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
     for score in now.tasks:
         yield f"| {_plain(score.task)} | {score.items} | {_rate(olds.get(score.task), score.items)} | {_score(score)} |"
     total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
-    known = None if now.delta is None else now.pass_at_1 - now.delta
-    yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
+    base_rate = None if now.delta is None else now.pass_at_1 - now.delta
+    yield f"| all | {now.items} | {_rate(base_rate, now.items)} | {total} |\n"
     if now.delta is not None:
         yield f"Paired on the same questions: {describe_difference(now)}.\n"
     if (greedy := now.greedy) is not None:

@@ -117,8 +117,8 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     per_task = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates give no question
     refs = sorted(held_out_items(config.tasks, config.preset, per_task), key=lambda ref: ref.index)
     async with Scorer() as scorer:
-        found = await scorer.questions(refs)
-    questions = [question for question in found if isinstance(question, Question)][:count]
+        candidates = await scorer.questions(refs)
+    questions = [question for question in candidates if isinstance(question, Question)][:count]
     return [build_conversation(question, config.answer_format) for question in questions]
 
 
@@ -173,10 +173,10 @@ def _write_gguf(job: WriteJob, engine: Engine, system: str, own: Path | None, re
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     if job.quant == "same":
-        whole = folder / f"{MERGED}.gguf"
-        write_gguf(merged, whole, "F16", progress=report)
-        quantise_like(whole, folder / job.file, own)
-        whole.unlink()
+        merged_file = folder / f"{MERGED}.gguf"
+        write_gguf(merged, merged_file, "F16", progress=report)
+        quantise_like(merged_file, folder / job.file, own)
+        merged_file.unlink()
     else:
         write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = context_length(read_spec(merged))

@@ -251,15 +251,17 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import creating
 
         config = settings.load_settings(self._home.settings).run
-        wanted = msgspec.structs.replace(
+        new_config = msgspec.structs.replace(
             config,
             model=answers.base,
             preset=answers.preset or config.preset,
             tasks=answers.tasks or config.tasks,
         )
         if answers.tasks:
-            wanted = fit_custom_tasks(wanted)
-        return creating.create_model(self._home, answers.name, flags.with_room(wanted, fetching.fetch_base_metadata))
+            new_config = fit_custom_tasks(new_config)
+        return creating.create_model(
+            self._home, answers.name, flags.with_room(new_config, fetching.fetch_base_metadata)
+        )
 
     async def proceed(self, id: str) -> str:
         """Let the node train this model; returns a sentence."""

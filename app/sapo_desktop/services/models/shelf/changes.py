@@ -101,9 +101,9 @@ def kept_identity(model: Model, config: RunConfig) -> RunConfig:
     trainer that continues from the same checkpoints. Call after refuse_other_identity()."""
     identity = {field: getattr(model.config, field) for field in IDENTITY}
     for field in ("model", "trainer"):
-        wanted = getattr(config, field)
-        if wanted != _OPEN.get(field):
-            identity[field] = wanted
+        value = getattr(config, field)
+        if value != _OPEN.get(field):
+            identity[field] = value
     return msgspec.structs.replace(config, **identity)
 
 

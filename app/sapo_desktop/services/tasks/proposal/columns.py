@@ -91,8 +91,8 @@ class _Written:
             return ""
         if marks.count(marks[-1]) > 1:
             return "," if marks[-1] == "." else "."
-        whole, _, places = self.text.rpartition(marks[-1])
-        plain = len(marks) > 1 or len(places) != 3 or len(whole) > 3 or whole in ("", "0")
+        digits, _, places = self.text.rpartition(marks[-1])
+        plain = len(marks) > 1 or len(places) != 3 or len(digits) > 3 or digits in ("", "0")
         return marks[-1] if plain else ""
 
 

@@ -282,10 +282,14 @@ def _read(rows: Sequence[Row], options: OptionColumns, answer: str) -> OptionCol
     for reading in numbers:
         if fits[reading] > best.right:
             best = replace(plain, reading=reading, right=fits[reading])
-    rivals = [one for one in alone if "text" in (one, best.reading) and fits[one] == fits[best.reading]]
+    rivals = [
+        reading_name
+        for reading_name in alone
+        if "text" in (reading_name, best.reading) and fits[reading_name] == fits[best.reading]
+    ]
     differ = [
-        sum(None not in (a, b) and a != b for a, b in zip(alone[one], alone[best.reading], strict=True))
-        for one in rivals
+        sum(None not in (a, b) and a != b for a, b in zip(alone[reading_name], alone[best.reading], strict=True))
+        for reading_name in rivals
     ]
     return replace(best, unsure=max(differ, default=0))
 
