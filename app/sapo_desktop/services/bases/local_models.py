@@ -194,7 +194,7 @@ def _look_at(place: str, config: RunConfig, looking: _Looking) -> None:
         local_models.LOOKS[place](looking.seen)
     except OSError as error:
         looking.seen.note(f"{local_models.TITLES[place]}: cannot be looked at ({error.strerror or error}).")
-    for model in [model_seen for model_seen in list(looking.seen.models) if model_seen.place == place]:
+    for model in [candidate for candidate in list(looking.seen.models) if candidate.place == place]:
         if time.monotonic() > looking.seen.deadline:
             return
         detail = inspect_local_model(model, config)

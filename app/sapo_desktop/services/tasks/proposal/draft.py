@@ -99,15 +99,11 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
         sides = [options.put_in(side, merged) for side in sides]
     pairs = [(row.get(question, ""), row[answer].strip()) for row in sides[0].rows if row.get(answer, "").strip()]
     truths = [truth for _, truth in pairs]
-    offered = (
-        _of_letters(sides[0], truths)
-        if merged
-        else propose_verifiers(truths, [question_input for question_input, _ in pairs])
-    )
+    offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
     proposal, code = _judged(offered, wishes)
     names = [columns.column_heading(table, name) if name else "" for name in (question, answer)]
-    question_input = WordingInput(question, names[0], names[1], pairs, proposal.verifier, wishes.tagged)
-    wording = _wording(table, wishes, question_input, merged is not None)
+    asked = WordingInput(question, names[0], names[1], pairs, proposal.verifier, wishes.tagged)
+    wording = _wording(table, wishes, asked, merged is not None)
     spec = TaskSpec(
         name=free_name(wishes.name or path.stem),
         prompt=wording.prompt,

@@ -282,14 +282,10 @@ def _read(rows: Sequence[Row], options: OptionColumns, answer: str) -> OptionCol
     for reading in numbers:
         if fits[reading] > best.right:
             best = replace(plain, reading=reading, right=fits[reading])
-    rivals = [
-        reading_name
-        for reading_name in alone
-        if "text" in (reading_name, best.reading) and fits[reading_name] == fits[best.reading]
-    ]
+    rivals = [rival for rival in alone if "text" in (rival, best.reading) and fits[rival] == fits[best.reading]]
     differ = [
-        sum(None not in (a, b) and a != b for a, b in zip(alone[reading_name], alone[best.reading], strict=True))
-        for reading_name in rivals
+        sum(None not in (a, b) and a != b for a, b in zip(alone[rival], alone[best.reading], strict=True))
+        for rival in rivals
     ]
     return replace(best, unsure=max(differ, default=0))
 
