@@ -229,7 +229,7 @@ UNDONE = (
     "--format adapter, which leaves that file as it is."
 )
 FOLLOWED = 0.6
-"""With a smaller sample, one answer may differ too if the mean followed part is at least this."""
+"""With fewer answers than that, one may still differ if the mean followed part is at least this."""
 
 
 class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
