@@ -1,4 +1,4 @@
-"""A held-out result and how it stands to the base on the same questions, in words. Pure, and light: screens read it."""
+"""How a held-out result compares with the base on the same questions, in words. Pure and light: screens import it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sapo_swarm.events import Evaluated, GreedyScore
 
 
 def format_interval(low: float, high: float, sign: str = "") -> str:
-    """ "(95 %: 24.1 to 28.7)", of shares. sign: "+" for the ends of a difference."""
+    """ "(95 %: 24.1 to 28.7)" from shares in [0, 1]. sign: "+" to show the sign of the ends of a difference."""
     return f"(95 %: {100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
 
 
@@ -16,23 +16,23 @@ def format_rate(share: float, low: float, high: float) -> str:
 
 
 def base_difference(event: Evaluated | GreedyScore) -> tuple[float, float, float] | None:
-    """The difference to the base on the same questions, and both ends of its interval."""
+    """The difference from the base on the same questions, and both ends of its interval; None where there is none."""
     if event.delta is None or event.delta_low is None or event.delta_high is None:
         return None
     return event.delta, event.delta_low, event.delta_high
 
 
 def describe_difference(event: Evaluated | GreedyScore) -> str:
-    """ "+3.1 points against the base (95 %: +1.0 to +5.2)", whether that is measurable, or see unpaired."""
-    if (found := base_difference(event)) is None:
+    """ "+3.1 points against the base (95 %: +1.0 to +5.2)" and whether that is measurable; else unpaired_reason()."""
+    if (difference := base_difference(event)) is None:
         return unpaired_reason(event)
-    delta, low, high = found
-    said = f"{100 * delta:+.1f} points against the base {format_interval(low, high, '+')}"
-    return f"{said}: no measurable change" if low <= 0 <= high else said
+    delta, low, high = difference
+    text = f"{100 * delta:+.1f} points against the base {format_interval(low, high, '+')}"
+    return f"{text}: no measurable change" if low <= 0 <= high else text
 
 
 def unpaired_reason(event: Evaluated | GreedyScore) -> str:
-    """Why a trained model's result stands without a difference to the base; "" where there is nothing to explain."""
+    """Why a trained model's result has no difference from the base; "" where there is nothing to explain."""
     if not event.base_missing:
         return ""
     count = event.base_missing
@@ -40,7 +40,7 @@ def unpaired_reason(event: Evaluated | GreedyScore) -> str:
 
 
 def describe_greedy(event: Evaluated) -> str:
-    """The answers at temperature 0, as chat gives them, and how they stand to the base's; "" in journals without them."""
+    """The result at temperature 0, as a chat answers, and how it compares with the base's; "" in journals without one."""
     if (score := event.greedy) is None:
         return ""
     text = f"greedy {format_rate(score.pass_at_1, score.low, score.high)} (what chat gives)"
@@ -49,8 +49,8 @@ def describe_greedy(event: Evaluated) -> str:
 
 
 def base_scores(event: Evaluated, first: Evaluated | None) -> dict[str, float]:
-    """Task -> the base's pass@1 on the same items, where it is known. first: the base's own evaluation, for results of
-    versions that did not note it."""
+    """Task -> the base's pass@1 on the same items, where it is known. first: the base's own evaluation, for results from
+    versions that did not record it."""
     same = first is not None and (first.items, first.temperature) == (event.items, event.temperature)
     older = same and event.round > 0 and not event.base_missing
     noted = {score.task: score.pass_at_1 for score in first.tasks} if first is not None and older else {}

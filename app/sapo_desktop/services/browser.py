@@ -1,10 +1,10 @@
 """The dashboard in a browser: textual-serve, made safe for a machine with other users and a browser with other tabs.
 
-Whoever reaches the dashboard commands the node. So the address holds a key that only its starter sees, and no dashboard
-starts for a tab that does not show it. The page keeps it for its tab (web/page.js), never in a cookie: a browser sends
-those to every port of this machine, whoever listens there. Only this machine's names are answered, the page holds nothing
-secret and loads nothing from elsewhere. A view whose dashboard was quit says so; one that lost its connection, or whose
-dashboard crashed, opens again by itself (web/page.js tells them apart by the code with which the socket closed).
+Whoever reaches the dashboard controls the node. So the address holds a key that only the person who started it sees, and no
+dashboard starts for a tab that does not present it. The page keeps the key for its tab (web/page.js), never in a cookie: a
+browser sends cookies to every port of this machine, whoever listens there. Only this machine's names are answered; the page
+holds nothing secret and loads nothing from elsewhere. A tab whose dashboard was quit says so; one that lost its connection,
+or whose dashboard crashed, reconnects by itself (web/page.js tells them apart by the websocket's close code).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _LOCKED = (
     "This dashboard opens with the whole address that sapo-desktop serve printed: the key in it is missing or old."
 )
 _PROTOCOL = "sapo-desktop"
-"""The subprotocol of a tab's websocket. The key stands behind it: a page can set no other header of a websocket."""
+"""The subprotocol of a tab's websocket, followed by the key: a page can set no other header of a websocket."""
 _OPEN = ("/", "/page.js", "/static")
-"""What is answered without the key: the page and its files."""
+"""What is served without the key: the page and its files."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Dashboard(AppService):  # type: ignore[misc]  # textual-serve ships no types
-    """The process behind a tab. One that dies without a word closes the tab's socket too, so that no tab stands still."""
+    """The process behind a tab. If it dies silently, the tab's socket is closed too, so that no tab hangs."""
 
     async def run(self) -> None:
         try:
             await super().run()
         finally:
-            await self.remote_close(code=WSCloseCode.INTERNAL_ERROR)  # nothing happens where it was closed already
+            await self.remote_close(code=WSCloseCode.INTERNAL_ERROR)  # does nothing if it is closed already
 
 
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no types
-    """One dashboard process a browser tab, all of them clients of the same node."""
+    """One dashboard process per browser tab, all of them clients of the same node."""
 
     def __init__(self, port: int) -> None:
         super().__init__(quote_command(*own_command()), host=HOST, port=port, title="sapo-desktop")
@@ -62,32 +62,32 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     @property
     def address(self) -> str:
-        """Where the dashboard is, key and all."""
+        """The dashboard's address, including the key."""
         return f"http://{HOST}:{self.port}/#key={self.key}"
 
     async def application(self) -> web.Application:
-        """The pages of textual-serve behind the check of names, origins and the key."""
+        """textual-serve's pages behind the check of host names, origins and the key."""
         app: web.Application = await self._make_app()
         app.router.add_get("/page.js", self._script)
         app.middlewares.append(self._guard)
         return app
 
     def accepting(self, runner: web.AppRunner, bound: socket.socket) -> FewConnections:
-        """Few connections at once; those on which nobody showed the key give way first."""
+        """A small connection limit; connections that did not present the key are dropped first."""
         assert runner.server is not None
         self._connections = FewConnections(runner.server, bound)
         return self._connections
 
     async def on_startup(self, app: web.Application) -> None:
-        """Says nothing: the address is printed by whoever started the server."""
+        """Prints nothing: whoever started the server prints the address."""
 
     async def on_shutdown(self, app: web.Application) -> None:  # noqa: ARG002 - aiohttp passes it
-        """Every tab hears that the server goes."""
+        """Tell every tab that the server is shutting down."""
         for tab in tuple(self._tabs):
             await tab.close(code=WSCloseCode.GOING_AWAY)
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """A tab: a dashboard process until either side ends it."""
+        """Serve a tab: run a dashboard process until either side ends it."""
         tab = web.WebSocketResponse(heartbeat=_HEARTBEAT_S, protocols=(_PROTOCOL,))
         await tab.prepare(request)
         width, height = (to_int(request.query.get(name, ""), 80) for name in ("width", "height"))
@@ -109,15 +109,15 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """This machine's names only, this page's own sockets only, and the key for all but the page and its files."""
+        """Only this machine's names, only this page's own sockets, and the key for everything but the page and its files."""
         origin = request.headers.get("Origin", "")
         if request.host not in self._hosts or (origin and origin.removeprefix("http://") not in self._hosts):
             raise web.HTTPForbidden(text="This dashboard answers pages of this machine only.")
-        shown = _shown(request)
+        key = _shown(request)
         resource = request.match_info.route.resource
-        if shown is None and resource is not None and resource.canonical in _OPEN:
+        if key is None and resource is not None and resource.canonical in _OPEN:
             return await handler(request)
-        if not secrets.compare_digest((shown or "").encode(), self.key.encode()):
+        if not secrets.compare_digest((key or "").encode(), self.key.encode()):
             raise web.HTTPForbidden(text=_LOCKED)
         assert self._connections is not None
         with self._connections.answering(request):
@@ -141,7 +141,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve ships no t
 
 
 def _shown(request: web.Request) -> str | None:
-    """The key of a tab's websocket, or of a page that asks whether its key still opens; None where there is none."""
+    """The key from a tab's websocket, or from a page that asks whether its key is still valid; None where there is none."""
     protocol, _, key = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
     if protocol.strip() == _PROTOCOL:
         return key.strip()
@@ -154,7 +154,7 @@ def _file(name: str) -> str:
 
 
 def open_dashboard_socket(port: int) -> socket.socket:
-    """A socket on this machine only; port 0: any that is free. Raises AppError with the port that is taken."""
+    """A socket on loopback only; port 0: any free one. Raises AppError that names the port if it is taken."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
@@ -164,7 +164,7 @@ def open_dashboard_socket(port: int) -> socket.socket:
 
 
 async def serve_dashboard(bound: socket.socket, say: Callable[[str], None]) -> None:
-    """Until SIGINT, SIGTERM or SIGHUP; then every tab's dashboard is closed. The node goes on."""
+    """Serve until SIGINT, SIGTERM or SIGHUP; then close every tab's dashboard. The node keeps running."""
     server = DashboardServer(bound.getsockname()[1])
     runner = server_runner(await server.application(), "sapo.serve", shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
@@ -178,8 +178,8 @@ async def serve_dashboard(bound: socket.socket, say: Callable[[str], None]) -> N
 
 
 async def _until_told() -> None:
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         with contextlib.suppress(NotImplementedError, AttributeError):  # Windows: KeyboardInterrupt instead
-            loop.add_signal_handler(getattr(signal, name), told.set)
-    await told.wait()
+            loop.add_signal_handler(getattr(signal, name), stop.set)
+    await stop.wait()

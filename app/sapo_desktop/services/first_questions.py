@@ -1,4 +1,4 @@
-"""The first-run questions: what may be answered, and the answers."""
+"""The first-run questions: the possible answers, and those given."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 OWN = "own"
-"""The answer to "tasks" that means: from a file of mine."""
+"""The answer to "tasks" that means: from my own file."""
 Measure = Callable[[str, str], Awaitable[str]]
-"""An answer to hardware and one to model -> a sentence on speed and memory, "" when there is none. It may be cancelled."""
+"""(answer to hardware, answer to model) -> a sentence on speed and memory, "" when there is none. Cancellable."""
 Check = Callable[[str], Awaitable[str]]
-"""A model of the hub, or what was typed -> what keeps it from being used, "" when nothing does."""
+"""A model on the hub, or the typed text -> why it cannot be used, "" when it can."""
 OTHER = "another"
-"""The answer for a model that is typed."""
+"""The answer for a typed model."""
 LIST = "a real one"
-"""The answer for a model that is chosen from the list of those that are here or can be downloaded."""
+"""The answer for a model chosen from the list of those that are here or can be downloaded."""
 
 
 @dataclass(frozen=True)
 class BaseOffer:
-    """A model to start from. value: what the run gets; detail: a line; more: what else is said of the one that is marked.
+    """A model to start from. value: what the run gets; detail: one line; more: further text for the highlighted one.
 
     blocked: why it cannot be chosen, "" where it can."""
 
@@ -32,7 +32,7 @@ class BaseOffer:
 
 @dataclass(frozen=True)
 class BaseGroup:
-    """Models from one source, under its title. notes: sentences on what is not listed."""
+    """Models from one source, under its title. notes: sentences about what is not listed."""
 
     title: str
     offers: tuple[BaseOffer, ...]
@@ -40,23 +40,23 @@ class BaseGroup:
 
 
 Offers = Callable[[bool], Awaitable[tuple[BaseGroup, ...]]]
-"""Whether to look again -> the models of this computer, those to download, and the bundled ones. It takes two seconds at most."""
+"""Whether to scan again -> the models on this computer, those to download, and the bundled ones. Takes at most two seconds."""
 
 
 def is_checked(model: str) -> bool:
-    """Whether this answer may be a model of the hub or of another program, which is looked at before a node starts."""
+    """Whether this answer may be a model on the hub or from another program, which is checked before a node starts."""
     return model == OTHER or "/" in model or ":" in model
 
 
 @dataclass(frozen=True)
 class FirstRunInfo:
-    """What the first-run screen may offer. The first entry of each tuple is the default.
+    """What the first-run screen offers. The first entry of each tuple is the default.
 
-    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). toys: the models that cannot learn a
-    person's table. own_base: what a table is tried on instead of a toy that nobody chose. measure: None where nothing measures.
-    check: None where no model can be typed. offers: None where there is no list behind the answer LIST. let_in: asks the
-    coordinator of a typed invite; None where nobody does. whole: gives all that may be offered, where looking it up takes
-    longer than a first frame may; None where this is all.
+    hardware: (value, what was detected) pairs, for example ("torch", "always torch"). toys: models that cannot learn a
+    person's table. own_base: what a table is tried on instead of a toy that nobody chose. measure: None where nothing is
+    measured. check: None where no model can be typed. offers: None where there is no list behind the answer LIST. let_in:
+    asks the coordinator of a typed invite; None where that is not possible. whole: returns everything on offer, where looking
+    it up takes longer than a first frame may; None where this is everything.
     """
 
     hardware: tuple[tuple[str, str], ...] = (("auto", "the fastest engine that is installed"),)
@@ -78,8 +78,8 @@ class FirstRunInfo:
 
 @dataclass(frozen=True)
 class FirstRunAnswers:
-    """The five answers. invite: only when mode is swarm; listed: it was found
-    in a directory. task: one of the person's own, made meanwhile; "" = the nine."""
+    """The five answers. invite: only when mode is swarm; listed: it was found in a directory. task: the person's own, created
+    meanwhile; "" = the nine."""
 
     mode: Literal["silo", "swarm"] = "silo"
     invite: str = ""

@@ -1,4 +1,4 @@
-"""What the first-run questions offer and what the answers change in the settings. Looks at the machine, starts no node."""
+"""What the first-run questions offer and how the answers change the settings. Inspects the machine, starts no node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TOYS = {"starter": "a toy of 5M, bundled: to see how it works", "starter-1m": "a smaller toy of 1M, worse and faster"}
 _GLANCE_S = 0.7
-"""Seconds of measuring while the questions are read."""
+"""Seconds of measuring while the person reads the questions."""
 _CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
 _TASKS = (
     ("starter", "nine reasoning tasks, easy settings"),
@@ -31,7 +31,7 @@ _TASKS = (
     (OWN, "my own table (CSV, JSONL): Enter asks which"),
 )
 _NAMED = 3
-"""Models of this computer that are answers themselves; the list has all."""
+"""Models on this computer that are answers themselves; the list has all of them."""
 
 
 def toy(name: str) -> str:
@@ -40,7 +40,7 @@ def toy(name: str) -> str:
 
 
 def initial_choices() -> FirstRunInfo:
-    """What can be chosen on any machine, at once; its `whole` is info() from a thread."""
+    """What can be chosen on any machine, at once; its `whole` is detect_choices() in a thread."""
     import sapo_assets
 
     toys = sapo_assets.models() or ("starter",)
@@ -58,7 +58,8 @@ def initial_choices() -> FirstRunInfo:
 
 
 def detect_choices() -> FirstRunInfo:
-    """The choices, with what was detected on this machine; its `whole` names models of this computer, too. Imports no engine."""
+    """The choices, with what was detected on this machine; its `whole` also names the models on this computer. Imports no
+    engine."""
     from sapo_backends import registry
     from sapo_backends.common.hardware import detect_hardware
 
@@ -73,22 +74,22 @@ def detect_choices() -> FirstRunInfo:
 
 
 def _with_local(info: FirstRunInfo) -> FirstRunInfo:
-    """With the models of this computer that a person's table can be tried on."""
+    """The choices with the models on this computer that a person's table can be tried on."""
     from sapo_desktop.services.bases import local_models
 
     try:
         bases = local_models.scan_local_bases(_config(Home.find(), info.toys[0])).recommended[:_NAMED]
-    except USER_ERRORS:  # settings that are damaged: the start says so
+    except USER_ERRORS:  # damaged settings: reported at the start
         bases = ()
-    named = tuple((base.base, base.short.removeprefix("fits, ")) for base in bases)
-    own_base = named[0][0] if named else LIST
+    choices = tuple((base.base, base.short.removeprefix("fits, ")) for base in bases)
+    own_base = choices[0][0] if choices else LIST
     toys = tuple(pair for pair in info.models if pair[0] in info.toys)
-    return replace(info, models=(*toys, *named, *_CHOSEN), own_base=own_base, whole=None)
+    return replace(info, models=(*toys, *choices, *_CHOSEN), own_base=own_base, whole=None)
 
 
 async def list_starting_models(again: bool = False) -> tuple[BaseGroup, ...]:
-    """What a person can start from: models of this computer, the recommended ones, the toys that are bundled. Whether the hub
-    can be reached is tried now, beside the look at the disks; without it what is here still can be chosen."""
+    """What a person can start from: models on this computer, the recommended ones, the bundled toys. Whether the hub can be
+    reached is tested now, in parallel with the disk scan; without it, models that are here can still be chosen."""
     from sapo_backends.checkpoints import hub_cache
     from sapo_desktop.services.bases import local_models
 
@@ -103,19 +104,19 @@ async def list_starting_models(again: bool = False) -> tuple[BaseGroup, ...]:
 def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, ...]:
     import sapo_assets
 
-    here = tuple(BaseOffer(one.base, one.short, _more(one), one.reason) for one in local.bases)
+    local_offers = tuple(BaseOffer(base.base, base.short, _more(base), base.reason) for base in local.bases)
     nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
     notes = (*(() if here or local.notes else nothing), *local.sentences)
     toys = tuple(BaseOffer(name, toy(name)) for name in sapo_assets.models())
     return (
-        BaseGroup("On this computer", here, notes),
-        BaseGroup(f"To download{f' (not now: {away})' if away else ''}", _recommended(home, away, here)),
+        BaseGroup("On this computer", local_offers, notes),
+        BaseGroup(f"To download{f' (not now: {away})' if away else ''}", _recommended(home, away, local_offers)),
         BaseGroup("Bundled", toys),
     )
 
 
 def _more(one: LocalBase) -> str:
-    """What the list has no room for."""
+    """What does not fit in the list."""
     size = f"{one.parameters / 1e6:,.0f}M parameters, {one.architecture}" if one.parameters else ""
     plan = one.plan.sentence if one.plan else ""
     also = f"also {', '.join(one.model.also[:3])}" if one.model.also else ""
@@ -123,7 +124,7 @@ def _more(one: LocalBase) -> str:
 
 
 def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[BaseOffer, ...]:
-    """Size, whether it fits and how soon it gets better, of the list that ships; the hub is not asked."""
+    """Size, whether it fits and how soon it improves, from the list that ships; the hub is not asked."""
     from sapo_desktop.services.bases import card, recommended
 
     offers = []
@@ -131,36 +132,36 @@ def _recommended(home: Home, away: str, here: tuple[BaseOffer, ...]) -> tuple[Ba
         if any(offer.value == base.id for offer in here):
             continue
         try:
-            one = card.build_base_card(home, _config(home, base.id), ask=False, measure=False)
-        except USER_ERRORS as error:  # what is in the cache is damaged
+            base_card = card.build_base_card(home, _config(home, base.id), ask=False, measure=False)
+        except USER_ERRORS as error:  # the cache is damaged
             offers.append(BaseOffer(base.id, "cannot be used", str(error), str(error)))
             continue
         detail = ", ".join(
-            filter(None, ("fits" if one.fits else "too large", size_text(base.bytes), base.brief_promise))
+            filter(None, ("fits" if base_card.fits else "too large", size_text(base.bytes), base.brief_promise))
         )
         gated = "; its owner lets people in by name: sapo-desktop login" if base.gated else ""
-        more = "; ".join(filter(None, (f"licence {one.license}{gated}", base.promise, one.sentence)))
-        offers.append(BaseOffer(base.id, detail, more, away))
+        details = "; ".join(filter(None, (f"licence {base_card.license}{gated}", base.promise, base_card.sentence)))
+        offers.append(BaseOffer(base.id, detail, details, away))
     return tuple(offers)
 
 
 async def wrong_with(model: str) -> str:
-    """What keeps a typed model from being used: the hub is asked, the disk and the memory are looked at. "" = nothing."""
+    """Why a typed model cannot be used: asks the hub and checks the disk and the memory. "" = it can."""
     from sapo_desktop.services.bases import card, fetching
 
     home = Home.find()
     try:
         config = await asyncio.to_thread(_config, home, model, fetching.fetch_base_metadata)
-        one = await asyncio.to_thread(card.build_base_card, home, config, measure=False)
+        base_card = await asyncio.to_thread(card.build_base_card, home, config, measure=False)
     except USER_ERRORS as error:
         return str(error)
-    if one.plan is not None and not one.plan.fits:
-        return f"{model} does not fit: {one.plan.sentence}. {one.plan.suggestion}"
-    return "" if one.fits else f"{model} does not fit on the disk: {one.sentence}."
+    if base_card.plan is not None and not base_card.plan.fits:
+        return f"{model} does not fit: {base_card.plan.sentence}. {base_card.plan.suggestion}"
+    return "" if base_card.fits else f"{model} does not fit on the disk: {base_card.sentence}."
 
 
 async def invite_refusal(invite: str) -> str:
-    """Why the coordinator takes no node by this invite; "" where it takes this one, or is away."""
+    """Why the coordinator admits no node with this invite; "" where it admits this one, or cannot be reached."""
     from sapo_desktop.services.swarms import membership
 
     home = Home.find()
@@ -175,8 +176,8 @@ async def invite_refusal(invite: str) -> str:
 
 
 async def measure_speed(hardware: str, model: str) -> str:
-    """How fast that engine is here with that model, and what a round needs; "" when it cannot be told. A few seconds, in a
-    process that ends with the task; of any but a bundled model its card, without asking the hub."""
+    """How fast that engine runs that model here, and what a round needs; "" when unknown. Takes a few seconds, in a process
+    that ends with the asyncio task; for any model that is not bundled its card, without asking the hub."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import EngineCandidate
@@ -187,28 +188,28 @@ async def measure_speed(hardware: str, model: str) -> str:
     try:
         config = msgspec.structs.replace(_config(home, model), trainer=hardware)
         if model not in locate.BUNDLED:
-            one = await asyncio.to_thread(card.build_base_card, home, config, ask=False)
-            return one.sentence
+            base_card = await asyncio.to_thread(card.build_base_card, home, config, ask=False)
+            return base_card.sentence
         candidate = EngineCandidate(engines.choose_trainer(config))
         plan = await asyncio.to_thread(memory_plan.plan_round_memory, config)
     except USER_ERRORS:
         return ""
-    found = await probe.measure_async(candidate, load_request.build_load_request(config), _GLANCE_S)
-    if found.failure or not found.generation:
+    measurement = await probe.measure_async(candidate, load_request.build_load_request(config), _GLANCE_S)
+    if measurement.failure or not measurement.generation:
         return ""
-    rate = f"{max(found.generation.values()):,.0f} tok/s written, {found.update:,.0f} trained"
+    rate = f"{max(measurement.generation.values()):,.0f} tok/s written, {measurement.update:,.0f} trained"
     return f"{rate}; a round needs {size_text(plan.needed)}" if plan else rate
 
 
 def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:
-    """That model's run, as the settings say so far. look: see flags.with_room. Raises AppError, BadTask."""
+    """The settings of a run of that model so far. look: see flags.with_room. Raises AppError, BadTask."""
     from sapo_desktop.settings import flags
 
     return flags.with_room(msgspec.structs.replace(settings.load_settings(home.settings).run, model=model), look)
 
 
 def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
-    """Write the answers into the settings file and keep the invite, if there is one. Raises UsageError, AppError."""
+    """Write the answers to the settings file and keep the invite, if there is one. Raises UsageError, AppError."""
     from sapo_desktop.settings import flags
 
     if answers.mode == "swarm":
@@ -221,7 +222,7 @@ def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings
     if answers.task:
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:
-        run.pop("tasks", None)  # an own task of an earlier answer
+        run.pop("tasks", None)  # a custom task from an earlier answer
     tables.setdefault("limits", {}).update(PRESETS[answers.limits])
     tables.setdefault("person", {})["name"] = answers.name
     tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"
@@ -231,7 +232,7 @@ def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings
 
 
 def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
-    """Keep the answers, and make the model that they describe; its name.
+    """Keep the answers and create the model that they describe; returns its name, in a list.
 
     Raises UsageError, AppError, BackendError.
     """
@@ -240,8 +241,8 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     from sapo_desktop.services.models.shelf import creating, store
     from sapo_desktop.settings import flags
 
-    kept = save_answers(answers, home.settings, home.invite)
-    run = settings_actions.fit_custom_tasks(kept.run) if answers.task else kept.run
+    saved = save_answers(answers, home.settings, home.invite)
+    run = settings_actions.fit_custom_tasks(saved.run) if answers.task else saved.run
     run = flags.with_room(run, fetching.fetch_base_metadata)
     return [
         creating.create_model(

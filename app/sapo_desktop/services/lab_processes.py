@@ -1,4 +1,4 @@
-"""Several runs of the lab at the same time, a process each, that end with the one that started them."""
+"""Several lab runs at the same time, one process each, that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import own_command
 
 ENDS_WITH_PARENT = "--ends-with-parent"
-"""The flag of a process whose standard input closes when the one that started it has gone, `kill -9` included."""
+"""The flag for a process whose standard input closes when its starter has gone, `kill -9` included."""
 _GRACE_S = 10.0
 
 
 async def run_all(commands: Sequence[tuple[str, Sequence[str]]], jobs: int) -> None:
-    """Runs (name, arguments of sapo-desktop), `jobs` at a time. Raises AppError when one fails; the others go on."""
+    """Run (name, arguments of sapo-desktop), `jobs` at a time. Raises AppError when one fails; the others continue."""
     places, began, failed = asyncio.Semaphore(jobs), time.monotonic(), list[str]()
     finished = 0
 

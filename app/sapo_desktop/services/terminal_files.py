@@ -1,4 +1,4 @@
-"""Completions for bash, zsh and fish, and the manual page, made from the parser of the command line."""
+"""Shell completions for bash, zsh and fish, and the manual page, generated from the command line parser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAM = "sapo-desktop"
 
 
 def walk_verbs(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Every verb below a parser, such as "lab run", with its line of help and its own parser."""
+    """Every command below a parser, such as "lab run", with its line of help and its own parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -22,7 +22,8 @@ def walk_verbs(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tup
 
 
 def shell_completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """What `shell` sources, or finds in its folder of completions. A value without choices may be a file."""
+    """The completion script for `shell` to source, or to find in its completions folder. A value without choices may be a
+    file."""
     for _, _, verb in walk_verbs(parser):
         for action in verb._actions:
             if action.nargs != 0 and not action.choices:
@@ -46,15 +47,15 @@ def man_page(parser: argparse.ArgumentParser, version: str) -> str:
         ".SH VERBS",
     ]
     for name, line, verb in walk_verbs(parser):
-        told = [action for action in verb._actions if action.help != argparse.SUPPRESS]
-        arguments = [action for action in told if not action.option_strings]
+        actions = [action for action in verb._actions if action.help != argparse.SUPPRESS]
+        arguments = [action for action in actions if not action.option_strings]
         shown = " ".join(_metavar(action, action.dest) for action in arguments)
         lines += [f".SS {_roff(f'{name} {shown}'.strip())}", _roff(line[:1].upper() + line[1:] + ".")]
         for action in arguments:
             choices = ", ".join(map(str, action.choices or ()))
             name = _metavar(action, action.dest)
             lines += [".TP", f".I {_roff(name)}", _roff(action.help or choices or name)]
-        for action in told:
+        for action in actions:
             if action.option_strings:
                 takes = f" {_metavar(action, action.dest.upper())}" if action.nargs != 0 else ""
                 text = (action.help or "see above").replace("%%", "%")
@@ -67,8 +68,8 @@ def _metavar(action: argparse.Action, other: str) -> str:
 
 
 def _roff(text: str) -> str:
-    """Text as roff has it literally: backslashes, hyphens, and no control character at the beginning of a line."""
+    """Text escaped so that roff prints it literally: backslashes, hyphens, and no control character at the start of a line."""
     escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     escaped = "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in escaped)
-    escaped = re.sub(r",(?=\S)", r",\\:", escaped)  # where a long list may be broken
+    escaped = re.sub(r",(?=\S)", r",\\:", escaped)  # a long list may be broken here
     return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped

@@ -1,1 +1,1 @@
-"""Models to start from: bundled, on this disk, or on the hub; what one asks of this machine before anything starts."""
+"""Models to start from: bundled, on this disk, or on the hub; and what each needs of this machine before anything starts."""

@@ -1,6 +1,6 @@
-"""One card before anything starts: what a base asks of this machine, in figures and in a few lines.
+"""One card before anything starts: what a base needs of this machine, in figures and in a few lines.
 
-Nothing is downloaded for it but the hub's listing and a config.json of a kilobyte.
+Only the hub's listing and a config.json of a kilobyte are downloaded for it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from sapo_swarm.node.downsampling import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
 
 UNTIMED = 4
-"""Lines of a card in front of the one on time."""
+"""Lines of a card above the one about time."""
 _BYTES = {"float32": 4, "float": 4}
 Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 
 
 @dataclass(frozen=True, slots=True)
 class BaseCard:
-    """source: where the figures are from; "list": the hub was not asked or is away. download: bytes still to fetch, disk: free.
+    """source: where the figures come from; "list": the hub was not asked or cannot be reached. download: bytes still to
+    fetch; disk: free bytes.
 
-    plan: None where memory is not known (a GPU's own, another engine). budget: bytes that the model may have on the disk, 0: no
-    limit. time: None unknown; measured: by bench or in so many rounds here, else estimated. slow: why the engine's own decoder
-    does not compute it, "" when it does. new_tokens: where answers are cut.
+    plan: None where the memory is not known (a GPU's own, another engine). budget: bytes that the model may take on the disk,
+    0: no limit. time: None where unknown; measured: by bench or by earlier rounds here, else estimated. slow: why the
+    engine's own decoder cannot compute it, "" when it can. new_tokens: the length at which answers are cut.
     """
 
     model: str
@@ -70,27 +71,28 @@ class BaseCard:
 
     @property
     def fits(self) -> bool:
-        """The download fits the disk, a round the memory and two checkpoints the disk budget, as far as that is known."""
+        """Whether the download fits on the disk, a round in memory and two checkpoints in the disk budget, as far as that is
+        known."""
         return self.download <= self.disk and (self.plan is None or self.plan.fits) and not self.over_budget
 
     @property
     def over_budget(self) -> str:
-        """Why the model's checkpoints never fit its disk budget, and what to do; "" where they do."""
+        """Why the model's checkpoints can never fit its disk budget, and what to do; "" where they can."""
         return over_budget(BYTES_A_PARAMETER * self.size.trainable if self.size else 0, self.budget)
 
     @property
     def brief(self) -> bool:
-        """Its answers are cut at the default, which is the bundled models', though it is far larger."""
+        """Its answers are cut at the default length, which suits the bundled models, though this one is far larger."""
         return self.parameters > FULL_BELOW and self.new_tokens <= RunConfig().max_new_tokens
 
     @property
     def hours(self) -> float | None:
-        """Until 200 rounds are done, with the examples and the evaluations."""
+        """Hours until 200 rounds are done, including the examples and the evaluations."""
         return None if self.time is None else self.time.whole() / 3600
 
     @property
     def sentence(self) -> str:
-        """Download, memory and time in one line of a screen."""
+        """Download, memory and time on one line of a screen."""
         parts = [f"{size_text(self.download)} to download"] if self.download else []
         if self.plan is not None:
             parts.append(f"a round needs {size_text(self.plan.needed)}" + ("" if self.plan.fits else ", too much here"))
@@ -102,36 +104,36 @@ class BaseCard:
 
     @property
     def short(self) -> str:
-        """A line for a list: licence, size, whether its owner lets people in by name, and whether it fits."""
+        """One line for a list: licence, size, whether access must be granted by its owner, and whether it fits."""
         where = "here" if not self.download else f"{size_text(self.download)}{', gated' if self.gated else ''}"
         return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
 def build_base_card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> BaseCard:
-    """The card of config.model. ask: the hub may be asked, else what is on this disk and on the list counts; measure: the
-    machine's limits may be measured now (seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
-    found = _facts(config, ask)
-    plan = memory_plan.plan_round_memory(config, size=found.size, fallback=bool(found.slow)) if found.size else None
-    return add_time_forecast(home, config, replace(found, plan=plan), measure=measure)
+    """The card of config.model. ask: the hub may be asked; otherwise only this disk and the list count. measure: the
+    machine's limits may be measured now (takes seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
+    facts = _facts(config, ask)
+    plan = memory_plan.plan_round_memory(config, size=facts.size, fallback=bool(facts.slow)) if facts.size else None
+    return add_time_forecast(home, config, replace(facts, plan=plan), measure=measure)
 
 
 def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure: bool = True) -> BaseCard:
-    """The card with what a training takes, by its tasks' own questions. measure: see card. Blocks."""
+    """The card with the training time, forecast from the questions of its tasks. measure: see build_base_card. Blocks."""
     if config.method == "none":
         return found
-    ran = speed.recent_round_seconds(home, config)
+    round_seconds = speed.recent_round_seconds(home, config)
     speeds, measured = find_engine_rates(home, config, found, measure)
     if speeds is None or found.size is None:
         return found
     counts = question_tokens.count_question_tokens(home, config, make=measure)
     groups = local_groups(config, found.size.parameters) + config.external_groups
-    seconds = median(ran) if ran else 0.0
+    seconds = median(round_seconds) if round_seconds else 0.0
     time = forecast.forecast_training(config, speeds, groups * config.group_size, counts, seconds)
-    return replace(found, time=time, measured=measured or bool(ran), rounds=len(ran))
+    return replace(found, time=time, measured=measured or bool(round_seconds), rounds=len(round_seconds))
 
 
 def _facts(config: RunConfig, ask: bool) -> BaseCard:
-    """What is known of the model itself. Raises ModelNotFound."""
+    """What is known about the model itself. Raises ModelNotFound."""
     model = config.model
     request, base = load_request.build_load_request(config), find_recommended_base(model)
     empty = BaseCard(
@@ -197,20 +199,20 @@ def _of_list(config: RunConfig, base: RecommendedBase, empty: BaseCard) -> BaseC
 def _of_hub(config: RunConfig, empty: BaseCard) -> BaseCard:
     from sapo_backends.checkpoints import hub_download
 
-    found = hub_download.inspect_repository(config.model)
-    folder = hub_download.config_of(found)
-    weights = sum(file.size for file in found.files if file.name.endswith(".safetensors"))
+    repository = hub_download.inspect_repository(config.model)
+    folder = hub_download.config_of(repository)
+    weights = sum(file.size for file in repository.files if file.name.endswith(".safetensors"))
     settings = read_json(folder / "config.json")
     stored = _BYTES.get(str(settings.get("dtype") or settings.get("torch_dtype")), 2)
-    parameters = found.parameters or weights // stored
+    parameters = repository.parameters or weights // stored
     size, _ = model_size(folder, load_request.build_load_request(config), parameters)
     return replace(
         empty,
-        license=found.license or empty.license,
-        gated=found.gated,
+        license=repository.license or empty.license,
+        gated=repository.gated,
         parameters=parameters,
-        bytes=found.size,
-        download=hub_download.remaining_bytes(found),
+        bytes=repository.size,
+        download=hub_download.remaining_bytes(repository),
         slow=_slow(folder),
         size=size,
     )
@@ -221,23 +223,25 @@ def _slow(folder: Path) -> str:
 
 
 def expected_training_time(home: Home, config: RunConfig, *, measure: bool) -> TrainingForecast | None:
-    """What a training with these settings takes, of a base that is on this disk; None where that is not known. measure: see card.
+    """How long training with these settings takes for a base on this disk; None where unknown. measure: see build_base_card.
     Blocks."""
     try:
-        found = _facts(config, ask=False)
+        facts = _facts(config, ask=False)
     except (BackendError, OSError):
         return None
-    return add_time_forecast(home, config, found, measure=measure).time
+    return add_time_forecast(home, config, facts, measure=measure).time
 
 
 def find_engine_rates(
     home: Home, config: RunConfig, found: BaseCard, measure: bool
 ) -> tuple[forecast.EngineRates | None, bool]:
-    """How fast the base works here, and whether that was measured with it."""
+    """How fast the base runs here, and whether that was measured with this base."""
     try:
         if (best := speed.choose_fastest(home, config)) is not None:
-            known = next(one for one in speed.load_measurements(home, config) if one.candidate == best.candidate)
-            return MeasuredRates(known), True
+            measurement = next(
+                entry for entry in speed.load_measurements(home, config) if entry.candidate == best.candidate
+            )
+            return MeasuredRates(measurement), True
         trainer = engines.choose_trainer(config)
     except BackendError:
         return None, False
@@ -257,7 +261,7 @@ def find_engine_rates(
 
 
 def quantisation_of(model: str) -> str:
-    """What a GGUF file's weights are kept in, such as "Q4_K_M"; "" of anything else, and where it cannot be read."""
+    """The quantisation of a GGUF file's weights, such as "Q4_K_M"; "" for anything else, and where it cannot be read."""
     with contextlib.suppress(BackendError, OSError):
         if (path := locate.resolve_model(model)).suffix == ".gguf":
             return read_header(path).quantisation
@@ -288,7 +292,7 @@ def base_card_lines(card: BaseCard) -> list[str]:
         rows.append(f"too large   {card.plan.suggestion}")
     if card.over_budget:
         rows.append(f"too large   {card.over_budget}")
-    return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture are the hub's
+    return [safe_text(row, 400, lines=False) for row in rows]  # names of licence and architecture come from the hub
 
 
 def _time(card: BaseCard) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a training will take, part by part: the trial, the examples, a round of practice, an evaluation.
+"""How long training will take, part by part: the trial, the examples, a round of practice, an evaluation.
 
-By what was measured on this machine where something was, else by its limits. Lengths are those of the run's own questions and
-right answers where they can be counted (question_tokens); what is assumed instead is said.
+Based on measurements on this machine where there are any, else on its limits. Lengths are those of the run's own questions
+and right answers where they can be counted (question_tokens); assumptions are stated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sapo_swarm.node.examples_phase import (
 )
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
-"""Over the examples: of six runs on own tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and 8. Hours are
-counted with the first; a person is told the range of the others."""  # noqa: E501
+"""Passes over the examples: in six runs on custom tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and
+8. The forecast hours assume the first figure; the range shown to a person comes from the other two."""
 ROUNDS = 200
-"""A training of so many rounds is what the hours are told for."""
+"""The forecast hours are for a training run of this many rounds."""
 
 
 class EngineRates(Protocol):
@@ -37,14 +37,14 @@ class EngineRates(Protocol):
         """Seconds to read the prompts and write the answers."""
 
     def update(self, context: float, answers: float) -> float:
-        """Seconds of an update on so many tokens of answers, behind so many of prompts."""
+        """Seconds of an update on `answers` answer tokens that follow `context` prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingForecast:
-    """Seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds and once
-    before the first, 0 where there is none. answer: tokens of one that are counted with. counts: None where the questions are
-    not known."""
+    """Times in seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds
+    and once before the first, 0 where there is none. answer: the assumed tokens of one answer. counts: None where the
+    questions are not known."""
 
     trial: float
     examples: float
@@ -55,22 +55,22 @@ class TrainingForecast:
     counts: TokenCounts | None
 
     def whole(self, rounds: int = ROUNDS) -> float:
-        """Until so many rounds of practice are done."""
+        """Seconds until that many rounds of practice are done."""
         looks = 1 + rounds // self.every if self.every else 0
         return self.trial + self.examples + rounds * self.round + looks * self.evaluation
 
     @property
     def parts(self) -> str:
-        """In one line of a screen."""
-        named = [("a round of practice about {}", self.round), ("an evaluation about {}", self.evaluation)]
-        told = [text.format(in_words(seconds)) for text, seconds in named if seconds]
-        return ", ".join([f"examples {self.examples_range}", *told] if self.examples else told)
+        """Every part on one line of a screen."""
+        durations = [("a round of practice about {}", self.round), ("an evaluation about {}", self.evaluation)]
+        texts = [text.format(in_words(seconds)) for text, seconds in durations if seconds]
+        return ", ".join([f"examples {self.examples_range}", *texts] if self.examples else texts)
 
     @property
     def examples_range(self) -> str:
-        """How long the examples take, by how soon the rows set aside stop getting better."""
-        least, most = (min(self.examples * passes / PASSES, MOST_SECONDS) for passes in (FEW_PASSES, MANY_PASSES))
-        return f"{in_words(least)} to {in_words(most)}"
+        """How long the examples take, depending on how soon the rows set aside stop improving."""
+        low, high = (min(self.examples * passes / PASSES, MOST_SECONDS) for passes in (FEW_PASSES, MANY_PASSES))
+        return f"{in_words(low)} to {in_words(high)}"
 
     @property
     def basis(self) -> str:
@@ -85,7 +85,7 @@ class TrainingForecast:
 
 
 def in_words(seconds: float) -> str:
-    """As precise as an estimate is."""
+    """Rounded to the precision that an estimate has."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 100 else format_duration(seconds)
@@ -94,28 +94,28 @@ def in_words(seconds: float) -> str:
 def forecast_training(
     config: RunConfig, rates: EngineRates, rows: int, counts: TokenCounts | None, measured: float = 0.0
 ) -> TrainingForecast:
-    """rows: completions of a round. measured: seconds of a round that ran here, 0 for none."""
+    """rows: completions per round. measured: seconds of a round that ran here, 0 for none."""
     usual = RunConfig().max_new_tokens
-    known = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
+    token_counts = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
     taught = config.model.partition(":")[0] in TAUGHT
-    limit = known.limit
-    # Untrained models seldom end their answers; those that were taught the form, or have seen examples, write like these.
+    limit = token_counts.limit
+    # Untrained models seldom end their answers; those trained on the form, or on examples, write answers like these.
     examples = 0.0
-    follows = config.examples != "off" and known.known and known.of_pass > 0 and not taught
-    answer, longest = (known.answer, known.longest) if follows else (limit, limit)
-    asked = RoundWorkload(rows, answer, True, config.group_size, known.prompt, known.shared, longest)
-    if follows or (config.examples == "only" and known.known):
-        examples = examples_seconds(config, rates, asked, known)
-    round_s = rates.generate(asked) + (rates.update(asked.groups * known.prompt, rows * answer))
+    follows = config.examples != "off" and token_counts.known and token_counts.of_pass > 0 and not taught
+    answer, longest = (token_counts.answer, token_counts.longest) if follows else (limit, limit)
+    workload = RoundWorkload(rows, answer, True, config.group_size, token_counts.prompt, token_counts.shared, longest)
+    if follows or (config.examples == "only" and token_counts.known):
+        examples = examples_seconds(config, rates, workload, token_counts)
+    round_s = rates.generate(workload) + (rates.update(workload.groups * token_counts.prompt, rows * answer))
     evaluation = 0.0
-    if config.eval_every and known.held_out:
-        evaluation = 2 * rates.generate(replace(asked, rows=known.held_out, group_size=1))
+    if config.eval_every and token_counts.held_out:
+        evaluation = 2 * rates.generate(replace(workload, rows=token_counts.held_out, group_size=1))
     trial = 0.0
     if not taught:
         questions = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
         if follows:
-            questions = min(questions, CHUNK)  # where nothing is right it ends there
-        base = replace(asked, rows=questions * config.group_size, new_tokens=limit, most=limit)
+            questions = min(questions, CHUNK)  # with nothing right it stops there
+        base = replace(workload, rows=questions * config.group_size, new_tokens=limit, most=limit)
         trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
     practice = config.examples != "only"
     return TrainingForecast(
@@ -124,21 +124,22 @@ def forecast_training(
 
 
 def examples_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
-    """Of the phase: PASSES over the examples, and the readings of the rows set aside on the way."""
+    """Seconds of the phase: PASSES over the examples, and the evaluations on the rows set aside along the way."""
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
     readings = PASSES * steps / steps_between_readings(steps)
-    whole = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
-    return min(whole, MOST_SECONDS)
+    total = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
+    return min(total, MOST_SECONDS)
 
 
 def step_seconds(rates: EngineRates, counts: TokenCounts, rows: float) -> float:
-    """One update on so many examples, what all their prompts begin with computed once."""
+    """Seconds of one update on `rows` examples; the shared start of their prompts is computed once."""
     return rates.update(counts.shared + rows * (counts.prompt - counts.shared), rows * counts.answer)
 
 
 def reading_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
-    """The rows set aside: their right answers' log-probabilities, an answer at temperature 0, and groups of some."""
+    """Seconds for the rows set aside: logprobs of their right answers, one answer each at temperature 0, and groups for
+    some."""
     likelihood = step_seconds(rates, counts, counts.apart) / 3
     greedy = rates.generate(replace(asked, rows=counts.apart, group_size=1))
     if config.examples == "only":

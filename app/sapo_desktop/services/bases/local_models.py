@@ -1,7 +1,8 @@
-"""The models on this computer as bases: what LM Studio, Ollama, llama.cpp and the hub's cache hold, and which fit this machine.
+"""The models on this computer as bases: what LM Studio, Ollama, llama.cpp and the hub's cache hold, and which fit this
+machine.
 
-Each file tells its quantisation, architecture and size in its header; no weight is read. Places are looked at beside each
-other, in threads that are waited for SECONDS: a network disk that does not answer costs its own models, not the screen.
+Each file's header gives its quantisation, architecture and size; no weights are read. Places are scanned in parallel, in
+threads that are given SECONDS: a network disk that does not answer loses its own models, not the screen.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 
 SECONDS = 2.0
-"""How long a person waits for the list; what was not looked at by then is listed without figures."""
+"""How long a person waits for the list; models not inspected by then are listed without figures."""
 FRESH_S = 20.0
-"""The list of a moment ago is the list."""
+"""A list younger than this is reused."""
 SEEN_LANGUAGE = 100_000_000
 """Parameters below which a model is a toy that writes stories at best."""
 Fit = Literal["fits", "tight", "too large", ""]
-"""tight: smaller rounds fit. "": not known, of an engine that decides when it loads."""
+"""tight: smaller rounds fit. "": unknown, for an engine that decides while loading."""
 _SUPPORTED = frozenset(form.name for form in FORMS.values())
 _ENCODERS = frozenset(
     [
@@ -52,14 +53,15 @@ _ENCODERS = frozenset(
         "clip",
     ]
 )
-"""Architectures of llama.cpp that predict no next token."""
+"""llama.cpp architectures that do not predict a next token."""
 _PLANS = threading.Lock()
-"""A GPU is asked for its memory by one thread, in a process that imports torch."""
+"""Only one thread queries a GPU's memory, in a process that imports torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBase:
-    """A model of this computer. reason: why it cannot be trained, "" where it can. plan: of its rounds, None where not known."""
+    """A model on this computer. reason: why it cannot be trained, "" where it can. plan: memory of its rounds, None where
+    unknown."""
 
     model: LocalModel
     quantisation: str = ""
@@ -82,7 +84,7 @@ class LocalBase:
 
     @property
     def short(self) -> str:
-        """A line for a list, the weightiest word first."""
+        """One line for a list, the most important word first."""
         if self.reason:
             return safe_text(f"cannot be trained: {self.reason}", 160, lines=False)
         parts = [self.fit, size_text(self.model.bytes), self.quantisation, self.model.title]
@@ -91,8 +93,8 @@ class LocalBase:
 
 @dataclass(frozen=True, slots=True)
 class LocalBaseListing:
-    """bases: those that can be trained first, smallest first. notes: what could not be looked at. left_out: models of other
-    kinds (for pictures, for vectors). whole: everything was looked at."""
+    """bases: trainable ones first, smallest first. notes: what could not be scanned. left_out: models of other kinds (for
+    images, for vectors). whole: the scan is complete."""
 
     bases: tuple[LocalBase, ...] = ()
     notes: tuple[str, ...] = ()
@@ -101,8 +103,8 @@ class LocalBaseListing:
 
     @property
     def trainable(self) -> tuple[LocalBase, ...]:
-        """Those that a model can start from."""
-        return tuple(one for one in self.bases if not one.reason)
+        """The models that training can start from."""
+        return tuple(base for base in self.bases if not base.reason)
 
     @property
     def recommended(self) -> tuple[LocalBase, ...]:
@@ -118,7 +120,8 @@ class LocalBaseListing:
 
 @dataclass
 class _Looking:
-    """One look, under way or done. known: what was found out of each file so far, None where it is no model that writes text."""
+    """One scan, running or finished. known: what was found about each file so far, None where it is not a model that writes
+    text."""
 
     began: float
     seen: LocalModelSearch
@@ -128,11 +131,11 @@ class _Looking:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is still at work."""
+        """Whether a thread is still running."""
         return any(thread.is_alive() for thread in self.threads)
 
     def listing(self) -> LocalBaseListing:
-        """As far as it has come."""
+        """The results so far."""
         busy = self.busy
         with self.lock:
             known = dict(self.known)
@@ -158,7 +161,7 @@ _starting = threading.Lock()
 
 
 def scan_local_bases(config: RunConfig, seconds: float = SECONDS, fresh: bool = False) -> LocalBaseListing:
-    """What is on this computer, after so many seconds at most. fresh: not the list of a moment ago. Blocks so long."""
+    """The models on this computer, scanned for at most `seconds`. fresh: do not reuse a recent list. Blocks for that long."""
     looking = _looking(config, seconds, fresh)
     until = time.monotonic() + seconds
     for thread in looking.threads:
@@ -167,7 +170,7 @@ def scan_local_bases(config: RunConfig, seconds: float = SECONDS, fresh: bool = 
 
 
 def _looking(config: RunConfig, seconds: float, fresh: bool) -> _Looking:
-    """The look under way, or of a moment ago, at the same places for the same kind of run; else a new one."""
+    """The running or recent scan of the same places for the same kind of run; else a new one."""
     folders = (*local_models.ollama_folders(), *local_models.lm_studio_folders(), *local_models.llama_cpp_folders())
     key = (*map(str, folders), str(hub_cache.hub_cache_folder()), msgspec.json.encode(config).decode())
     with _starting:
@@ -186,12 +189,12 @@ def _looking(config: RunConfig, seconds: float, fresh: bool) -> _Looking:
 
 
 def _look_at(place: str, config: RunConfig, looking: _Looking) -> None:
-    """List a place, then open each of its models; what goes wrong with one is said of that one."""
+    """List a place, then open each of its models; an error about one is reported with that one."""
     try:
         local_models.LOOKS[place](looking.seen)
     except OSError as error:
         looking.seen.note(f"{local_models.TITLES[place]}: cannot be looked at ({error.strerror or error}).")
-    for model in [one for one in list(looking.seen.models) if one.place == place]:
+    for model in [candidate for candidate in list(looking.seen.models) if candidate.place == place]:
         if time.monotonic() > looking.seen.deadline:
             return
         detail = inspect_local_model(model, config)
@@ -203,7 +206,7 @@ def _look_at(place: str, config: RunConfig, looking: _Looking) -> None:
 
 
 def inspect_local_model(model: LocalModel, config: RunConfig) -> LocalBase | None:
-    """A model's figures, from its header or its config; None where it is none that writes text."""
+    """A model's figures, from its header or its config; None where it does not write text."""
     if model.blocked:
         return LocalBase(model, reason=model.blocked)
     try:
@@ -217,7 +220,7 @@ def inspect_local_model(model: LocalModel, config: RunConfig) -> LocalBase | Non
 
 
 def _of_file(model: LocalModel, header: GgufHeader, config: RunConfig) -> LocalBase:
-    """A GGUF file."""
+    """A model in a GGUF file."""
     base = LocalBase(model, header.quantisation, header.architecture, header.parameters, _why_not(model, header))
     if base.reason:
         return base
@@ -234,8 +237,8 @@ def _of_folder(model: LocalModel, config: RunConfig) -> LocalBase:
     """A Hugging Face folder of the hub's cache."""
     locate.validate_model_folder(model.path)
     settings = read_json(model.path / "config.json")
-    named = settings.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    architectures = settings.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     kind = str(settings.get("dtype") or settings.get("torch_dtype") or "")
     request = load_request.build_load_request(config)
     parameters = model_size(model.path, request)[0].parameters
@@ -250,7 +253,7 @@ def _header(path: Path, _size: int, _changed: int) -> GgufHeader:
 
 
 def _other_kind(header: GgufHeader) -> bool:
-    """Whether it is an adapter, a projector for pictures, a table of importances, or turns text into vectors."""
+    """Whether it is an adapter, an image projector, an importance matrix, or an embedding model."""
     kind = header.text("general.type")
     pooled = header.number(f"{header.architecture}.pooling_type")
     return kind not in ("", "model") or header.architecture in _ENCODERS or pooled > 0
@@ -266,7 +269,7 @@ def _why_not(model: LocalModel, header: GgufHeader) -> str:
 
 
 def _widths(header: GgufHeader) -> dict[str, int]:
-    """What memory and time follow from."""
+    """The sizes that memory and time are computed from."""
     hidden, heads = header.of_family("embedding_length"), max(1, header.of_family("attention.head_count"))
     groups = header.of_family("attention.head_count_kv") or heads
     return {
@@ -284,14 +287,14 @@ def _is_tied(header: GgufHeader) -> bool:
 
 
 def _plan(config: RunConfig, size: Callable[[RunConfig], ModelSize]) -> MemoryPlan | None:
-    """The memory of its rounds; None where no engine is there that tells."""
+    """The memory of its rounds; None where no engine can tell."""
     with _PLANS, contextlib.suppress(BackendError):
         return memory_plan.plan_round_memory(config, size=size(config))
     return None
 
 
 def _short(text: str, path: Path) -> str:
-    """An error about a file, without the file, which the list names."""
+    """An error about a file without its path, which the list shows."""
     return text.removeprefix(f"{path} ").removeprefix(f"{path}: ").removesuffix(".") or "it cannot be read"
 
 

@@ -1,6 +1,7 @@
-"""How long a run's questions and right answers are for a base: its own tokenizer and chat template count some of each task.
+"""How many tokens a run's questions and right answers have for a base: its own tokenizer and chat template count a sample of
+each task.
 
-Rows of own tasks are counted as they are. reasoning_gym makes its questions in the scorer's process, once: what was counted is
+Rows of custom tasks are counted directly. reasoning_gym generates its questions in the scorer's process, once: the counts are
 kept in cache/question-tokens.json.
 """
 
@@ -35,21 +36,22 @@ from sapo_swarm.types import Question, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
 QUESTIONS, LEAST = 32, 4
-"""Counted of all tasks together, and of each at least."""
+"""Questions counted over all tasks together, and at least per task."""
 CHARACTERS, TEMPLATE = 4, 12
-"""Of a token, and tokens of a chat template, where the base's tokenizer is not on this disk."""
+"""Characters per token, and tokens of a chat template, where the base's tokenizer is not on this disk."""
 SHARED = 16
-"""Tokens that questions must begin with in common before an engine reads them once (packing.SHARED_PREFIX)."""
+"""Shared tokens that questions must start with before an engine computes them once (packing.SHARED_PREFIX)."""
 MOST_KEPT = 64
-"""Counts in the file."""
+"""Counts kept in the file."""
 Asked = tuple[Question, str]
-"""A question and a completion that earns everything, "" where its task gives none."""
+"""A question and a completion with full reward, "" where its task gives none."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Means over `questions` training questions. shared: what all of them begin with. answer, longest: of right answers with
-    their end, of a task that gives none its limit; known: some task gives them. limit: of an answer. by_tokenizer: else estimated
-    by their characters. of_pass, apart: examples of a pass and questions set aside. held_out: items of an evaluation."""
+    """Means over `questions` training questions. shared: tokens that all of them start with. answer, longest: of right
+    answers including their end token, or the limit for a task that gives none; known: some task gives them. limit: of an
+    answer. by_tokenizer: else estimated from characters. of_pass, apart: examples per pass, and questions set aside.
+    held_out: items of an evaluation."""
 
     questions: int
     prompt: float
@@ -65,21 +67,21 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
 
 def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
-    """Of the run's tasks; None where they are not known. make: reasoning_gym's questions may be made now, in about 3 s.
-    Blocks."""
+    """Counts for the run's tasks; None where they are not known. make: reasoning_gym's questions may be generated now, in
+    about 3 s. Blocks."""
     try:
         key = _key(config)
-        if (kept := _kept(home).get(key)) is not None:
-            return msgspec.convert(kept, TokenCounts)
+        if (cached := _kept(home).get(key)) is not None:
+            return msgspec.convert(cached, TokenCounts)
         catalogue = [task for task in config.tasks if not is_own(task)]
         if catalogue and not make:
             return None
-        each = max(LEAST, QUESTIONS // max(1, len(config.tasks)))
-        asked = [pair for task in config.tasks if is_own(task) for pair in rows_of(config, task, each)]
+        per_task = max(LEAST, QUESTIONS // max(1, len(config.tasks)))
+        pairs = [pair for task in config.tasks if is_own(task) for pair in rows_of(config, task, per_task)]
         if catalogue:
-            asked += asyncio.run(_made(config, catalogue, each))
-        counts = _counted(config, asked)
-    except (BadTask, ScorerUnavailable, KeyError, ValueError, OSError):  # whoever begins the run says what is wrong
+            pairs += asyncio.run(_made(config, catalogue, per_task))
+        counts = _counted(config, pairs)
+    except (BadTask, ScorerUnavailable, KeyError, ValueError, OSError):  # whoever starts the run says what is wrong
         return None
     if counts is not None and catalogue:
         with contextlib.suppress(OSError):
@@ -89,7 +91,7 @@ def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> Token
 
 
 def _key(config: RunConfig) -> str:
-    """What the counts follow from."""
+    """The cache key: everything the counts depend on."""
     try:
         folder = locate.resolve_local_model(config.model)
         model: list[object] = [str(folder), os.stat(folder / "tokenizer.json").st_mtime]
@@ -108,20 +110,20 @@ def _kept(home: Home) -> dict[str, object]:
 
 
 def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
-    """Training rows of an own task, evenly over all."""
-    own, asked = library.load_task(task), list[Asked]()
-    answers = may_have_examples(msgspec.structs.replace(own.spec, extract="whole"))
-    total = min(most, len(own.train))
-    for place in (number * len(own.train) // total for number in range(total)):
-        row, ref = own.train[place], TaskRef(task, library.PRESET, place, 0, own.generator)
-        right = right_answer(own.spec, row).strip() if answers else ""
-        text = enclose_answer(own.spec.extract, right, config.answer_format) if right else ""
-        asked.append((Question(ref, own.question(row), "0" * 64), text))
-    return asked
+    """Training rows of a custom task, spread evenly over all of them."""
+    task_rows, pairs = library.load_task(task), list[Asked]()
+    answers = may_have_examples(msgspec.structs.replace(task_rows.spec, extract="whole"))
+    total = min(most, len(task_rows.train))
+    for place in (number * len(task_rows.train) // total for number in range(total)):
+        row, ref = task_rows.train[place], TaskRef(task, library.PRESET, place, 0, task_rows.generator)
+        right = right_answer(task_rows.spec, row).strip() if answers else ""
+        text = enclose_answer(task_rows.spec.extract, right, config.answer_format) if right else ""
+        pairs.append((Question(ref, task_rows.question(row), "0" * 64), text))
+    return pairs
 
 
 async def _made(config: RunConfig, tasks: Sequence[str], each: int) -> list[Asked]:
-    """Questions of the catalogue's tasks, other ones than a node trains on. Raises ScorerUnavailable."""
+    """Questions of the catalogue's tasks, not the ones a node trains on. Raises ScorerUnavailable."""
     refs = [
         TaskRef(task, preset_of(task, config.preset), train_seed("counted", "", 0, slot), 0, generator_of(task))
         for task in tasks
@@ -131,7 +133,7 @@ async def _made(config: RunConfig, tasks: Sequence[str], each: int) -> list[Aske
         pairs = await scorer.examples(refs)
         without = [ref for ref, pair in zip(refs, pairs, strict=True) if pair is None]
         questions = await scorer.questions(without) if without else []
-    return [*filter(None, pairs), *((one, "") for one in questions if isinstance(one, Question))]
+    return [*filter(None, pairs), *((question, "") for question in questions if isinstance(question, Question))]
 
 
 def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
@@ -147,7 +149,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
         limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
         if text:
             measured.append(min(limit, _text(text, tokenizer) + 1))
-    known = any(answers.values())
+    has_answers = any(answers.values())
     lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
     first, last = min(prompts), max(prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -155,19 +157,19 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     shared = shared // scale if len(prompts) > 1 and shared >= SHARED * scale else 0
     tables = {task: rows_apart(library.load_task(task)) for task in config.tasks if is_own(task)}
     fresh = [task for task in config.tasks if not is_own(task)]
-    most = max(8, MOST_APART // len(config.tasks))
+    largest_share = max(8, MOST_APART // len(config.tasks))
     return TokenCounts(
         questions=len(asked),
         prompt=mean(map(len, prompts)) / scale + (0 if tokenizer else TEMPLATE),
         shared=shared,
         answer=mean(map(mean, lengths)),
         longest=mean(map(max, lengths)),
-        known=known,
+        known=has_answers,
         limit=mean(new_tokens(config, task) for task in config.tasks),
         by_tokenizer=tokenizer is not None,
         of_pass=sum(min(len(rows), ROWS_OF_A_PASS) for rows, _ in tables.values())
         + sum(max(8, (FRESH_SLOW if _slow(config, task) else FRESH) // len(config.tasks)) for task in fresh),
-        apart=sum(min(len(apart), most) for _, apart in tables.values()) + most * len(fresh),
+        apart=sum(min(len(apart), largest_share) for _, apart in tables.values()) + largest_share * len(fresh),
         held_out=sum(held_out_count(task, eval_items(config)) for task in config.tasks),
     )
 
@@ -177,7 +179,7 @@ def _slow(config: RunConfig, task: str) -> bool:
 
 
 def _prompt(config: RunConfig, question: Question, tokenizer: HfTokenizer | None) -> list[int]:
-    """Ids of the whole prompt; without a tokenizer its characters."""
+    """Ids of the whole prompt; without a tokenizer, its characters."""
     chat = build_conversation(question, config.answer_format)
     return tokenizer.encode_chat(chat) if tokenizer else [ord(c) for part in chat for c in part["content"]]
 

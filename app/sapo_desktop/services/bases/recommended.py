@@ -1,4 +1,4 @@
-"""The recommended small models: data with a date (assets/sapo_assets/bases.toml), which needs no network."""
+"""The recommended small models: a dated list (assets/sapo_assets/bases.toml), readable without a network."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sapo_swarm.config import RunConfig
 
 
 class RecommendedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of the hub. bytes: of its download. gated: its owner lets people in by name. gain_minutes: see the list; 0 where
-    nobody has measured it."""
+    """A model on the hub. bytes: of its download. gated: access must be granted by its owner. gain_minutes: see the list; 0
+    where nobody has measured it."""
 
     id: str
     license: str
@@ -34,7 +34,7 @@ class RecommendedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def promise(self) -> str:
-        """When a person sees it get better, "" where nobody has measured it."""
+        """How soon a person sees it improve, "" where nobody has measured it."""
         minutes = round(self.gain_minutes)
         return f"about {minutes} min to a first visible gain" if self.gain_minutes else ""
 
@@ -44,7 +44,7 @@ class RecommendedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"~{round(self.gain_minutes)} min to a gain" if self.gain_minutes else ""
 
     def size(self, config: RunConfig) -> ModelSize:
-        """What its memory and time follow from, trained as the settings say."""
+        """The sizes that its memory and time are computed from, trained as the settings say."""
         names = ("layers", "hidden", "intermediate", "key_value", "vocabulary", "heads")
         widths = {name: getattr(self, name) for name in names}
         return size_from_widths(self.parameters, widths, load_request.build_load_request(config), tied=True)[0]
@@ -66,5 +66,5 @@ def load_recommended_list() -> RecommendedList:
 
 
 def find_recommended_base(model: str) -> RecommendedBase | None:
-    """The entry of a hub id, None where it is not on the list."""
+    """The entry for a hub id, None where it is not on the list."""
     return next((base for base in load_recommended_list().bases if base.id == model), None)

@@ -1,4 +1,4 @@
-"""The person's token of the model hub: in the keyring, or in a file that only they can read. Never in settings or logs."""
+"""The person's token for the model hub: in the keyring, or in a file that only they can read. Never in settings or logs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ NAME = "hub-token"
 
 
 def save_hub_token(home: Home, typed: str) -> str:
-    """Keep it; the sentence says where. "" forgets it. Raises UsageError, AppError."""
+    """Keep the token and say where it is kept. "" forgets it. Raises UsageError, AppError."""
     no = "This is no token: it is one word, such as hf_..., from the settings page of the hub."
     return keep_word(home, NAME, typed, "The token", no)
 
 
 def keep_word(home: Home, name: str, typed: str, what: str, no: str) -> str:
-    """Keep a secret of one word under that name, or with "" forget it; the sentence says where. what: "The token". no: what is
-    said of text that is none. Raises UsageError, AppError."""
+    """Keep a one-word secret under that name and say where; "" forgets it. what: "The token". no: the message for text that
+    is not a secret. Raises UsageError, AppError."""
     from sapo_swarm.protocol import identity
 
     word = typed.strip()
     if len(word) > 512 or not word.isascii() or not (word.isprintable() and " " not in word):
         raise UsageError(no)
     try:
-        where = identity.keep_text(home.config, name, word)
+        place = identity.keep_text(home.config, name, word)
     except identity.KeyStoreError as error:
         raise AppError(str(error)) from error
-    return f"{what} is {where}." if word else f"{what} is forgotten."
+    return f"{what} is {place}." if word else f"{what} is forgotten."
 
 
 def load_hub_token(home: Home) -> str | None:

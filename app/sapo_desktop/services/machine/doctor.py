@@ -1,4 +1,4 @@
-"""The doctor: what works here, what does not, and the command that mends it; each sensor that a limit can be held by."""
+"""The doctor: what works here, what does not, and the command that fixes it; and each sensor that a limit can use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sapo_swarm.node.governor.machine import MachineMonitor
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, command_output
 
-# The doctor's lines on what the limits can be held by: each sensor with what it says now, or that it is not available.
+# The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
 
 
 def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
-    """One line a sensor. folder: on the disk that is watched. sysfs, proc: Linux' trees."""
+    """One line per sensor. folder: on the disk that is watched. sysfs, proc: Linux's trees."""
     now = MachineMonitor(folder, sysfs, proc).readings(idle=True, metered=True)
     power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
     if power and now.charge is not None:
@@ -50,7 +50,7 @@ def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Ite
 
 
 def data_cap_finding(path: Path, limits: ResourceLimits) -> Finding:
-    """What of today's data is used. path: of the count."""
+    """How much of today's data allowance is used. path: of the file with the count."""
     day = rules.DataCap(path, lambda: limits).today
     if (hold := rules.data_cap_hold(day, limits)) is not None:
         return Finding(
@@ -69,7 +69,7 @@ def _line(what: str, says: str | None, settings: str) -> Finding:
     return Finding("ok", what, says)
 
 
-# The doctor: what works here, what does not, and the command that mends it.
+# The doctor: what works here, what does not, and the command that fixes it.
 
 _DISK_NEEDED = 10**9
 
@@ -107,9 +107,9 @@ def _machine() -> Finding:
 def runs_under_rosetta(
     system: str = sys.platform, machine: str = platform.machine(), ask: Callable[[Sequence[str]], str] = command_output
 ) -> bool:
-    """Whether this Python was built for Intel and runs on Apple Silicon, where platform.processor() says "i386" then.
+    """Whether this Python was built for Intel and runs on Apple Silicon, where platform.processor() then says "i386".
 
-    system, machine: as sys.platform and platform.machine() have them. ask: what a program prints.
+    system, machine: as in sys.platform and platform.machine(). ask: runs a command and returns what it prints.
     """
     intel = system == "darwin" and machine == "x86_64"
     return intel and ask(["/usr/sbin/sysctl", "-n", "hw.optional.arm64"]).strip() == "1"
@@ -143,13 +143,13 @@ def _engines() -> Iterator[Finding]:
 
     can_train = False
     for name in registry.known_backends():
-        if name == "fake":  # the example for writers of engines, and what tests train
+        if name == "fake":  # the example for engine authors, and what tests train
             continue
         try:
             backend = registry.get_backend(name)
             backend.check()
         except BackendUnavailable as error:
-            if "+" not in name:  # of a pair, the part that is missing has its own line
+            if "+" not in name:  # of a pair, the missing part has its own line
                 yield Finding("note", name, str(error))
             continue
         verbs = "generates and trains" if backend.CAN_TRAIN else "generates"
@@ -164,15 +164,15 @@ def _engines() -> Iterator[Finding]:
 
 def _compiler() -> Finding:
     """Whether the torch engine's kernels for small models and for layers with a state can be compiled."""
-    found = hardware.c_compiler()
-    if found is None:
+    compiler = hardware.c_compiler()
+    if compiler is None:
         fix = "xcode-select --install" if sys.platform == "darwin" else "install gcc or clang"
         return Finding(
             "note",
             "compiler",
             f"none: small models in float32 take up to twice the time, hybrids longer. To change it: {fix}",
         )
-    return Finding("ok", "compiler", f"{found}, for small models in float32 and for hybrids")
+    return Finding("ok", "compiler", f"{compiler}, for small models in float32 and for hybrids")
 
 
 def _fallbacks() -> Iterator[Finding]:
@@ -182,11 +182,11 @@ def _fallbacks() -> Iterator[Finding]:
     from sapo_backends.torch_backend.runtime import LEFT_OUT, PATHS
 
     try:
-        found = device_check.on_processor()
+        fallbacks = device_check.on_processor()
     except BackendUnavailable as error:
         yield Finding("fail", "torch", str(error))
         return
-    for name, reason in found.items():
+    for name, reason in fallbacks.items():
         if name != "native" or _compiler().verdict == "ok":  # a missing compiler has a line of its own
             yield Finding("note", "torch", f"slower than it could be: {PATHS[name]} cannot be used here ({reason})")
     for name in sorted(LEFT_OUT):
@@ -194,16 +194,16 @@ def _fallbacks() -> Iterator[Finding]:
 
 
 def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
-    """Whether the settings' rounds fit into memory, and whether the engine was chosen by measurement."""
+    """Whether rounds with these settings fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.errors import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
     from sapo_desktop.settings import flags
     from sapo_swarm.tasks.own.spec import BadTask
 
-    with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have lines of their own
-        chosen = settings.load_settings(home.settings)
-        run = flags.with_room(chosen.run)
-        plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(chosen.limits))
+    with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have their own lines
+        loaded = settings.load_settings(home.settings)
+        run = flags.with_room(loaded.run)
+        plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(loaded.limits))
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"
             yield (
@@ -217,7 +217,7 @@ def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
 
 
 def _unmeasured(home: Home, run: RunConfig) -> Finding:
-    """Without a bench: what the short measurement at the first load found, if there was one."""
+    """Without a bench: the result of the short measurement at the first load, if there was one."""
     from sapo_backends.measure import precision
     from sapo_desktop.services.machine import speed
 
@@ -232,7 +232,7 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
 
 def _sensors(home: Home) -> Iterator[Finding]:
 
-    with contextlib.suppress(OSError):  # a disk that cannot be looked at has a line of its own
+    with contextlib.suppress(OSError):  # an unreadable disk has its own line
         yield from sensor_findings(home.data)
     with contextlib.suppress(AppError):  # so have bad settings
         yield data_cap_finding(home.network, settings.load_settings(home.settings).limits)
@@ -253,17 +253,17 @@ async def _scorer() -> Finding:
 
 
 async def stream_findings() -> AsyncIterator[Finding]:
-    """The same findings, one by one, from a process of its own: looking at engines loads heavy libraries.
+    """The findings of run_all_checks(), one by one, from a separate process: inspecting engines loads heavy libraries.
 
-    Raises AppError when it fails itself.
+    Raises AppError when that process itself fails.
     """
-    found = 0
+    count = 0
     async with children.child_process(["doctor", "--json"]) as process:
         assert process.stdout is not None
         async for line in process.stdout:
-            found += 1
+            count += 1
             yield Finding(**json.loads(line))
-        if await process.wait() not in (0, 1) or not found:
+        if await process.wait() not in (0, 1) or not count:
             raise AppError("The doctor itself failed. Run it in a terminal: sapo-desktop doctor")
 
 

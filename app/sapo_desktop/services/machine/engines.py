@@ -1,4 +1,4 @@
-"""Which engine a run gets, and the loading of it."""
+"""Which engine a run gets, and loading it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sapo_swarm.whole_file import write_atomically
 
 LOG = logging.getLogger(__name__)
 PREFERRED = ("mlx", "torch")
-"""Trainers in the order in which "auto" tries them; mlx only where it has a GPU."""
+"""Trainers in the order in which "auto" tries them; mlx only on a machine with a GPU that it supports."""
 GENERATOR = "llamacpp"
 """What "auto" tries last for a node that only generates."""
 ENGINE_FILE = "engine.json"
-"""In a run's folder: what its open settings meant when it began."""
+"""In a run's folder: what its open settings ("auto", 0) resolved to when it began."""
 
 
 class ResolvedEngine(msgspec.Struct, frozen=True):
-    """What "auto" and 0 mean in a run, for as long as it lives. Values may be "auto" and 0 again: the engine's rule."""
+    """What "auto" and 0 mean in a run, for its whole life. Values may still be "auto" and 0: then the engine decides."""
 
     trainer: str = "auto"
     precision: str = "auto"
@@ -46,9 +46,9 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
 
 
 def resolve_engine(config: RunConfig, folder: Path, home: Home) -> RunConfig:
-    """The config with what its open settings mean in the run of that folder.
+    """The config with its open settings resolved for the run in that folder.
 
-    A new run takes what was measured on this machine, else the defaults, and keeps it: a resumed run goes on with the
+    A new run takes what was measured on this machine, else the defaults, and stores it: a resumed run continues with the
     engine, precision and threads it began with, whatever was measured since. Raises BackendUnavailable, AppError.
     """
     if not (folder / ENGINE_FILE).exists():
@@ -57,7 +57,7 @@ def resolve_engine(config: RunConfig, folder: Path, home: Home) -> RunConfig:
 
 
 def stored_config(config: RunConfig, folder: Path) -> RunConfig:
-    """The config with what the run of that folder began with. Runs older than this file have none."""
+    """The config with what the run in that folder began with. Runs older than this file have none."""
     try:
         settled = msgspec.json.decode((folder / ENGINE_FILE).read_bytes(), type=ResolvedEngine)
     except FileNotFoundError:
@@ -72,13 +72,13 @@ def stored_config(config: RunConfig, folder: Path) -> RunConfig:
 def _settled(config: RunConfig, folder: Path, home: Home) -> ResolvedEngine:
     from sapo_desktop.services.machine import speed
 
-    begun = any((folder / "checkpoints").glob("round-*"))  # by an older version, with the defaults
-    best = None if begun else speed.choose_fastest(home, config)
+    has_checkpoint = any((folder / "checkpoints").glob("round-*"))  # started by an older version, with the defaults
+    best = None if has_checkpoint else speed.choose_fastest(home, config)
     if best is None:
         return ResolvedEngine(trainer=choose_trainer(config))
-    found = best.candidate
-    choose_trainer(msgspec.structs.replace(config, trainer=found.engine))
-    return ResolvedEngine(found.engine, found.precision, found.threads)
+    candidate = best.candidate
+    choose_trainer(msgspec.structs.replace(config, trainer=candidate.engine))
+    return ResolvedEngine(candidate.engine, candidate.precision, candidate.threads)
 
 
 def _write(folder: Path, settled: ResolvedEngine) -> None:
@@ -89,7 +89,7 @@ def _write(folder: Path, settled: ResolvedEngine) -> None:
 
 
 def engine_builder(config: RunConfig) -> Callable[[Progress], Engine]:
-    """A function that loads the engine; the choice is made now so that a missing one is an error at once."""
+    """A function that loads the engine; the engine is chosen now so that a missing one is an immediate error."""
     from sapo_backends import registry
 
     backend = registry.get_backend(choose_trainer(config))()
@@ -97,11 +97,11 @@ def engine_builder(config: RunConfig) -> Callable[[Progress], Engine]:
 
 
 def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progress], Engine]:
-    """builder(settle(config)) of a node's run, which at the first load of a model on this machine also finds the faster
-    precision (about a second) and keeps it, for the run and for later ones.
+    """A function that loads the engine of a node's run with its open settings resolved. At the first load of a model on this
+    machine it also measures which precision is faster (about a second) and stores it, for this run and later ones.
 
-    Only where it is open: precision "auto", the torch engine on a processor with instructions for bfloat16 (without them
-    a round takes 14 times as long in it), and a run without a checkpoint.
+    Only where it is open: precision "auto", the torch engine on a processor with instructions for bfloat16 (without them a
+    round takes 14 times as long in it), and a run without a checkpoint.
     """
     settled = resolve_engine(config, folder, home)
     if not _precision_is_open(settled, folder):
@@ -119,14 +119,15 @@ def run_builder(config: RunConfig, folder: Path, home: Home) -> Callable[[Progre
 
 
 def _precision_is_open(config: RunConfig, folder: Path) -> bool:
-    begun = any((folder / "checkpoints").glob("round-*"))
-    if begun or config.precision != "auto" or config.trainer != "torch":
+    has_checkpoint = any((folder / "checkpoints").glob("round-*"))
+    if has_checkpoint or config.precision != "auto" or config.trainer != "torch":
         return False
     return config.device == "cpu" or (config.device == "auto" and not has_nvidia())
 
 
 def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
-    """Measured now or earlier; "auto", the engine's own rule, where there is nothing to measure or measuring fails."""
+    """The precision measured now or earlier; "auto", the engine's own rule, where there is nothing to measure or measuring
+    fails."""
     from sapo_backends.measure import precision
     from sapo_desktop.services.machine import speed
 
@@ -141,9 +142,9 @@ def _faster_precision(config: RunConfig, home: Home, progress: Progress) -> str:
 
 
 def choose_trainer(config: RunConfig) -> str:
-    """The name of the trainer for a run, or of the engine of one that only generates.
+    """The name of the trainer for a run, or of the engine for one that only generates.
 
-    Raises BackendUnavailable with the command that adds one.
+    Raises BackendUnavailable with the command that installs one.
     """
     from sapo_backends import registry
 
@@ -164,7 +165,7 @@ def choose_trainer(config: RunConfig) -> str:
 
 
 def apple_silicon() -> bool:
-    """Whether this machine has a processor that MLX is made for."""
+    """Whether this machine has a processor that MLX supports."""
     import platform
 
     return platform.system() == "Darwin" and platform.machine() == "arm64"

@@ -32,7 +32,7 @@ def local_folder(config: RunConfig) -> Path:
 
 
 def parameter_count(config: RunConfig) -> int | None:
-    """How large the run's model is; None while that cannot be told, because the model is not on this disk."""
+    """The number of parameters of the run's model; None while unknown, because the model is not on this disk."""
     from sapo_backends.measure.precision import model_size
 
     try:

@@ -1,5 +1,5 @@
-"""Start the node at login, look whether it does, and end that, by what each system reads: a systemd unit, a launch agent, a
-task. Nothing is installed unless the person asks for it.
+"""Starting the node at login, checking whether that is set up, and undoing it, with each system's own means: a systemd unit,
+a launch agent, a scheduled task. Nothing is installed unless the person asks for it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from xml.etree import ElementTree
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
 
-# What the systems' own starters read, as pure functions of a command line: a systemd user unit, a launchd property list, a
-# Windows scheduled task. Each asks for an end with a signal that the node answers by saving, and waits STOP_S for it.
+# The definitions that each system's service starter reads, as pure functions of a command line: a systemd user unit, a
+# launchd property list, a Windows scheduled task. Each stops the node with a signal at which it saves, and waits STOP_S
+# for it.
 
 NAME = "sapo-desktop"
 LABEL = "io.github.sapo-desktop.node"
 STOP_S = 60
 RETRY_S = 60
 FINAL_CODES = (2, 3, 4)
-"""Exit codes that another start does not mend: usage, node, engine missing."""
+"""Exit codes that restarting does not fix: usage, node, engine missing."""
 _TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
 
 def systemd_unit(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A user unit: started at login, again after a crash, but not for ever."""
+    """A user unit: started at login and restarted after a crash, but not for ever."""
     lines = [f"Environment={_quoted(f'{key}={value}')}" for key, value in environment.items()]
     return "\n".join(
         [
@@ -58,7 +59,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _quoted(word: str, command: bool = False) -> str:
-    """A word of a unit file: specifiers, line ends and, in a command, variables are taken literally."""
+    """A word of a unit file: specifiers, line ends and, in a command, variables are escaped."""
     escaped = (
         word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n").replace("\r", "\\r")
     )
@@ -66,7 +67,7 @@ def _quoted(word: str, command: bool = False) -> str:
 
 
 def launch_agent(command: Sequence[str], environment: Mapping[str, str], log: str) -> bytes:
-    """A property list. log: where what it prints goes."""
+    """A property list. log: the file for its output."""
     return plistlib.dumps(
         {
             "Label": LABEL,
@@ -101,14 +102,14 @@ def scheduled_task(command: Sequence[str], user: str) -> bytes:
         Priority="7",
     )
     _add(settings, "RestartOnFailure", Interval=f"PT{RETRY_S}S", Count="5")
-    program, *rest = command
-    _add(_add(task, "Actions"), "Exec", Command=program, Arguments=" ".join(map(windows_word, rest)))
+    program, *arguments = command
+    _add(_add(task, "Actions"), "Exec", Command=program, Arguments=" ".join(map(windows_word, arguments)))
     text: bytes = ElementTree.tostring(task, encoding="utf-16", xml_declaration=True)
     return text
 
 
 def windows_word(word: str) -> str:
-    """A word of a Windows command line, in quotes where it needs them."""
+    """A word of a Windows command line, quoted where necessary."""
     if word and not set(word) & set(' \t"'):
         return word
     from subprocess import list2cmdline
@@ -123,7 +124,8 @@ def _add(parent: ElementTree.Element, tag: str, **children: str) -> ElementTree.
     return element
 
 
-# Start the node at login, look whether it does, and end that. Nothing is installed unless the person asks for it.
+# Start the node at login, check whether that is set up, and undo it. Nothing is installed unless the person asks for
+# it.
 
 _LIMIT_S = STOP_S + 30.0
 _POLL_S = 0.5
@@ -131,14 +133,14 @@ PASSED_ON = (
     *("SAPO_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "SAPO_WITHOUT"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
 )
-"""Variables that decide where things lie or come from: the started node has them as this terminal does."""
+"""Variables that decide where files are or come from: the started node gets this terminal's values."""
 _STATE = re.compile(r'^\s*state = (?P<launchd>.+)$|^"[^"]*","[^"]*","(?P<windows>[^"]*)"\s*$', re.MULTILINE)
-"""In what launchctl and schtasks say."""
+"""The state in the output of launchctl and schtasks."""
 
 
 class LoginService(NamedTuple):
-    """How one system starts programs at login. file: the definition. ask: fails where the system has nothing of it. note: what
-    the person should know."""
+    """How a system starts programs at login. file: the definition. ask: a command that fails where the system has no such
+    service. note: what the person should know."""
 
     file: Path
     content: bytes
@@ -149,7 +151,7 @@ class LoginService(NamedTuple):
 
 
 def login_service(home: Home, name: str = "", platform: str = sys.platform) -> LoginService:
-    """This system's. name: of the model to train; "" is the newest."""
+    """This system's login service. name: of the model to train; "" is the newest."""
     words = [_lasting(word) for word in own_command()]
     command = [*words, "node", *([name] if name else []), "--quiet", "--as-left"]
     environment = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
@@ -176,7 +178,7 @@ def login_service(home: Home, name: str = "", platform: str = sys.platform) -> L
             file,
             content,
             (create, ("schtasks", "/run", "/tn", task)),
-            (("schtasks", "/delete", "/f", "/tn", task), (*words, "stop")),  # the scheduler ends nothing in order
+            (("schtasks", "/delete", "/f", "/tn", task), (*words, "stop")),  # the scheduler cannot end it gracefully
             ("schtasks", "/query", "/tn", task, "/fo", "csv", "/nh"),
             _of_the_account(environment),
         )
@@ -193,28 +195,28 @@ def login_service(home: Home, name: str = "", platform: str = sys.platform) -> L
 
 
 def _of_the_account(environment: Mapping[str, str]) -> str:
-    """A scheduled task has the account's variables, not this terminal's."""
+    """A scheduled task gets the account's variables, not this terminal's."""
     commands = [f'setx {name} "{value}"' for name, value in environment.items()]
     return f" Write this too, once, or it looks elsewhere: {'; '.join(commands)}" if commands else ""
 
 
 def _lasting(word: str) -> str:
-    """The program where it also is after an update: Homebrew removes the folder of the old version."""
+    """The program's path that survives an update: Homebrew removes the folder of the old version."""
     return re.sub(r"/Cellar/([^/]+)/[^/]+/", r"/opt/\1/", word)
 
 
 def starts_at_login(home: Home) -> bool:
-    """Whether a node of this home starts at login, as far as the definition tells: an account has one, and a home of its own
-    (SAPO_HOME) is asked of only where the definition lies in it."""
+    """Whether a node of this home starts at login, as far as the definition tells: an account has one definition, and a
+    custom home (SAPO_HOME) counts only where the definition lies in it."""
     file = login_service(home).file
     return file.exists() and (home.data in file.parents or not os.environ.get("SAPO_HOME"))
 
 
 def install_login_service(one: LoginService) -> str:
-    """Have the node started now and at every login; the sentence to print. Raises AppError, and then nothing is installed."""
+    """Start the node now and at every login; returns the sentence to print. Raises AppError, and then nothing is installed."""
     before = one.file.read_bytes() if one.file.exists() else None
     try:
-        if _known(one):  # launchd takes no second one, systemd leaves the first one running
+        if _known(one):  # launchd refuses a second one, systemd leaves the first one running
             _end(one)
         one.file.parent.mkdir(parents=True, exist_ok=True)
         one.file.write_bytes(one.content)
@@ -227,29 +229,29 @@ def install_login_service(one: LoginService) -> str:
 
 
 def uninstall_login_service(one: LoginService) -> str:
-    """The node is stopped, within STOP_S seconds, and starts no more by itself; what it learned stays. Raises AppError."""
+    """Stop the node, within STOP_S seconds, and no longer start it at login; what it learned stays. Raises AppError."""
     if not one.file.exists():
         return "The node does not start at login: there is nothing to remove."
-    said = _end(one)
+    refusal = _end(one)
     one.file.unlink(missing_ok=True)
-    return f"The node starts no more by itself. Models and settings are as they were.{said and f' ({said})'}"
+    return f"The node starts no more by itself. Models and settings are as they were.{refusal and f' ({refusal})'}"
 
 
 def login_service_status(one: LoginService) -> str:
-    """Whether the node starts at login and what the system says of it. Raises OSError."""
+    """Whether the node starts at login and the state that the system reports. Raises OSError."""
     if not one.file.exists():
         return "The node does not start at login. To change that: sapo-desktop service install"
     try:
-        said = _run(one.ask).strip() or "installed"
+        output = _run(one.ask).strip() or "installed"
     except AppError as error:
         return f"Installed ({one.file}), but not active. {error}"
-    state = found[found.lastgroup or 0] if (found := _STATE.search(said)) else said.splitlines()[0]
+    state = match[match.lastgroup or 0] if (match := _STATE.search(output)) else output.splitlines()[0]
     return f"The node starts at login ({one.file}): {state}"
 
 
 def _end(one: LoginService, pause: Callable[[float], None] = time.sleep) -> str:
-    """Have the system stop the node and forget it; launchd answers before it has. What was refused, where that is of no
-    consequence: the system has nothing of it (any more). Raises AppError."""
+    """Have the system stop the node and remove the service; launchd returns before it has. Returns the refusal where it does
+    not matter: the system has no such service (any more). Raises AppError."""
     refused = []
     for command in one.remove:
         try:
@@ -274,10 +276,10 @@ def _known(one: LoginService) -> bool:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it printed. Raises AppError with what it said when it fails."""
-    encoding = "oem" if sys.platform == "win32" else None  # of Windows' console programs
+    """The command's output. Raises AppError with its message when it fails."""
+    encoding = "oem" if sys.platform == "win32" else None  # the encoding of Windows console programs
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -291,10 +293,10 @@ def _run(command: Sequence[str]) -> str:
         raise AppError(f"There is no {command[0]} here, which starts programs at login.") from error
     except subprocess.TimeoutExpired as error:
         raise AppError(f"{' '.join(command)} did not come to an end within {_LIMIT_S:.0f} s.") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise AppError(f"{' '.join(command)} failed: {said[-1] if said else f'exit code {done.returncode}'}.")
-    return done.stdout
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        raise AppError(f"{' '.join(command)} failed: {lines[-1] if lines else f'exit code {process.returncode}'}.")
+    return process.stdout
 
 
 def _put_back(file: Path, content: bytes | None) -> None:

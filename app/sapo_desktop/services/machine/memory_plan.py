@@ -1,4 +1,4 @@
-"""Whether a run's rounds fit into memory, told before it starts."""
+"""Whether a run's rounds fit into memory, checked before it starts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.rules import ResourceLimits
 
 PROMPT = 256
-"""Tokens of a long question; the bundled tasks' are shorter."""
+"""Tokens of a long question; those of the bundled tasks are shorter."""
 ASKED_AGAIN_S = 60
-"""What a GPU has free is asked once in so many seconds: it takes a process that imports torch."""
+"""Seconds for which a GPU's free memory is cached: asking takes a process that imports torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """needed, available: bytes. smaller: a round that would fit, None when none does or this one does.
 
-    external: how many of the groups come from others. precision: that the smaller round needs, "" where the run's will do.
-    other: what helps beside a smaller model where no round fits.
+    external: how many of the groups are external. precision: what the smaller round needs, "" where the run's own will do.
+    other: what helps besides a smaller model where no round fits.
     """
 
     shape: RoundShape
@@ -46,7 +46,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room, with something to spare for other programs."""
+        """Whether there is enough memory, with some left for other programs."""
         return self.needed <= round_memory.SPARE * self.available
 
     @property
@@ -57,34 +57,34 @@ class MemoryPlan:
 
     @property
     def suggestion(self) -> str:
-        """Settings that would fit; others' share of the batch shrinks with it."""
+        """Settings that would fit; the number of external groups shrinks with the batch."""
         if self.smaller is None:
             return f"Choose a smaller model{self.other}."
         groups = self.smaller.groups
         external = min(groups - 1, -(-groups * self.external // self.shape.groups))
-        said = {
+        changes = {
             "local-groups": (self.shape.groups - self.external, groups - external),
             "external-groups": (self.external, external),
             "group-size": (self.shape.group_size, self.smaller.group_size),
             "max-new-tokens": (self.shape.new_tokens, self.smaller.new_tokens),
         }
-        flags = [f"--{name} {new}" for name, (old, new) in said.items() if new != old]
+        flags = [f"--{name} {new}" for name, (old, new) in changes.items() if new != old]
         return "This fits: " + " ".join([*flags, *([f"--precision {self.precision}"] if self.precision else [])])
 
 
 def plan_round_memory(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
 ) -> MemoryPlan | None:
-    """The memory of the run's rounds on this machine; None where it cannot be told: another engine than those here, a GPU
-    that does not answer, a model that is neither on this disk nor given as its size.
+    """The memory of the run's rounds on this machine; None where unknown: an engine not built in, a GPU that does not answer,
+    a model that is neither on this disk nor given by its size.
 
-    available: of the computer, what is free unless told; an NVIDIA GPU's own memory counts instead where it trains.
-    fallback: transformers computes it. Blocks, with such a GPU for seconds."""
+    available: bytes of the computer's memory, by default what is free; where an NVIDIA GPU trains, its own memory counts
+    instead. fallback: transformers computes it. Blocks, with such a GPU for seconds."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
     if trainer not in ("torch", "mlx"):
         return None
-    asked = trainer == "torch" and (config.device.startswith("cuda") or (config.device == "auto" and has_nvidia()))
-    card = _card(config.device, int(time.time() / ASKED_AGAIN_S)) if asked else None
+    on_gpu = trainer == "torch" and (config.device.startswith("cuda") or (config.device == "auto" and has_nvidia()))
+    card = _card(config.device, int(time.time() / ASKED_AGAIN_S)) if on_gpu else None
     if config.device.startswith("cuda") and card is None:
         return None
     if size is None:
@@ -98,23 +98,27 @@ def plan_round_memory(
     groups = local_groups(config, size.parameters) + config.external_groups
     shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
 
-    found = MemoryPlan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
-    return found if found.fits else _with_smaller(found, config, size, fallback, card)
+    plan = MemoryPlan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
+    return plan if plan.fits else _with_smaller(plan, config, size, fallback, card)
 
 
 def _with_smaller(
     found: MemoryPlan, config: RunConfig, size: ModelSize, fallback: bool, card: CardMemory | None
 ) -> MemoryPlan:
-    """The plan with what would fit: fewer and smaller groups, else a base in 4 bits where it can be, else shorter answers."""
-    full, own = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
+    """The plan with a round that would fit: fewer and smaller groups, else a 4-bit base where possible, else shorter
+    answers."""
+    full, on_torch = size.trainable >= size.parameters, engines.choose_trainer(config) == "torch" and not fallback
     four = f"{hardware.FOUR_BIT}-float32" if config.precision == "float32" else hardware.FOUR_BIT
-    kinds = [config.precision, *([four] if own and not full and not hardware.is_four_bit(config.precision) else [])]
+    kinds = [
+        config.precision,
+        *([four] if on_torch and not full and not hardware.is_four_bit(config.precision) else []),
+    ]
     for kind, shorten in [*((kind, False) for kind in kinds), *((kind, True) for kind in reversed(kinds))]:
         needed = partial(_needed, msgspec.structs.replace(config, precision=kind), size, fallback=fallback, card=card)
         smaller = round_memory.smaller_round(needed, found.shape, found.available, shorten=shorten)
         if smaller is not None:
             return replace(found, smaller=smaller, precision="" if kind == config.precision else kind)
-    lora = ", or the method lora with --precision 4bit" if own else ", or the method lora"
+    lora = ", or the method lora with --precision 4bit" if on_torch else ", or the method lora"
     return replace(found, other=lora if full else "")
 
 
@@ -124,7 +128,7 @@ def _card(device: str, _when: int) -> CardMemory | None:
 
 
 def node_memory_bytes(limits: ResourceLimits) -> int:
-    """Bytes that a node gets: what is free, below the person's wall."""
+    """Bytes that a node may use: what is free, within the person's limit."""
     free = hardware.available_memory()
     return min(free, int(limits.max_memory * 1e9)) if limits.max_memory else free
 
@@ -132,14 +136,14 @@ def node_memory_bytes(limits: ResourceLimits) -> int:
 def require_round_memory(
     config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
 ) -> None:
-    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan."""
-    found = plan_round_memory(config, available, size, fallback)
-    if found is not None:
-        round_memory.require_memory(found.needed, found.suggestion, found.available)
+    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan_round_memory."""
+    plan = plan_round_memory(config, available, size, fallback)
+    if plan is not None:
+        round_memory.require_memory(plan.needed, plan.suggestion, plan.available)
 
 
 def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: bool, card: CardMemory | None) -> int:
-    """Bytes; of a pair both engines', of which only the trainer is on a GPU."""
+    """Bytes; for a pair, those of both engines, of which only the trainer is on a GPU."""
     trainer = engines.choose_trainer(config)
     wide = computes_in(config, trainer) == "float32" and config.precision not in ("float16", "q8_0", "q4_0")
     if card and config.precision in ("auto", hardware.FOUR_BIT):
@@ -161,7 +165,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
 
 
 def computes_in(config: RunConfig, trainer: str) -> str:
-    """The type that the trainer computes in: MLX on a processor in float32 unless told, on Apple's GPU in bfloat16."""
+    """The type that the trainer computes in: unless set, MLX uses float32 on a processor and bfloat16 on Apple's GPU."""
     if trainer.endswith("mlx") and config.precision == "auto":
         on_gpu = config.device != "cpu" and hardware.detect_hardware().matrix_unit == "apple"
         return "bfloat16" if on_gpu else "float32"

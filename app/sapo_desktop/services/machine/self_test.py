@@ -1,7 +1,7 @@
-"""What only the machine itself can show, as findings that can be pasted into an issue: a node of its own is started, told
-and stopped in a folder with a space and letters of other alphabets, and the system's own means are looked for.
+"""Checks that only the machine itself can do, as findings that can be pasted into an issue: a separate node is started,
+commanded and stopped in a folder with a space and letters of other alphabets, and the system's own facilities are probed.
 
-Nothing of the person's is touched or named, nothing is installed, and what was made is removed.
+Nothing of the person's is touched or named, nothing is installed, and what was created is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sapo_desktop.services.machine import login
 from sapo_desktop.services.machine.finding import Finding
 
 ODD = "self test é 空"
-"""Part of the name of the folder: a space, an accent, and a character of two columns."""
+"""Part of the folder's name: a space, an accent, and a character of two columns."""
 STOP_S = 60.0
 START_S = 120.0
 VERB_S = 120.0
@@ -34,7 +34,7 @@ SETTINGS = "[limits]\npause_on_battery = false\nmin_free_disk = 0\nmin_free_memo
 
 
 def run() -> Iterator[Finding]:
-    """One finding after the other; the longest takes a minute or two."""
+    """One finding after another; the slowest takes a minute or two."""
     yield _system()
     yield _terminal()
     yield _clock()
@@ -49,7 +49,7 @@ def run() -> Iterator[Finding]:
 
 
 def _home(folder: Path) -> Path:
-    """A home without models, so that what ran in another one is not continued."""
+    """A home without models, so that nothing that ran in another home is continued."""
     folder.mkdir()
     (folder / "config.toml").write_text(SETTINGS, "utf-8")
     return folder
@@ -64,9 +64,9 @@ def _system() -> Finding:
 def _terminal() -> Finding:
     size = shutil.get_terminal_size()
     term = os.environ.get("TERM", "") or (os.environ.get("WT_SESSION", "") and "Windows Terminal")
-    where = "a terminal" if sys.stdout.isatty() else "no terminal"
-    said = f"{where}, {size.columns} x {size.lines}, {sys.stdout.encoding}, {term or 'no TERM'}"
-    return Finding("ok" if size.columns >= 80 else "note", "terminal", said)
+    place = "a terminal" if sys.stdout.isatty() else "no terminal"
+    text = f"{place}, {size.columns} x {size.lines}, {sys.stdout.encoding}, {term or 'no TERM'}"
+    return Finding("ok" if size.columns >= 80 else "note", "terminal", text)
 
 
 def _clock() -> Finding:
@@ -76,8 +76,8 @@ def _clock() -> Finding:
     time.sleep(0.01)
     moved = steady_seconds() - before
     zone = time.strftime("%z", local_time())
-    said = f"a steady clock that counts sleep moved {moved:.3f} s in 0.010, zone {zone}, minute {week_minute()} of the week"
-    return Finding("ok" if 0.005 < moved < 5 else "fail", "clock", said)
+    text = f"a steady clock that counts sleep moved {moved:.3f} s in 0.010, zone {zone}, minute {week_minute()} of the week"
+    return Finding("ok" if 0.005 < moved < 5 else "fail", "clock", text)
 
 
 def _awake() -> Finding:
@@ -98,12 +98,12 @@ def _login() -> Finding:
     program = starter.install[0][0]
     if shutil.which(program) is None:
         return Finding("note", "login", f"not available here: {program} is missing, a node cannot start at login")
-    said = "installed" if starter.file.exists() else "not installed"
-    return Finding("ok", "login", f"by {program}: {said}")
+    text = "installed" if starter.file.exists() else "not installed"
+    return Finding("ok", "login", f"by {program}: {text}")
 
 
 def _node(home: Path) -> Iterator[Finding]:
-    """A node in the background with the engine of the tests: started, looked at, refused a second time, paused, stopped."""
+    """A background node with the test engine: started, queried, refused a second time, paused, stopped."""
     began = time.monotonic()
     child = subprocess.Popen(
         [*own_command(), "node", "--silo", "--quiet", *FAKE],
@@ -124,8 +124,8 @@ def _node(home: Path) -> Iterator[Finding]:
         yield Finding("ok", "node", f"answers after {time.monotonic() - began:.1f} s through {transport}")
         second = _verb(home, "node", "--silo", "--quiet", *FAKE)
         verdict = "ok" if second.returncode and "already" in second.stderr else "fail"
-        said = "a second one is refused" if verdict == "ok" else f"a second one ended with {second.returncode}"
-        yield Finding("ok" if verdict == "ok" else "fail", "one node", said)
+        text = "a second one is refused" if verdict == "ok" else f"a second one ended with {second.returncode}"
+        yield Finding("ok" if verdict == "ok" else "fail", "one node", text)
         paused = _verb(home, "pause")
         yield Finding("fail" if paused.returncode else "ok", "pause", _line(paused))
         began = time.monotonic()
@@ -133,8 +133,8 @@ def _node(home: Path) -> Iterator[Finding]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_S)
         took = time.monotonic() - began
-        gone = child.poll() == 0 and not stopped.returncode
-        yield Finding("ok" if gone else "fail", "stop", f"{'gone' if gone else 'not gone'} after {took:.1f} s")
+        ended = child.poll() == 0 and not stopped.returncode
+        yield Finding("ok" if ended else "fail", "stop", f"{'gone' if ended else 'not gone'} after {took:.1f} s")
     finally:
         if child.poll() is None:
             child.kill()
@@ -148,20 +148,20 @@ def _rounds(home: Path) -> Finding:
     began = time.monotonic()
     try:
         small = ("--rounds", "3", "--local-groups", "4", "--eval-every", "0")
-        done = _verb(home, "node", "--silo", *small, "--json", limit_s=5 * VERB_S)
+        process = _verb(home, "node", "--silo", *small, "--json", limit_s=5 * VERB_S)
     except AppError as error:
         return Finding("fail", "training", str(error))
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    rounds = sum(event["covers"] for event in told if event.get("kind") == "round")
-    if done.returncode == 4:
-        return Finding("note", "training", without_names(_line(done)))
-    said = f"{rounds} of 3 rounds in {time.monotonic() - began:.1f} s"
-    good = rounds == 3 and not done.returncode
-    return Finding("ok" if good else "fail", "training", said if good else f"{said}: {without_names(_line(done))}")
+    objects = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    rounds = sum(event["covers"] for event in objects if event.get("kind") == "round")
+    if process.returncode == 4:
+        return Finding("note", "training", without_names(_line(process)))
+    text = f"{rounds} of 3 rounds in {time.monotonic() - began:.1f} s"
+    good = rounds == 3 and not process.returncode
+    return Finding("ok" if good else "fail", "training", text if good else f"{text}: {without_names(_line(process))}")
 
 
 def _verb(home: Path, *words: str, limit_s: float = VERB_S) -> subprocess.CompletedProcess[str]:
-    """A verb of the app to its end. Raises AppError where it takes too long."""
+    """Run a command of the app to its end. Raises AppError where it takes too long."""
     try:
         return subprocess.run(
             [*own_command(), *words],
@@ -182,7 +182,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line that it said."""
+    """The last line of its output."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return without_names(lines[-1].removeprefix("sapo-desktop: ") if lines else f"code {done.returncode}")
 
@@ -195,5 +195,5 @@ def _last_words(child: subprocess.Popen[bytes]) -> str:
 
 
 def without_names(text: str) -> str:
-    """What is pasted into an issue tells nobody's home directory."""
+    """The text without home directories, so that an issue names nobody."""
     return text.replace(str(Path.home()), "~")[:400]

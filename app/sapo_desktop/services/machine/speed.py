@@ -1,4 +1,4 @@
-"""What was measured on this machine, by `sapo-desktop bench` or at a model's first load: kept for later runs, and reported."""
+"""Measurements on this machine, by `sapo-desktop bench` or at a model's first load: stored for later runs, and reported."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.whole_file import write_atomically
 
-# What was measured on this machine, by `sapo-desktop bench` or at a model's first load, kept for the runs that start
-# later: cache/speed.json.
+# Measurements on this machine, by `sapo-desktop bench` or at a model's first load, stored for later runs in
+# cache/speed.json.
 #
 # Measurements hold for a processor, its cores, the versions of the engines, and a model of that shape trained that way.
-# A file that is damaged, or made on another machine, counts as none: then everything is as if nothing was measured.
+# A file that is damaged, or from another machine, counts as none: then everything works as if nothing was measured.
 
 FORMAT = 1
 MAX_MODELS = 32
 """Models whose measurements are kept."""
 MAX_ROUNDS = 20
-"""Of a model, the newest."""
+"""Rounds kept per model, the newest ones."""
 _NO_TIME = frozenset(
     {
         *("model", "method", "device", "lora_rank", "seed", "rounds", "learning_rate", "final_rate", "tripwire"),
@@ -54,12 +54,12 @@ _NO_TIME = frozenset(
         *("disk_budget_gb", "keep_groups", "keep_checkpoints"),
     }
 )
-"""Settings on which a round's time does not depend, or that are in the key."""
+"""Settings that do not affect a round's time, or that are in the key."""
 _PACKAGES = ("sapo-desktop", "torch", "mlx", "mlx-lm", "llama-cpp-python")
 
 
 def load_measurements(home: Home, config: RunConfig) -> list[EngineMeasurement]:
-    """What was measured for such a run on this machine; empty when nothing was."""
+    """The measurements for such a run on this machine; empty when there are none."""
     entry = _read(home).get(_key(config))
     try:
         return choice.decode_measurements(entry["measured"]) if isinstance(entry, dict) else []
@@ -74,44 +74,44 @@ def save_measurements(home: Home, config: RunConfig, measured: Sequence[EngineMe
 
 
 def recent_round_seconds(home: Home, config: RunConfig) -> list[float]:
-    """Seconds of the newest rounds that ran here with the settings that they follow from; empty where none did."""
+    """Seconds of the newest rounds that ran here with the settings that affect them; empty where none did."""
     entry = _read(home).get(_key(config))
     try:
-        kept = entry["rounds"] if isinstance(entry, dict) else {}
-        return [float(value) for value in kept["seconds"]] if kept["of"] == _of_round(config) else []
+        rounds = entry["rounds"] if isinstance(entry, dict) else {}
+        return [float(value) for value in rounds["seconds"]] if rounds["of"] == _of_round(config) else []
     except (KeyError, TypeError, ValueError):
         return []
 
 
 def remember_rounds(home: Home, config: RunConfig, seconds: Sequence[float]) -> None:
-    """Keep what the rounds of a session took. Raises OSError."""
+    """Keep how long the rounds of a session took. Raises OSError."""
     if seconds:
         newest = [*recent_round_seconds(home, config), *seconds][-MAX_ROUNDS:]
         _update(home, config, {"rounds": {"of": _of_round(config), "seconds": newest}})
 
 
 def _of_round(config: RunConfig) -> dict[str, Any]:
-    """Beside what the key says; as JSON gives it back."""
-    whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
-    return {name: value for name, value in whole.items() if name not in _NO_TIME}
+    """The settings that affect a round's time and are not in the key, as JSON returns them."""
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
+    return {name: value for name, value in fields.items() if name not in _NO_TIME}
 
 
 def precision_seconds(home: Home, config: RunConfig) -> dict[str, float]:
-    """Seconds by precision that were measured at the first load of such a model here; empty when none were."""
+    """Seconds by precision, measured at the first load of such a model here; empty when there are none."""
     entry = _read(home).get(_key(config))
-    found = entry.get("precision") if isinstance(entry, dict) else None
-    if not isinstance(found, dict):
+    seconds = entry.get("precision") if isinstance(entry, dict) else None
+    if not isinstance(seconds, dict):
         return {}
-    return {str(name): float(value) for name, value in found.items() if isinstance(value, int | float) and value > 0}
+    return {str(name): float(value) for name, value in seconds.items() if isinstance(value, int | float) and value > 0}
 
 
 def remember_precision(home: Home, config: RunConfig, seconds: Mapping[str, float]) -> None:
-    """Keep what measure.precision found. Raises OSError."""
+    """Keep the result of measure_precisions. Raises OSError."""
     _update(home, config, {"precision": dict(seconds)})
 
 
 def _update(home: Home, config: RunConfig, change: dict[str, Any]) -> None:
-    """Change the entry of such a run, which becomes the newest."""
+    """Change the entry for such a run, which becomes the newest."""
     entries, key = _read(home), _key(config)
     old = entries.pop(key, None)
     entries[key] = {"measured": [], **(old if isinstance(old, dict) else {}), **change, "model": config.model}
@@ -126,7 +126,7 @@ def round_workload(config: RunConfig) -> RoundWorkload:
 
 
 def choose_fastest(home: Home, config: RunConfig) -> EngineChoice | None:
-    """The fastest of what was measured, within what the settings leave open; None without a measurement."""
+    """The fastest measured candidate within what the settings leave open; None without a measurement."""
     measured = load_measurements(home, config)
     return choice.choose_engine(measured, round_workload(config), engine_preference(config)) if measured else None
 
@@ -142,22 +142,23 @@ def known_limits(home: Home, config: RunConfig, engine: str = "torch") -> Machin
 
 
 def machine_limits(home: Home, config: RunConfig, engine: str = "torch", *, again: bool = False) -> MachineLimits:
-    """What this machine could do at best by that engine's library, measured once in some seconds; empty where it cannot be had.
+    """The best that this machine can do with that engine's library, measured once, in a few seconds; empty where it cannot be
+    measured.
 
-    again: now, whatever is known; the better figures stay, as nothing makes a machine faster than it is."""
-    known = known_limits(home, config, engine)
-    if known.read and not again:
-        return known
+    again: measure now, even if known; the better figures stay, as nothing makes a machine faster than it is."""
+    earlier = known_limits(home, config, engine)
+    if earlier.read and not again:
+        return earlier
     from sapo_backends.measure import probe
 
-    wanted = _conditions(config)
-    found = probe.limits_in_child(engine, int(wanted["threads"]), config.device)
-    if not found.read:
-        return known
-    best = {kind: max(rate, known.multiply.get(kind, 0.0)) for kind, rate in found.multiply.items()}
-    limits = MachineLimits(best, max(found.read, known.read), found.device)
+    conditions = _conditions(config)
+    new_limits = probe.limits_in_child(engine, int(conditions["threads"]), config.device)
+    if not new_limits.read:
+        return earlier
+    best = {kind: max(rate, earlier.multiply.get(kind, 0.0)) for kind, rate in new_limits.multiply.items()}
+    limits = MachineLimits(best, max(new_limits.read, earlier.read), new_limits.device)
     with contextlib.suppress(OSError):
-        write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": wanted, **asdict(limits)}))
+        write_atomically(home.cache / f"limits-{engine}.json", json.dumps({"of": conditions, **asdict(limits)}))
     return limits
 
 
@@ -181,23 +182,23 @@ def _file(home: Home) -> Path:
 
 
 def _machine() -> dict[str, Any]:
-    found = hardware.detect_hardware()
+    machine = hardware.detect_hardware()
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
         "processor": hardware.processor_name(),
-        "cores": found.cores,
+        "cores": machine.cores,
         "threads": hardware.default_threads(),
-        "matrix_unit": found.matrix_unit,
-        "system": found.system,
+        "matrix_unit": machine.matrix_unit,
+        "system": machine.system,
         "versions": versions,
     }
 
 
 def _key(config: RunConfig) -> str:
-    """A model of that shape, trained that way. A model that is not here yet is known by its name."""
+    """The key of a model of that shape, trained that way. A model that is not here yet is identified by its name."""
     try:
         folder = load_request.local_folder(config)
         size, method = model_size(folder, load_request.build_load_request(config))
@@ -209,7 +210,7 @@ def _key(config: RunConfig) -> str:
 
 
 def _read(home: Home) -> dict[str, Any]:
-    """The entries of this machine."""
+    """The entries for this machine."""
     try:
         stored = json.loads(_file(home).read_text("utf-8"))
     except (OSError, ValueError):
@@ -220,7 +221,7 @@ def _read(home: Home) -> dict[str, Any]:
     return entries if isinstance(entries, dict) else {}
 
 
-# What `sapo-desktop bench` says: lines of text at most 80 columns wide, and JSON objects.
+# The output of `sapo-desktop bench`: lines of text at most 80 columns wide, and JSON objects.
 
 COLUMNS = 80
 _BUSY = 0.5
@@ -241,12 +242,12 @@ class BenchSubject:
 
 
 def too_busy(busy: float, machine: Hardware) -> bool:
-    """Whether a measurement made beside so many busy processors tells nothing."""
+    """Whether so many busy processors make a measurement meaningless."""
     return busy > _BUSY * machine.cores
 
 
 def limit_shares(subject: BenchSubject, measured: EngineMeasurement) -> tuple[dict[int, float], float]:
-    """Each rate as a fraction of the machine's own limit, at each width and for training; 0 where it is not known."""
+    """Each rate as a fraction of the machine's own limit, at each width and for training; 0 where unknown."""
     size, limits = subject.size, subject.limits.get(measured.candidate.engine.rpartition("+")[2])
     if size is None or limits is None:
         return dict.fromkeys(measured.generation, 0.0), 0.0
@@ -286,7 +287,7 @@ def table_header() -> Iterator[str]:
 def candidate_lines(subject: BenchSubject, measured: EngineMeasurement, *, again: bool = False) -> Iterator[str]:
     """A candidate's line, and one with the shares of the machine's limit where they are known.
 
-    again: measured a second time, the better figures of both.
+    again: measured a second time; the better figures of both.
     """
     name = f"{measured.candidate}{'*' if again else ''}"
     if measured.failure:
@@ -312,7 +313,7 @@ def _percent(share: float) -> str:
 def bench_footer(
     subject: BenchSubject, choice: EngineChoice | None, memory: str, busy: float, *, kept: bool
 ) -> Iterator[str]:
-    """The lines below the table. kept: new runs will use the choice. busy: processors that others kept busy."""
+    """The lines below the table. kept: new runs will use the choice. busy: processors kept busy by other programs."""
     work = subject.workload
     update = " and an update on all of them" if work.trains else ""
     yield f"{'round':<14}{work.rows} completions of {work.new_tokens} tokens{update}"
@@ -354,7 +355,7 @@ def bench_json_objects(
     memory: Mapping[str, int] | None,
     busy: float,
 ) -> Iterator[dict[str, Any]]:
-    """The same as JSON objects, one a line; rates in tokens/s, sizes in bytes, shares of the limit from 0 to 1."""
+    """The results as JSON objects, one per line; rates in tokens/s, sizes in bytes, shares of the limit from 0 to 1."""
     yield {
         "kind": "machine",
         "processor": subject.processor,
@@ -364,14 +365,14 @@ def bench_json_objects(
     }
     size = asdict(subject.size) if subject.size else {}
     yield {"kind": "model", "model": subject.model, "method": subject.method, **size}
-    for one in measured:
-        generated, trained = limit_shares(subject, one)
+    for measurement in measured:
+        generated, trained = limit_shares(subject, measurement)
         yield {
             "kind": "measured",
-            **asdict(one),
+            **asdict(measurement),
             "generation_of_limit": generated,
             "update_of_limit": trained,
-            "round_seconds": round_seconds(one, subject.workload),
+            "round_seconds": round_seconds(measurement, subject.workload),
         }
     if memory:
         yield {"kind": "memory", **memory}

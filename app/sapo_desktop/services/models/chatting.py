@@ -1,5 +1,5 @@
-"""One question, two answers, word by word: the base's and the trained model's. The question is the person's, or a held-out one of
-the model's tasks; to such a one both answers are marked right or wrong.
+"""One question, two answers side by side as they are generated: the base's and the trained model's. The question is the
+person's, or a held-out one from the model's tasks, for which both answers are marked right or wrong.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sapo_swarm.tasks.own.spec import HOLE, BadTask
 from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256
-"""Tokens of an answer to a question of the person's own at most, of a model that had no more in training."""
+"""Longest answer in tokens to a person's own question, for a model whose training limit was not higher."""
 MOST_OF_A_TASK = 100
-"""Held-out questions of a task that a chat goes through, the first ones: those that the evaluations ask."""
+"""Held-out questions per task that a chat goes through: the first ones, which the evaluations ask."""
 SHOWN = 400
-"""Characters of a question that are shown; what is longer is cut in its middle."""
+"""Characters shown of a question; longer ones are cut in the middle."""
 
 
 def too_early(model: Model) -> str:
@@ -45,7 +45,8 @@ def too_early(model: Model) -> str:
 
 
 def undecided_reason(event: Evaluated | None) -> str:
-    """The same of a trained model's newest evaluation: greedy where it was measured, as a chat answers."""
+    """The same for one evaluation of a trained model: by its greedy result where it was measured, as that is how a chat
+    answers."""
     if event is None or not event.round:
         return "Too early to tell whether they differ: the trained model has not been measured yet."
     against = base_difference(event.greedy or event)
@@ -56,7 +57,7 @@ def undecided_reason(event: Evaluated | None) -> str:
 
 
 class PairedChat:
-    """Both models in memory. Use with `with`; raises BackendError, CheckpointCorrupt, UsageError when it opens."""
+    """Both models in memory. Use with `with`; entering raises BackendError, CheckpointCorrupt, UsageError."""
 
     def __init__(self, model: Model, checkpoint: str = "latest") -> None:
         self.labels = ("base", model.name)
@@ -77,8 +78,8 @@ class PairedChat:
 
     def __enter__(self) -> PairedChat:
         try:
-            for chosen in self._chosen:
-                self._engines.append(chosen.load(lambda *_: None))
+            for weights in self._chosen:
+                self._engines.append(weights.load(lambda *_: None))
         except BaseException:
             self._close()
             raise
@@ -101,7 +102,7 @@ class PairedChat:
         self._engines.clear()
 
     def answer(self, question: str, temperature: float) -> Iterator[ChatChunk]:
-        """What each says so far, in turns, until both are done. What is shown is made safe.
+        """Each model's answer so far, in turns, until both are done. The text is made safe to show.
 
         Each question stands alone: these models are trained on single questions. Raises BackendError.
         """
@@ -115,7 +116,7 @@ class PairedChat:
 
     def _in_turns(self, writing: dict[int, Iterator[tuple[str, bool]]]) -> Generator[ChatChunk, None, dict[int, str]]:
         """Pieces of each in turns until all are done; returns place -> the whole answer."""
-        whole: dict[int, str] = {}
+        answers: dict[int, str] = {}
         while writing:
             for place in tuple(writing):
                 piece = next(writing[place], None)
@@ -123,34 +124,34 @@ class PairedChat:
                     del writing[place]
                 else:
                     text, cut = piece
-                    whole[place] = text
+                    answers[place] = text
                     yield ChatChunk(place, safe_text(text).strip(), cut)
-        return whole
+        return answers
 
     def next_held_out(self) -> Iterator[HeldOut | ChatChunk | Marks]:
-        """The next held-out question, what each says to it so far at temperature 0, and at the end the marks. Nothing where there
-        is none left, or none can be marked. Raises BackendError, ScorerUnavailable."""
+        """The next held-out question, each model's answer to it so far at temperature 0, and at the end the marks. Yields
+        nothing where no question is left, or none can be marked. Raises BackendError, ScorerUnavailable."""
         scorer, runner = self._verifier()
         question = None
         while question is None:
             if (ref := next(self._refs, None)) is None:
                 return
-            made = runner.run(scorer.questions([ref]))[0]
-            question = made if isinstance(made, Question) else None
+            generated = runner.run(scorer.questions([ref]))[0]
+            question = generated if isinstance(generated, Question) else None
         truth = runner.run(scorer.truth(question))
         yield HeldOut(self._asked + 1, question.ref.dataset, shown_question(question), safe_text(truth, SHOWN).strip())
         prompt, limit = (
             prompt_ids(self._engines[0].tokenizer, scorer, question),
             new_tokens(self._config, question.ref.dataset),
         )
-        said = yield from self._in_turns(
+        answers = yield from self._in_turns(
             {place: _continue(e, prompt, 0.0, limit) for place, e in enumerate(self._engines)}
         )
         try:
             rewards = runner.run(
-                scorer.score(question.ref, [said.get(place, "") for place in range(len(self._engines))])
+                scorer.score(question.ref, [answers.get(place, "") for place in range(len(self._engines))])
             ).rewards
-        except ScoringFailed as error:  # the verifier's own fault: neither is right or wrong
+        except ScoringFailed as error:  # the verifier failed: neither answer is right or wrong
             yield Marks((), tuple(self._right), self._asked, safe_text(str(error), SHOWN))
             return
         self._asked += 1
@@ -167,8 +168,8 @@ class PairedChat:
 
 
 def marked_questions(config: RunConfig) -> list[TaskRef]:
-    """Held-out questions whose answers a verifier can mark, the tasks in turns; none of a task that is not here any more, or
-    does not load: the models still answer questions of the person's own."""
+    """Held-out questions whose answers a verifier can mark, the tasks in turns; none from a task that is gone or does not
+    load: the models still answer the person's own questions."""
     by_task = [_marked_questions_of(task, config.preset) for task in config.tasks]
     return [ref for refs in zip_longest(*by_task) for ref in refs if ref is not None]
 
@@ -181,7 +182,7 @@ def _marked_questions_of(task: str, preset: str) -> list[TaskRef]:
 
 
 def without_marks(config: RunConfig) -> str:
-    """Why a chat opens on no held-out question, as a sentence; "" where it does."""
+    """Why a chat does not start with a held-out question, as a sentence; "" where it does."""
     if marked_questions(config):
         return ""
     try:
@@ -199,8 +200,8 @@ def _has_verifier(task: str) -> bool:
 
 
 def as_asked(config: RunConfig, text: str) -> str:
-    """A question of the person's own as training asks: where the model has one task, a table with one column in its question, the
-    text stands in that column's place, behind the instruction that all rows share."""
+    """The person's own question in the form used in training: where the model has one task, a table with one column in its
+    question, the text takes that column's place, after the instruction that all rows share."""
     with suppress(UnknownTask, BadTask):
         if len(config.tasks) == 1 and is_own(config.tasks[0]):
             spec = library.load_task(config.tasks[0]).spec
@@ -210,7 +211,7 @@ def as_asked(config: RunConfig, text: str) -> str:
 
 
 def shown_question(question: Question) -> str:
-    """What is asked, short enough for a screen: of a table the row itself, without the instruction that all rows share."""
+    """The question, short enough for a screen: for a table the row itself, without the instruction that all rows share."""
     text = question.prompt
     if is_own(question.ref.dataset):
         task = library.load_task(question.ref.dataset)
@@ -222,14 +223,14 @@ def shown_question(question: Question) -> str:
 
 
 def _continue(engine: Engine, prompt: list[int], temperature: float, longest: int) -> Iterator[tuple[str, bool]]:
-    """The answer so far and whether it is cut there, in pieces that grow. longest: in tokens."""
-    written: list[int] = []
+    """The answer so far and whether it is cut there, in growing pieces. longest: in tokens."""
+    tokens: list[int] = []
     longest = min(longest, engine.info.context_length - len(prompt))
     ended = longest <= 0
     while not ended:
-        sampling = Sampling(temperature, 1.0, min(next_piece(len(written)), longest - len(written)))
-        piece = engine.generate([tuple(prompt + written)], 1, sampling, seed=len(written))[0][0]
-        written += piece.tokens
+        sampling = Sampling(temperature, 1.0, min(next_piece(len(tokens)), longest - len(tokens)))
+        piece = engine.generate([tuple(prompt + tokens)], 1, sampling, seed=len(tokens))[0][0]
+        tokens += piece.tokens
         stopped = piece.finish == "stop" or not piece.tokens
-        ended = stopped or len(written) >= longest
-        yield engine.tokenizer.decode(tuple(written)), ended and not stopped
+        ended = stopped or len(tokens) >= longest
+        yield engine.tokenizer.decode(tuple(tokens)), ended and not stopped

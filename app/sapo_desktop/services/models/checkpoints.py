@@ -1,4 +1,4 @@
-"""Naming weights for eval, chat, compare and export: "base", a model's newest checkpoint, or one of its rounds."""
+"""Selecting weights for eval, chat, compare and export: "base", a model's newest checkpoint, or one of its rounds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sapo_swarm.node.checkpoints import read_state
 
 @dataclass(frozen=True)
 class SelectedWeights:
-    """Weights to load. checkpoint: None is the base of the config. label: for people; model: the name of the model.
+    """Weights to load. checkpoint: None for the base in the config. label: for people; model: the name of the model.
 
-    newest: whatever is the newest when it is loaded will do.
+    newest: use whichever checkpoint is the newest at loading time.
     """
 
     label: str
@@ -42,22 +42,23 @@ class SelectedWeights:
                 if path.exists() or not newer or newer[-1] == path:
                     engine.close()
                     raise
-                path = newer[-1]  # a node that trains replaced it while we looked
+                path = newer[-1]  # a node in training replaced it meanwhile
             else:
                 break
         return engine
 
 
 def select_weights(home: Home, name: str, checkpoint: str) -> SelectedWeights:
-    """Of the model of that name ("" = the one trained last): "base", "latest", a round such as "120", or "round-000120".
+    """Weights of the model with that name ("" = the one trained last): "base", "latest", a round such as "120", or
+    "round-000120".
 
-    Raises UsageError that says which there are, ModelNotFound where the model's base is not there.
+    Raises UsageError that lists the checkpoints, ModelNotFound where the model's base is missing.
     """
     return weights_of_model(store.find_model(home, name, trained=checkpoint != "base"), checkpoint)
 
 
 def weights_of_model(model: Model, checkpoint: str = "latest") -> SelectedWeights:
-    """The same of a model at hand. Raises UsageError, ModelNotFound where its base is not there."""
+    """The same for a model at hand. Raises UsageError, ModelNotFound where its base is missing."""
     mending.require_base_folder(model)
     config = history.with_room(engines.stored_config(model.config, model.folder), model.folder)
     if checkpoint == "base":
@@ -68,13 +69,13 @@ def weights_of_model(model: Model, checkpoint: str = "latest") -> SelectedWeight
         path = model.checkpoints[-1]
     else:
         by_round = {rounds_of(p): p for p in model.checkpoints}
-        wanted = checkpoint.removeprefix("round-").lstrip("0") or "0"
-        if not wanted.isdigit() or int(wanted) not in by_round:
+        number = checkpoint.removeprefix("round-").lstrip("0") or "0"
+        if not number.isdigit() or int(number) not in by_round:
             have = ", ".join(str(r) for r in by_round)
             raise UsageError(
                 f"{model.name} has no checkpoint {checkpoint!r}. It has rounds {have}; or say base or latest."
             )
-        path = by_round[int(wanted)]
+        path = by_round[int(number)]
     rounds = rounds_of(path)
     label = f"{model.name} after {rounds} round{'' if rounds == 1 else 's'}"
     return SelectedWeights(label, config, path, model.name, checkpoint == "latest")

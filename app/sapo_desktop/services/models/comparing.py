@@ -1,4 +1,4 @@
-"""Two sets of weights on the same held-out questions: answers, sampled and greedy, a paired test of each, one table."""
+"""Two sets of weights on the same held-out questions: answers, sampled and greedy, a paired test for each, one table."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sapo_swarm.tasks.own.library import is_judged
 from sapo_swarm.types import TaskRef
 
 BOTH = (1.0, 0.0)
-"""Temperatures unless one is chosen: as in training, and greedily, which is what a chat gives."""
+"""Temperatures unless one is chosen: sampled as in training, and greedy as in a chat."""
 OnProgress = Callable[[float, str], None]
 """(label of the weights, fraction done)."""
 
 
 @dataclass(frozen=True)
 class WeightsComparison:
-    """The verdicts of both on the same items, and what they say. sampling: how both answered."""
+    """The scores of both on the same items, and the result of comparing them. sampling: how both answered."""
 
     labels: tuple[str, str]
     before: list[ItemResult]
@@ -45,11 +45,11 @@ class WeightsComparison:
 
 
 def comparison_items(both: Sequence[SelectedWeights], per_task: int, preset: str = "") -> list[TaskRef]:
-    """Held-out items of every task that either trains on, in the first one's difficulty unless said otherwise.
+    """Held-out items of every task that either trains on, in the first one's difficulty unless preset says otherwise.
 
-    Raises UnknownTask where a task has no such preset, UsageError where there are none here.
+    Raises UnknownTask where a task has no such preset, UsageError where there are no items here.
     """
-    tasks = dict.fromkeys(task for chosen in both for task in chosen.config.tasks)
+    tasks = dict.fromkeys(task for weights in both for task in weights.config.tasks)
     refs = held_out_items(tasks, preset or both[0].config.preset, per_task)
     if not refs:
         raise UsageError(f"There are no held-out rows of {', '.join(tasks)} on this machine: their host keeps them.")
@@ -60,7 +60,7 @@ def maybe_trained_on(both: Sequence[SelectedWeights], refs: Sequence[TaskRef]) -
     """How many of the questions training of either may have asked, the larger number: see beyond_exclusion()."""
     from sapo_swarm.node.evaluation import beyond_exclusion
 
-    trained = [chosen.config for chosen in both if chosen.checkpoint]
+    trained = [weights.config for weights in both if weights.checkpoint]
     return max((beyond_exclusion(refs, config.tasks, config.preset) for config in trained), default=0)
 
 
@@ -72,8 +72,8 @@ async def compare_weights(
     on_progress: OnProgress,
     judge: RubricJudge | None = None,
 ) -> list[WeightsComparison]:
-    """A comparison a temperature, in this order. One model after the other, so that only one of them is in memory. samples: of
-    each question; at temperature 0 one, as all would be equal. judge: where the tasks are judged ones.
+    """One comparison per temperature, in this order. The models run one after the other, so that only one is in memory.
+    samples: per question; one at temperature 0, as all would be equal. judge: where the tasks are judged ones.
 
     Raises BackendError, CheckpointCorrupt, JudgeAway.
     """
@@ -81,7 +81,7 @@ async def compare_weights(
     samplings = [Sampling(temperature, 1.0, longest) for temperature in temperatures]
 
     def limit(task: str) -> int:
-        return max(new_tokens(chosen.config, task) for chosen in both)
+        return max(new_tokens(weights.config, task) for weights in both)
 
     first, second = [await _answers(chosen, refs, samplings, samples, limit, on_progress, judge) for chosen in both]
     labels = (both[0].label, both[1].label)
@@ -117,10 +117,10 @@ async def _answers(
         async with Scorer(answer_format=chosen.config.answer_format, judge=judge) as scorer:
             scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
 
-            asked = [_samples(sampling.temperature, samples) for sampling in samplings]
+            per_sampling = [_samples(sampling.temperature, samples) for sampling in samplings]
             results: list[list[ItemResult]] = []
-            for place, (sampling, count) in enumerate(zip(samplings, asked, strict=True)):
-                start, share = sum(asked[:place]) / sum(asked), count / sum(asked)
+            for place, (sampling, count) in enumerate(zip(samplings, per_sampling, strict=True)):
+                start, share = sum(per_sampling[:place]) / sum(per_sampling), count / sum(per_sampling)
 
                 def show(fraction: float, start: float = start, share: float = share) -> None:
                     on_progress(start + share * fraction, chosen.label)
@@ -132,7 +132,7 @@ async def _answers(
 
 
 def comparison_table(found: WeightsComparison, names: tuple[str, str] = ("before", "after")) -> Iterator[str]:
-    """The result in lines for a person, at most 100 columns wide. names: heads of the two columns, 8 characters each."""
+    """The result as lines for a person, at most 100 columns wide. names: headings of the two columns, 8 characters each."""
     before, after, comparison = found.before, found.after, found.comparison
     judged = any(map(is_judged, (item.ref for item in after)))
     yield f"{'judged good, %' if judged else 'pass@1, %':<26}{names[0][:8]:>9}{names[1][:8]:>9}   change (95 % interval)"
@@ -158,13 +158,13 @@ def comparison_table(found: WeightsComparison, names: tuple[str, str] = ("before
 
 
 def _shortcuts(after: list[ItemResult]) -> Iterator[str]:
-    found = [score for score in task_scores(after) if score.shortcut]
-    for score in found:
+    scores = [score for score in task_scores(after) if score.shortcut]
+    for score in scores:
         yield (
             f"Answer-only shortcut: {score.task}, {100 * score.pass_at_1:.1f} % and with the answers to other questions "
             f"{100 * (score.permuted or 0.0):.1f} %: at least half of this score does not come from reading the question."
         )
-    if found:
+    if scores:
         yield "Training with --contrast 2 pays nothing for an answer that is also right on one of two other questions."
 
 
@@ -180,8 +180,8 @@ def temperature_heading(temperature: float) -> str:
 
 
 def as_json(results: Sequence[WeightsComparison], names: tuple[str, str]) -> dict[str, Any]:
-    """Everything of the comparisons, for a program: names and "difference" with a part a temperature ("t0", "t1"), and all of
-    the first one."""
+    """Everything about the comparisons, for a program: names and "difference" with a part per temperature ("t0", "t1"), and
+    all fields of the first one."""
     parts: dict[str, dict[str, Any]] = {names[0]: {}, names[1]: {}, "difference": {}}
     for result in results:
         key = f"t{result.temperature:g}"
@@ -197,7 +197,7 @@ def as_json(results: Sequence[WeightsComparison], names: tuple[str, str]) -> dic
 
 
 def _rates(answers: list[ItemResult]) -> dict[str, Any]:
-    """pass@1 of all and of each task, with 95 % intervals."""
+    """pass@1 overall and per task, with 95 % intervals."""
     low, high = wilson_interval(sum(item.rate for item in answers), len(answers))
     tasks = {
         score.task: {"pass_at_1": score.pass_at_1, "low": score.low, "high": score.high, "items": score.items}

@@ -1,4 +1,4 @@
-"""Which model the node trains, and letting it train another or the same one with other settings."""
+"""Which model the node trains, and switching it to another one or restarting it with other settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sapo_swarm.node.control_api import ControlClient, NodeError, NodeStatus
 
 
 async def in_training(home: Home) -> Model | None:
-    """The model of the node that runs here; None without a node, or while it does not answer."""
+    """The model that the running node trains; None without a node, or while it does not answer."""
     try:
         status = await supervisor.query_status(home)
     except NodeError:
@@ -26,7 +26,7 @@ async def in_training(home: Home) -> Model | None:
 def _of(status: NodeStatus) -> Model | None:
     try:
         return store.read_model(Path(status.folder))
-    except AppError:  # it works in another kind of folder: the lab's, an older version's
+    except AppError:  # it works in a folder of another kind: the lab's, or an older version's
         return None
 
 
@@ -37,9 +37,9 @@ async def current_model(home: Home) -> Model | None:
 
 
 async def restart_node(home: Home, keep_mode: bool = False) -> NodeStatus:
-    """Let the node finish its round and start again with the settings as they are now; without a node start one.
+    """Let the node finish its round and restart with the present settings; without a node, start one.
 
-    keep_mode: it stays in its swarm, or alone, whatever the settings say by now. Raises AppError.
+    keep_mode: it stays in its swarm, or alone, even if the settings changed. Raises AppError.
     """
     status = await supervisor.wait_for_status(home)
     if status is None:
@@ -59,7 +59,7 @@ async def restart_node(home: Home, keep_mode: bool = False) -> NodeStatus:
 
 
 def _mode(home: Home, status: NodeStatus) -> list[str]:
-    """The flag that keeps the node where it is, where the settings alone would not."""
+    """The flag that keeps the node in its swarm or alone, where the settings would not."""
     joined = settings.load_settings(home.settings).swarm.join
     if status.mode == "silo":
         return ["--silo"] if joined else []
@@ -67,7 +67,7 @@ def _mode(home: Home, status: NodeStatus) -> list[str]:
 
 
 async def switch_model(home: Home, model: Model) -> NodeStatus:
-    """The node goes on with that model, after it finished its round with the other one. Raises AppError."""
+    """Switch the node to that model, after it finished its round with the other one. Raises AppError."""
     status = await supervisor.wait_for_status(home)
     if status is None:
         return await supervisor.launch_node(home, [model.name])
@@ -77,7 +77,8 @@ async def switch_model(home: Home, model: Model) -> NodeStatus:
 
 
 async def stop_and_delete_model(home: Home, model: Model) -> int:
-    """Delete the model, the node that trains it (or starts to) stopped first; how many bytes that freed. Raises AppError."""
+    """Delete the model, after stopping the node that trains it (or is starting to); returns the bytes freed. Raises
+    AppError."""
     try:
         status = await supervisor.wait_for_status(home)
     except NodeError as error:

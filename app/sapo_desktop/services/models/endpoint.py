@@ -1,4 +1,4 @@
-"""A model behind OpenAI's chat completions, for other programs on this machine: messages, answers in turn, the HTTP side."""
+"""A model behind OpenAI's chat completions API, for other programs on this machine: messages, a queue of requests, HTTP."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from sapo_desktop.services.models.pieces import next_piece
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.servers import FewConnections, server_runner
 
-# The part of OpenAI's chat completions that is served: https://platform.openai.com/docs/api-reference/chat
+# The supported part of OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 #
-# Fields that are not here are accepted and have no effect, as clients send many of them.
+# Unknown fields are accepted and ignored, as clients send many of them.
 
 Short = Annotated[str, Meta(max_length=200)]
 
 
 class TextPart(msgspec.Struct, frozen=True):
-    """One part of a message; only text is understood."""
+    """One part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -46,7 +46,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str | list[TextPart]
 
     def plain(self) -> dict[str, str]:
-        """As a chat template takes it. developer is OpenAI's newer word for system."""
+        """The message as a chat template takes it. developer is OpenAI's newer name for system."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -75,12 +75,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops(self) -> tuple[str, ...]:
         """Texts at which an answer ends; they are not part of it."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
 
     @property
     def limit(self) -> int | None:
-        """Longest answer in tokens, None where the client leaves it open."""
+        """Longest answer in tokens, None where the client sets no limit."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -93,7 +93,7 @@ class CompletionUsage(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """One whole answer. finish_reason: "stop" at its end or at a stop text, "length" at the limit."""
+    """A complete answer. finish_reason: "stop" at its end or at a stop text, "length" at the limit."""
 
     role: Literal["assistant"]
     content: str
@@ -109,7 +109,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer of POST /v1/chat/completions."""
+    """The complete response to POST /v1/chat/completions."""
 
     id: str
     created: int
@@ -135,7 +135,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One server-sent event of a stream. usage: in the last one, if it was asked for."""
+    """One server-sent event of a stream. usage: in the last one, if requested."""
 
     id: str
     created: int
@@ -145,14 +145,14 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-# One engine, one worker thread, answers in turn.
+# One engine, one worker thread, requests answered in turn.
 
 WAITING = 16
-"""Requests in the line, with the one that is answered; more are sent away at once."""
+"""Requests in the queue, including the one being answered; further ones are refused at once."""
 LONGEST = 1024
-"""Tokens of an answer whose client named no limit."""
+"""Longest answer in tokens where the client set no limit."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What half a character decodes to."""
+"""What an incomplete character decodes to."""
 SEEDS = 2**31
 
 
@@ -166,7 +166,7 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
-    """text: so far, or whole. finish: None while it goes on. tokens: generated for it."""
+    """text: so far, or complete. finish: None while it is being generated. tokens: generated for it."""
 
     text: str
     finish: str | None
@@ -174,16 +174,16 @@ class EndpointAnswer:
 
 
 class ChatService:
-    """Turns conversations into answers with a loaded EngineHost. host.cancel belongs to whoever has the turn."""
+    """Turns conversations into answers with a loaded EngineThread. Only the request whose turn it is may use host.cancel."""
 
     def __init__(self, host: EngineThread, temperature: float = 1.0, system: str = "") -> None:
-        """temperature, system: where the client names none. system: "" is no system prompt."""
+        """temperature, system: used where the client sets none. system: "" is no system prompt."""
         self._host, self._temperature, self._system = host, temperature, system
         self._turn = asyncio.Lock()
         self._waiting = 0
 
     def prompt(self, request: ChatRequest) -> list[int]:
-        """Ids of the conversation. Raises BadRequest, BackendError (the chat template refused)."""
+        """Token ids of the conversation. Raises BadRequest, BackendError (the chat template refused)."""
         engine = self._host.engine
         chat = [message.plain() for message in request.messages]
         if self._system and chat[0]["role"] != "system":
@@ -196,7 +196,7 @@ class ChatService:
         return ids
 
     def _sampling(self, request: ChatRequest, prompt: list[int], done: int = 0, most: int = 2**31) -> Sampling:
-        """How the next tokens are sampled after `done` of them, `most` at a time."""
+        """How to sample the next tokens after the first `done`, at most `most` at a time."""
         room = self._host.engine.info.context_length - len(prompt)
         limit = min(request.limit or LONGEST, room) - done
         temperature = self._temperature if request.temperature is None else request.temperature
@@ -204,7 +204,7 @@ class ChatService:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """In the line, from the first byte of a body to the last of its answer. Raises TooMany."""
+        """A place in the queue, from the first byte of a body to the last byte of its answer. Raises TooMany."""
         if self._waiting >= WAITING:
             raise TooMany
         self._waiting += 1
@@ -221,7 +221,7 @@ class ChatService:
             yield self._host.cancel
 
     async def whole(self, request: ChatRequest, prompt: list[int], seed: int) -> list[EndpointAnswer]:
-        """request.n answers. Raises BackendError."""
+        """request.n complete answers. Raises BackendError."""
         async with self._my_turn() as cancel:
             sampling = self._sampling(request, prompt)
             generate = self._host.engine.generate
@@ -233,9 +233,9 @@ class ChatService:
         return EndpointAnswer(text, "stop" if stopped else completion.finish, len(completion.tokens))
 
     async def stream(self, request: ChatRequest, prompt: list[int], seed: int) -> AsyncGenerator[EndpointAnswer, None]:
-        """The one answer as it grows; text only ever gets longer. Raises BackendError.
+        """A single answer as it grows; text only ever gets longer. Raises BackendError.
 
-        What could still become a stop text, or is half a character, is held back.
+        Text that could still become a stop text, or is an incomplete character, is held back.
         """
         tokens: list[int] = []
         shown = ""
@@ -258,26 +258,26 @@ class ChatService:
 
 def _cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
     """The text before the first stop text, and whether there was one."""
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return (text[: min(found)], True) if found else (text, False)
+    places = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return (text[: min(places)], True) if places else (text, False)
 
 
 def _sure(text: str, stops: tuple[str, ...]) -> str:
     """The text without an end that later tokens may change."""
     text = text.rstrip(REPLACEMENT)
-    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-    return text[: len(text) - held]
+    overlap = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+    return text[: len(text) - overlap]
 
 
-# The HTTP side: who may ask (the token in a file that only its owner reads), what is answered, in OpenAI's shapes.
+# The HTTP side: who may ask (the token in a file that only its owner reads), and answers in OpenAI's format.
 
-# The token that clients of the endpoint send: in a file that only its owner reads.
+# The token that clients of the endpoint send: in a file that only its owner can read.
 
 SHORTEST = 24
 
 
 def read_or_make(path: Path) -> str:
-    """The token in the file, made at random the first time, so that clients keep theirs. Raises AppError."""
+    """The token in the file, generated at random the first time, so that clients can keep theirs. Raises AppError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -295,7 +295,7 @@ def read_or_make(path: Path) -> str:
     return token
 
 
-# The HTTP side: who may ask, what is answered, in OpenAI's shapes.
+# The HTTP side: who may ask, and answers in OpenAI's format.
 
 HOST = "127.0.0.1"
 LARGEST_BODY = 2**20
@@ -313,11 +313,11 @@ EXPECTED = (
     TooMany,
     BackendError,
 )
-"""What a request may run into that is no mistake of ours."""
+"""Errors in a request that are not bugs here."""
 
 
 def _refusal(error: Exception) -> tuple[int, str, str]:
-    """(status, code, message) of one of EXPECTED."""
+    """(status, code, message) for one of EXPECTED."""
     if isinstance(error, TimeoutError):
         return 408, "too_slow", f"The request was not complete after {BODY_S:g} s."
     if isinstance(error, TooMany):
@@ -328,7 +328,7 @@ def _refusal(error: Exception) -> tuple[int, str, str]:
 
 
 def error_response(status: int, code: str, message: str) -> web.Response:
-    """An error as OpenAI's clients read it."""
+    """An error in the format that OpenAI's clients read."""
     kind = {401: "authentication_error", 503: "overloaded_error", 500: "server_error"}.get(
         status, "invalid_request_error"
     )
@@ -355,7 +355,7 @@ class ChatEndpoint:
 
     @property
     def url(self) -> str:
-        """What OpenAI's clients call the base URL."""
+        """The base URL for OpenAI clients."""
         return f"http://{HOST}:{self._port}/v1"
 
     async def __aenter__(self) -> ChatEndpoint:
@@ -390,8 +390,8 @@ class ChatEndpoint:
         """Only this machine's names (another site's page may point its own name here), only with the token."""
         if request.headers.get("Host", "") not in {f"{name}:{self._port}" for name in (HOST, "localhost")}:
             return error_response(421, "wrong_host", "This endpoint answers on 127.0.0.1 only.")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token.encode()):
             return error_response(
                 401, "invalid_api_key", "The token is missing or wrong. sapo-desktop serve-model says where it is."
             )
@@ -420,21 +420,21 @@ class ChatEndpoint:
             with self._answering.place():
                 async with asyncio.timeout(BODY_S):
                     body = await request.read()
-                asked = msgspec.json.decode(body, type=ChatRequest)
-                if asked.model not in ("", self._model):
+                chat = msgspec.json.decode(body, type=ChatRequest)
+                if chat.model not in ("", self._model):
                     return error_response(
                         404, "model_not_found", f"Only {self._model} is served here, not the model asked for."
                     )
-                return await self._answered(request, asked)
+                return await self._answered(request, chat)
         except EXPECTED as error:
             status, code, message = _refusal(error)
             return error_response(status, code, message)
 
     async def _answered(self, request: web.Request, asked: ChatRequest) -> web.StreamResponse:
-        """Raises EXPECTED."""
+        """The response to a request. Raises EXPECTED."""
         if asked.stream and (asked.n or 1) > 1:
             raise BadRequest("A stream holds one completion: leave out n.")
-        prompt = await asyncio.to_thread(self._answering.prompt, asked)  # a long conversation takes a while to split
+        prompt = await asyncio.to_thread(self._answering.prompt, asked)  # tokenizing a long conversation takes a while
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         if asked.stream:
             return await self._stream(request, asked, prompt, seed)
@@ -445,14 +445,14 @@ class ChatEndpoint:
             CompletionChoice(i, AssistantMessage("assistant", answer.text), answer.finish or "length")
             for i, answer in enumerate(answers)
         ]
-        made = sum(answer.tokens for answer in answers)
-        usage = CompletionUsage(prompt, made, prompt + made)
+        tokens = sum(answer.tokens for answer in answers)
+        usage = CompletionUsage(prompt, tokens, prompt + tokens)
         return ChatCompletion(id=_id(), created=int(time.time()), model=self._model, choices=choices, usage=usage)
 
     async def _stream(
         self, request: web.Request, asked: ChatRequest, prompt: list[int], seed: int
     ) -> web.StreamResponse:
-        """Server-sent events; the first is sent once there is a first piece, so that errors before it have a status."""
+        """Server-sent events; the first is sent once there is a first piece, so that earlier errors have a status code."""
         answers = self._answering.stream(asked, prompt, seed)
         name, created, sent = _id(), int(time.time()), ""
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -479,7 +479,7 @@ class ChatEndpoint:
                 raise
             await reply.write(b"data: " + msgspec.json.encode({"error": {"message": str(error)}}) + b"\n\n")
         except ConnectionResetError:
-            pass  # the client left; the next piece was never asked for
+            pass  # the client left; the next piece is not generated
         finally:
             await answers.aclose()
         return reply

@@ -1,4 +1,5 @@
-"""Going back to a kept state of a model: which there are, which one is meant, and doing it, with a node or without one."""
+"""Going back to a kept state of a model: listing the states, resolving the one the person names, and restoring it, with or
+without a running node."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sapo_swarm.node.journal import read_only
 from sapo_swarm.sapo import tripwire
 
 BEST = {"best": "best", "best-greedy": "best_greedy"}
-"""Words in place of a round -> which of the kept states they mean."""
+"""Words accepted instead of a round -> the kept state that they mean."""
 LEGEND = "Held-out pass@1: sampled at temperature 1, greedy at 0 as chat does; * best"
 _REASONS = {
     "start": "before the first round",
@@ -33,7 +34,8 @@ _REASONS = {
 
 
 def load_kept_states(model: Model) -> list[KeptState]:
-    """The kept states of a model, oldest first. Reads the whole journal. Raises UsageError without any, JournalError."""
+    """The kept states of a model, oldest first. Reads the whole journal. Raises UsageError where there are none,
+    JournalError."""
     if not model.checkpoints:
         raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
     journal = model.folder / "journal.db"
@@ -66,15 +68,16 @@ def _rounds(states: list[KeptState]) -> str:
 
 
 async def go_back(home: Home, model: Model, target: int) -> str:
-    """Put the weights of a kept state in place of the present ones; a sentence. A node that trains the model does it itself.
+    """Replace the present weights with those of a kept state; returns a sentence. A node that trains the model does it
+    itself.
 
-    Raises AppError, NodeError, JournalError, OSError, BackendError; then the model is as it was.
+    Raises AppError, NodeError, JournalError, OSError, BackendError; then the model is unchanged.
     """
     status = await supervisor.wait_for_status(home)
     if status is not None and Path(status.folder) == model.folder:
         async with ControlClient(home.socket) as node:
             await node.post("rollback", round=target)
-    elif status is not None:  # it trains another model
+    elif status is not None:  # the node trains another model
         await asyncio.to_thread(_on_disk, model, target)
     else:
         await asyncio.to_thread(_locked, home, model, target)
@@ -94,18 +97,18 @@ def _on_disk(model: Model, target: int) -> None:
 
 
 def _done(model: Model) -> str:
-    """What the journal says was done last."""
+    """What the journal says was restored last."""
     events = read_only(model.folder / "journal.db", kinds=("checkpoint",))
-    back = next(e for e in reversed(events) if isinstance(e, CheckpointSaved) and e.restored >= 0)
-    undo = quote_command("sapo-desktop", "rollback", model.name, "--to", str(back.round - 1))
+    restored = next(e for e in reversed(events) if isinstance(e, CheckpointSaved) and e.restored >= 0)
+    undo = quote_command("sapo-desktop", "rollback", model.name, "--to", str(restored.round - 1))
     return (
-        f"{model.name} has the weights after round {back.restored} again; this step counts as round {back.round}. "
+        f"{model.name} has the weights after round {restored.restored} again; this step counts as round {restored.round}. "
         f"The state before is kept: {undo}"
     )
 
 
 def kept_state_line(state: KeptState, now: float) -> str:
-    """A kept state in a line of a table, under head(). now: Unix time."""
+    """One table line for a kept state, under kept_state_header(). now: Unix time."""
     event = state.evaluated
     at_0 = event.greedy if event else None
     sampled = _share(event.pass_at_1 if event else None, state.best)
@@ -115,7 +118,7 @@ def kept_state_line(state: KeptState, now: float) -> str:
 
 
 def kept_state_header() -> str:
-    """The names of the columns of line()."""
+    """The column headings for kept_state_line()."""
     return f"{'round':>7}  {'ago':>7}  {'sampled':>7}   {'greedy':>7}   saved"
 
 
@@ -132,6 +135,6 @@ def saved_reason(state: KeptState) -> str:
 
 
 def kept_state_table(states: list[KeptState]) -> list[str]:
-    """Every kept state, oldest first, with its head."""
+    """Every kept state, oldest first, under the column headings."""
     now = time.time()
     return [kept_state_header(), *(kept_state_line(state, now) for state in states)]

@@ -1,4 +1,4 @@
-"""Answers that are shown while they are written: how many tokens are generated between two looks."""
+"""Answers shown while they are generated: how many tokens are generated between two updates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 CUT = "[cut: no room for more]"
-"""Behind an answer that did not end by itself."""
+"""Shown after an answer that did not end by itself."""
 NEXT = "/next"
-"""In place of a question: the next held-out one."""
+"""Typed instead of a question: the next held-out one."""
 ALL_ASKED = "These were all held-out questions of its tasks."
 
 
 class ChatChunk(NamedTuple):
-    """of: which of the two, 0 the base. text: its answer so far. cut: it had no more room, and ends here."""
+    """of: which of the two models, 0 is the base. text: its answer so far. cut: it ran out of room and ends here."""
 
     of: int
     text: str
@@ -21,8 +21,8 @@ class ChatChunk(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """A held-out question that both answer next. number: from 1. text: as it is shown. right: the answer that its task knows,
-    "" where it knows none."""
+    """A held-out question that both answer next. number: from 1. text: as shown. right: the task's right answer, "" where it
+    knows none."""
 
     number: int
     task: str
@@ -31,8 +31,8 @@ class HeldOut(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What the verifier gives both answers to a held-out question. rewards: from 0 to 1, those of base and trained; none where
-    problem says why there is no verdict. right: how many of the `asked` questions so far each had right."""
+    """The verifier's rewards for both answers to a held-out question. rewards: from 0 to 1, for base and trained; empty where
+    problem says why there is no verdict. right: how many of the `asked` questions so far each got right."""
 
     rewards: tuple[float, ...]
     right: tuple[int, ...]
@@ -41,12 +41,12 @@ class Marks(NamedTuple):
 
 
 def format_reward(reward: float) -> str:
-    """A reward in a word: partly right answers have their share."""
+    """A reward as a word; partly right answers with their share."""
     return "right" if reward == 1.0 else f"{100 * reward:.0f} %" if reward else "wrong"
 
 
 def format_tally(labels: Sequence[str], marks: Marks) -> str:
-    """How many questions each had right so far."""
+    """How many questions each got right so far."""
     return ", ".join(
         f"{label} {right} of {marks.asked} right" for label, right in zip(labels, marks.right, strict=True)
     )
@@ -55,9 +55,9 @@ def format_tally(labels: Sequence[str], marks: Marks) -> str:
 FIRST_PIECE = 8
 """Tokens of the first pieces;"""
 PART = 8
-"""later ones are one part in so many of what is written."""
+"""later pieces are one in this many of the tokens so far."""
 
 
 def next_piece(written: int) -> int:
-    """Each piece computes prompt and answer again, so they grow: 4,096 tokens come in 45 pieces, which is linear work."""
+    """Each piece recomputes prompt and answer, so pieces grow: 4,096 tokens come in 45 pieces, which is linear work."""
     return max(FIRST_PIECE, written // PART)

@@ -16,11 +16,11 @@ from sapo_swarm.node.journal import read_only
 from sapo_swarm.types import UNREADABLE
 
 TOUR = "tour"
-"""Folder of sapo_assets: swarm.jsonl, a recorded swarm, and captions.toml, what there is to see in it."""
+"""Folder of sapo_assets: swarm.jsonl, a recorded swarm, and captions.toml, what to look at in it."""
 
 
 class TourCaption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """round: from which round of the recording on. screen: which one is shown then, "" the same."""
+    """round: the recording's round from which it applies. screen: the screen shown then, "" the same."""
 
     round: int
     text: str
@@ -39,10 +39,10 @@ def load_tour() -> tuple[list[Event], tuple[TourCaption, ...]]:
 
 
 def find_recording(home: Home, text: str = "") -> tuple[str, Path]:
-    """Name and file of what is meant: a recording, or a model's journal, which need not exist; "" is the model used last.
+    """Name and file of a recording, or of a model's journal, which need not exist; "" is the model used last.
 
-    A file without an ending, or a folder without a journal, may have a model's name by chance: the model is meant then.
-    Raises UsageError that names the nearest model, AppError where it cannot be read.
+    Where a file without a suffix, or a folder without a journal, has the same name as a model, the model is meant. Raises
+    UsageError that names the nearest model, AppError where it cannot be read.
     """
     path = Path(text)
     if text and (path / "journal.db").is_file():
@@ -59,7 +59,7 @@ def find_recording(home: Home, text: str = "") -> tuple[str, Path]:
 
 
 def load_recording(path: Path, kinds: Sequence[str] = ()) -> list[Event]:
-    """The events of a file, oldest first. kinds: only those are needed. Raises UsageError with the line that is wrong,
+    """The events in a file, oldest first. kinds: only these are needed. Raises UsageError with the line that is wrong,
     JournalError."""
     if path.suffix == ".db":
         return read_only(path, kinds)

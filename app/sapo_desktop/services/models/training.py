@@ -1,4 +1,4 @@
-"""Before a node trains: which model, with which settings, and what is different from the last time."""
+"""Before a node trains: which model, with which settings, and what differs from the last time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TrainingSession:
     """One training session of a model. config: the settings that the model keeps; rounds: the goal of this session only, None
-    where nothing was typed. model: None until begin() made it."""
+    where none was typed. model: None until begin_session() creates it."""
 
     name: str
     config: RunConfig
@@ -34,9 +34,9 @@ class TrainingSession:
 
     @property
     def goal(self) -> int:
-        """Rounds that the model has when the session ends by itself; 0 = when it is stopped.
+        """Total rounds of the model at which the session ends by itself; 0 = it runs until stopped.
 
-        A plan that is behind the model (its run.rounds are done) holds no longer: it is trained on.
+        A goal that the model has already reached (its run.rounds are done) no longer counts: training continues.
         """
         if self.rounds is not None:
             return self.rounds
@@ -45,33 +45,34 @@ class TrainingSession:
 
 
 def model_to_train(home: Home, name: str) -> Model | None:
-    """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError, AppError."""
+    """The model of that name; without a name the one used last, None where there is no model yet. Raises UsageError,
+    AppError."""
     return store.find_model(home, name) if name or store.taken_model_names(home) else None
 
 
 def plan_session(model: Model | None, config: RunConfig, typed: Collection[str]) -> TrainingSession:
-    """A session with the settings of the model (or of new models, without one) and what was typed over them.
+    """A session with the settings of the model (or, without one, those of new models) and what was typed over them.
 
-    Raises UsageError when the settings would make another model of this one, or its rounds are done already, and ModelNotFound
-    when its base is not there.
+    Raises UsageError when the settings would make this a different model, or its rounds are done already, and ModelNotFound
+    when its base is missing.
     """
     rounds = config.rounds if "rounds" in typed else None
     if model is None:
-        kept = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
-        return TrainingSession(store.FIRST, kept, rounds, None)
+        merged = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
+        return TrainingSession(store.FIRST, merged, rounds, None)
     if config.model == model.config.model:
         mending.require_base_folder(model)
     changes.refuse_other_identity(model, config, resolve_config(model))
-    kept = changes.kept_identity(model, config)
+    merged = changes.kept_identity(model, config)
     if rounds is not None:
-        kept = msgspec.structs.replace(kept, rounds=model.config.rounds)
+        merged = msgspec.structs.replace(merged, rounds=model.config.rounds)
         done = history.practice_rounds(model)
         if 0 < rounds < done:
             raise UsageError(
                 f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
                 f"the model: --rounds {done + rounds} trains {rounds} more."
             )
-    return TrainingSession(model.name, kept, rounds, model)
+    return TrainingSession(model.name, merged, rounds, model)
 
 
 def resolve_config(model: Model) -> RunConfig:
@@ -79,29 +80,29 @@ def resolve_config(model: Model) -> RunConfig:
     config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
     if session is None:
         return config
-    said = {"method": session.method, "precision": session.precision}
-    return msgspec.structs.replace(config, **{k: v for k, v in said.items() if getattr(config, k) == "auto"})
+    overrides = {"method": session.method, "precision": session.precision}
+    return msgspec.structs.replace(config, **{k: v for k, v in overrides.items() if getattr(config, k) == "auto"})
 
 
 def begin_session(home: Home, session: TrainingSession, invite: Invite | None) -> TrainingSession:
-    """Make the model where it is new, keep its settings, and say what changed. Call while the node's lock is held.
+    """Create a new model where necessary, keep its settings, and say what changed. Call while the node's lock is held.
 
-    A device is kept when it has proved itself: see opened(). Raises UsageError, ModelNotFound, AppError.
+    A device is stored once it has worked: see record_session_start(). Raises UsageError, ModelNotFound, AppError.
     """
     keeping.remove_abandoned(home, time.time())
     device = session.model.config.device if session.model else RunConfig().device
-    kept = msgspec.structs.replace(session.config, device=device)
-    model = session.model or creating.create_model(home, session.name, kept)
-    where = f"at {invite.host}" if invite else ""
+    config = msgspec.structs.replace(session.config, device=device)
+    model = session.model or creating.create_model(home, session.name, config)
+    place = f"at {invite.host}" if invite else ""
     swarm = invite.swarm if invite else ""
-    changed = changes.describe_changes(model.record, session.config, swarm, where)
-    if model.config != kept:
-        model = store.write_model_record(model.folder, store.with_config(model.record, kept))
+    changed = changes.describe_changes(model.record, session.config, swarm, place)
+    if model.config != config:
+        model = store.write_model_record(model.folder, store.with_config(model.record, config))
     return replace(session, model=model, swarm=swarm, changed=changed)
 
 
 def record_session_start(session: TrainingSession) -> None:
-    """The engine is loaded and training begins: from now on these are the settings that it trained with last.
+    """Call when the engine is loaded and training begins: from now on these are the settings of the last training.
 
     Raises AppError.
     """

@@ -1,1 +1,1 @@
-"""Starting a node, attaching to one, its log and what it prints."""
+"""Starting a node, attaching to one, its log and its output."""

@@ -1,4 +1,4 @@
-"""Processes that this app starts: those that outlive whoever started them, and own verbs that a cancel ends at once."""
+"""Processes that this app starts: detached ones that outlive their starter, and own commands that a cancel ends at once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
 from sapo_swarm.node.governor.sensors import PROC, read_kernel_file
 
-# Processes that outlive whoever started them: the node and the coordinator.
+# Detached processes: the node and the coordinator.
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Started from here: asked for their exit codes when they are gone, never waited for."""
+"""Started here: polled for their exit codes, never waited for."""
 
 
 def spawn_detached(home: Home, arguments: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
-    """`sapo-desktop ARGUMENTS` in a session of its own, so that closing the terminal does not end it.
+    """`sapo-desktop ARGUMENTS` in its own session, so that closing the terminal does not end it.
 
-    errors: where its error stream goes.
+    errors: the file for its error stream.
     """
     _forget_the_ended()
     with errors.open("wb") as stderr:
@@ -46,8 +46,8 @@ def spawn_detached(home: Home, arguments: Sequence[str], errors: Path) -> subpro
 
 
 def detached_popen_options(platform: str = sys.platform) -> dict[str, Any]:
-    """What Popen needs so that neither a terminal that closes nor its Ctrl+C reaches the process. Windows ends all programs of a
-    console with it: this one gets a console of its own, without a window (CREATE_NO_WINDOW, CREATE_NEW_PROCESS_GROUP)."""
+    """Popen arguments that keep a closing terminal and its Ctrl+C from reaching the process. Windows ends all programs of a
+    console with it: this one gets its own console, without a window (CREATE_NO_WINDOW, CREATE_NEW_PROCESS_GROUP)."""
     return {"creationflags": 0x08000000 | 0x00000200} if platform == "win32" else {"start_new_session": True}
 
 
@@ -57,7 +57,7 @@ def _forget_the_ended() -> None:
 
 
 def is_process_alive(pid: int) -> bool:
-    """The process runs (one that ended and that its parent has not asked for its exit code does not)."""
+    """Whether the process is running (a zombie, whose parent has not collected its exit code, is not)."""
     import psutil
 
     try:
@@ -67,9 +67,10 @@ def is_process_alive(pid: int) -> bool:
 
 
 def process_start_stamp(pid: int) -> str:
-    """When the process began, as no step of the clock changes it and no later process of this number has it; "" without one.
+    """The time at which the process began, unaffected by clock changes and different for every later process with this
+    number; "" without one.
 
-    Linux counts from its boot (psutil makes a time of it that moves with the clock); elsewhere the system keeps the time.
+    Linux counts from boot (psutil converts that to a time, which moves with the clock); elsewhere the system stores the time.
     """
     if sys.platform == "linux":
         fields = read_kernel_file(PROC / str(pid) / "stat").rpartition(")")[2].split()
@@ -83,15 +84,15 @@ def process_start_stamp(pid: int) -> str:
 
 
 def format_pid_record(pid: int) -> str:
-    """What a file says of a process: its number and when it began."""
+    """A process as recorded in a file: its number and start."""
     return f"{pid} {process_start_stamp(pid)}"
 
 
 def read_node_pid(path: Path) -> int | None:
-    """The process id of the node of which the file has a note, while it runs.
+    """The process id of the node recorded in the file, while it runs.
 
-    Older versions noted the number alone: the process of that number is taken by its command, which is empty for a moment
-    after it began.
+    Older versions recorded the number alone: then the process is recognised by its command, which is empty for a moment after
+    it began.
     """
     import psutil
 
@@ -105,7 +106,7 @@ def read_node_pid(path: Path) -> int | None:
 
 
 def last_words(errors: Path, since: float = 0.0) -> str:
-    """The last line of an error stream; "" when there was nothing to say, or nothing since that time."""
+    """The last line of an error stream; "" when there is none, or none since that time."""
     try:
         lines = errors.read_text("utf-8", "replace").strip().splitlines() if errors.stat().st_mtime >= since else []
     except OSError:
@@ -113,15 +114,15 @@ def last_words(errors: Path, since: float = 0.0) -> str:
     return lines[-1].removeprefix("sapo-desktop: ") if lines else ""
 
 
-# Own verbs as processes: whoever asks for one loads no engine, and a cancel ends it at once.
+# Own commands as processes: the caller loads no engine, and a cancel ends them at once.
 
 _LINE = 4 * 1024 * 1024
 """Bytes of the longest line that is read: a result as one JSON object."""
 NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? Leave the dashboard and open it again."
 _GRACE_S = 5.0
-"""Seconds in which a process that was interrupted may tidy up."""
+"""Seconds that an interrupted process has to clean up."""
 PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
-"""A line of a verb that tells its progress."""
+"""A line in which a command reports its progress."""
 
 
 @asynccontextmanager
@@ -149,18 +150,19 @@ async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=_LINE,
-        start_new_session=True,  # ctrl+c in the terminal is the dashboard's
+        start_new_session=True,  # ctrl+c in the terminal belongs to the dashboard
     )
 
 
 async def _end_started(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
-    """A process that was still being started when the block was left is ended, too."""
+    """Also end a process that was still being started when the block was left."""
     with contextlib.suppress(OSError):
         await terminate_process(await starting)
 
 
 async def _to_its_end(ending: asyncio.Task[None]) -> None:
-    """Wait for it, however often the waiting is cancelled (a screen that closes, then the application): a few seconds at most."""
+    """Wait for the task, however often the waiting is cancelled (by a screen that closes, then by the application): a few
+    seconds at most."""
     cancelled = False
     while not ending.done():
         try:
@@ -172,8 +174,8 @@ async def _to_its_end(ending: asyncio.Task[None]) -> None:
 
 
 async def terminate_process(process: asyncio.subprocess.Process) -> None:
-    """Interrupt it; kill it when it does not go. Windows has no signal that interrupts: there it ends half-way, and half
-    an export goes when the next one to that place begins."""
+    """Interrupt it; kill it when it does not end. Windows has no interrupt signal: there it ends midway, and a half-written
+    export is removed when the next one to the same place begins."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
@@ -191,7 +193,7 @@ async def terminate_process(process: asyncio.subprocess.Process) -> None:
 
 
 async def _drained(process: asyncio.subprocess.Process) -> None:
-    """Wait for its end; what it still says is read, so that a full pipe does not hold it."""
+    """Wait for its end while reading its output, so that a full pipe does not block it."""
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(ValueError):
@@ -201,7 +203,7 @@ async def _drained(process: asyncio.subprocess.Process) -> None:
 
 
 async def stderr_lines(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None]:
-    """What it writes to its error stream, line by line; a carriage return ends a line too."""
+    """Lines of its error stream; a carriage return ends a line too."""
     assert process.stderr is not None
     rest = ""
     while piece := await process.stderr.read(4096):
@@ -214,16 +216,16 @@ async def stderr_lines(process: asyncio.subprocess.Process) -> AsyncGenerator[st
 
 
 async def stream_verb(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
-    """A verb to its end: what it writes to its error stream line by line, then all of its output. Raises AppError with its own
-    last words when it failed."""
-    last = ""
+    """Run a command to its end: yields the lines of its error stream, then all of its output. Raises AppError with its last
+    error line when it failed."""
+    last_line = ""
     async with child_process(arguments) as process:
         async with contextlib.aclosing(stderr_lines(process)) as lines:
             async for line in lines:
-                last = last if PROGRESS.fullmatch(line) else line
+                last_line = last_line if PROGRESS.fullmatch(line) else line
                 yield line
         assert process.stdout is not None
-        written = await process.stdout.read()
+        output = await process.stdout.read()
         if await process.wait() != 0:
-            raise AppError(last.removeprefix("sapo-desktop: ") or "It ended without a word.")
-    yield written
+            raise AppError(last_line.removeprefix("sapo-desktop: ") or "It ended without a word.")
+    yield output

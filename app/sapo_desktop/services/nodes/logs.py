@@ -1,4 +1,4 @@
-"""The node's log file: rotated by size, so that nothing fills the disk. Libraries log there, never to the terminal."""
+"""The node's log file: rotated by size, so that it never fills the disk. Libraries log there, never to the terminal."""
 
 from __future__ import annotations
 

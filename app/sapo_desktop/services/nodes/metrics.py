@@ -1,4 +1,4 @@
-"""Where a node's metrics for Prometheus are served: the typed port, or the one of the settings."""
+"""Where a node's metrics for Prometheus are served: the typed port, or the one in the settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> Iterator[socket | None]:
-    """A loopback socket, or None where there are to be no metrics, or the port cannot be used: the error stream says so then.
-    typed: by --metrics, None = not. port: of the settings. say: where it is. Raises UsageError."""
+    """A loopback socket, or None where metrics are off or the port cannot be used: then the error stream says so. typed: from
+    --metrics, None = not given. port: from the settings. say: prints where it is. Raises UsageError."""
     if typed is not None and not 0 <= typed < 1 << 16:
         raise UsageError("--metrics is a port, a number from 0 (any that is free) to 65535.")
     if typed is None and not port:
@@ -26,13 +26,13 @@ def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> 
         return
     from sapo_swarm.node.control_server import bind_loopback_socket
 
-    wanted = port if typed is None else typed
+    chosen_port = port if typed is None else typed
     try:
-        bound = bind_loopback_socket(wanted)
+        bound = bind_loopback_socket(chosen_port)
     except OSError as error:
         why = error.strerror or error
         print(
-            f"sapo-desktop: Port {wanted} cannot be used for metrics ({why}). The node works without them. "
+            f"sapo-desktop: Port {chosen_port} cannot be used for metrics ({why}). The node works without them. "
             "Another port: --metrics PORT",
             file=sys.stderr,
         )
@@ -45,7 +45,7 @@ def metrics_socket(typed: int | None, port: int, say: Callable[[str], None]) -> 
 
 @asynccontextmanager
 async def serve_metrics(node: ControllableNode, bound: socket | None) -> AsyncIterator[None]:
-    """While the node lives."""
+    """Serve the metrics until the block ends."""
     if bound is None:
         yield
         return

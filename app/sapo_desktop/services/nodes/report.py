@@ -1,4 +1,4 @@
-"""What a node without a screen prints: one readable line a round, a summary at the end; or JSON lines."""
+"""What a node without a screen prints: one readable line per round, a summary at the end; or JSON lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 _EDGE = 20
 """Rounds averaged at either end for the summary."""
 _PATIENCE_S = 10.0
-"""Of a slow opening so often a line tells how far it is."""
+"""Seconds between two lines about the progress of a slow model loading."""
 _VERBS = {
     "space goes on": "sapo-desktop resume goes on",
     "space tries again": "sapo-desktop resume tries again",
@@ -41,14 +41,14 @@ _VERBS = {
 
 
 def in_a_shell(sentence: str) -> str:
-    """What a node says of the dashboard's keys, for somebody who has verbs instead."""
+    """The node's sentences about the dashboard's keys, reworded for somebody who uses commands instead."""
     for key, verb in _VERBS.items():
         sentence = sentence.replace(key, verb)
     return sentence
 
 
 class ConsoleReporter:
-    """Turns stored events into lines of text on a stream."""
+    """Prints stored events as lines of text on a stream."""
 
     def __init__(self, out: TextIO, json: bool, quiet: bool) -> None:
         self._out, self._json, self._quiet = out, json, quiet
@@ -66,7 +66,8 @@ class ConsoleReporter:
         self._spoke = 0.0
 
     def show(self, event: Event) -> None:
-        """Print what this event is worth, and count it for the summary. Of ephemeral events only the opening of a model is."""
+        """Print the event if it is worth a line, and count it for the summary. Of ephemeral events only model loading is
+        shown."""
         if isinstance(event, Phase):
             self._opening(event)
             return
@@ -99,12 +100,12 @@ class ConsoleReporter:
             self.say(safe_text(event.detail, 400, lines=False))
 
     def say(self, sentence: str) -> None:
-        """A line that is no event."""
+        """Print a line that is not an event."""
         if not self._json and not self._quiet:
             self._print(f"          {safe_text(sentence, 2000, lines=False)}")
 
     def summary(self, folder: Path) -> None:
-        """The end of a run in a few lines; as JSON a last object of kind "summary"."""
+        """The end of a run in a few lines; as JSON, a last object of kind "summary"."""
         last, rounds = self._evaluated, self._rounds
         edge = max(1, min(_EDGE, rounds // 2))
         first, final = self._first[:edge], list(self._last)[-edge:]
@@ -124,9 +125,11 @@ class ConsoleReporter:
             return
         if not rounds and not self._examples:
             return
-        lines, read = [""], self._reading
-        if read is not None:
-            lines.append(f"Examples: {read.step} steps in {format_duration(read.seconds)}. {_right(read)}".rstrip())
+        lines, reading = [""], self._reading
+        if reading is not None:
+            lines.append(
+                f"Examples: {reading.step} steps in {format_duration(reading.seconds)}. {_right(reading)}".rstrip()
+            )
         if rounds:
             spent = format_duration(self._seconds)
             lines.append(f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated.")
@@ -143,7 +146,7 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def _print(self, text: str) -> None:
-        """A reader that went away (a closed terminal, `| head`) does not end the run: it goes on without a voice."""
+        """Print a line. If the reader is gone (a closed terminal, `| head`), the run continues silently."""
         try:
             print(text, file=self._out, flush=True)
         except OSError:
@@ -167,7 +170,7 @@ class ConsoleReporter:
         return f"          {text}" if text else ""
 
     def _news(self, event: Event) -> str:
-        """What happened between two rounds; "" when there is nothing to tell."""
+        """What happened between two rounds; "" when there is nothing to report."""
         match event:
             case SwarmUpdated():
                 return self._swarm(event)
@@ -182,7 +185,7 @@ class ConsoleReporter:
         return ""
 
     def _swarm(self, event: SwarmUpdated) -> str:
-        """A line when the swarm comes or goes; every round would be too much."""
+        """A line when the swarm is joined or lost; one every round would be too much."""
         if event.connected == self._connected:
             return ""
         self._connected = event.connected
@@ -212,15 +215,15 @@ class ConsoleReporter:
 
 
 def _right(event: ExamplesRead | None) -> str:
-    """Of the rows set aside how many are right, "" where none were read."""
+    """How many of the rows set aside are right, "" where none were read."""
     return f"{event.right}/{event.items} right on rows set aside" if event is not None and event.items else ""
 
 
 def _held_out(event: Evaluated) -> str:
-    said = describe_difference(event) if event.round else "the base to compare with"
+    comparison = describe_difference(event) if event.round else "the base to compare with"
     sampled = "sampled " if event.greedy is not None else ""
     text = f"{sampled}{format_rate(event.pass_at_1, event.low, event.high)}, {event.items} items"
-    return "; ".join(filter(None, (text, said, describe_greedy(event))))
+    return "; ".join(filter(None, (text, comparison, describe_greedy(event))))
 
 
 def _mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""The one node of a home: its lock, starting it in the background, and telling it what to do."""
+"""The one node of a home: its lock, starting it in the background, and sending it commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.nodes import children
 from sapo_swarm.node.control_api import ControlClient, NodeError, NodeNotAnswering, NodeNotRunning, NodeStatus
 
-# One node per home: a lock that the operating system drops when its holder dies, however it dies.
+# One node per home: a lock that the operating system releases when its holder dies, for whatever reason.
 
 NODE_RUNS = (
     "A node is already running here (process {holder}). Watch it with sapo-desktop, "
@@ -27,8 +27,8 @@ NODE_RUNS = (
 
 
 class NodeLock:
-    """Held for as long as a node (or a run of the lab) lives. Use with `with`; raises AppError, in the words of `busy`,
-    when another process holds it. names_node: what holds it is a node, or ends soon: others wait for that process to answer."""
+    """Held while a node (or a lab run) lives. Use with `with`; raises AppError, worded by `busy`, when another process holds
+    it. names_node: the holder is a node, or ends soon: others wait for that process to answer."""
 
     def __init__(self, path: Path, busy: str = NODE_RUNS, names_node: bool = True) -> None:
         self._path, self._busy, self._names_node = path, busy, names_node
@@ -58,7 +58,7 @@ class NodeLock:
 
 
 def _holder(file: IO[str]) -> str:
-    """The process id in it; "?" where it cannot be read."""
+    """The process id in the file; "?" where it cannot be read."""
     try:
         file.seek(0)
         return file.read().strip().partition(" ")[0] or "?"
@@ -83,17 +83,17 @@ else:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-# Starting a node in the background and knowing whether one is there. The node outlives whoever started it.
+# Starting a node in the background and knowing whether one is there. The node outlives its starter.
 
 START_LIMIT_S = 180.0
-"""A busy machine takes its time to start a process; one that ends instead is told of at once."""
+"""Seconds: a busy machine may take long to start a process; one that exits instead is reported at once."""
 STOP_LIMIT_S = 30.0
 _POLL_S = 0.1
 _AT_REST = ("paused", "stopped", "failed")
 
 
 async def query_status(home: Home) -> NodeStatus | None:
-    """The status of the home's node, or None. A stale socket is no node. Raises NodeNotAnswering."""
+    """The status of the home's node, or None. A stale socket is not a node. Raises NodeNotAnswering."""
     if not home.socket.exists():
         return None
     try:
@@ -106,7 +106,7 @@ async def query_status(home: Home) -> NodeStatus | None:
 
 
 async def wait_for_status(home: Home) -> NodeStatus | None:
-    """The status of the home's node, of one that is being started as soon as it answers; None without one, or when that ended.
+    """The status of the home's node; waits for one that is being started. None without a node, or when that one ended.
 
     Raises NodeNotAnswering, AppError when it takes too long.
     """
@@ -119,7 +119,7 @@ async def wait_for_status(home: Home) -> NodeStatus | None:
 async def launch_node(home: Home, arguments: Sequence[str]) -> NodeStatus:
     """Start `sapo-desktop node ARGUMENTS` detached and wait until it answers (the model loads later).
 
-    Raises AppError with the node's own words when it exits instead.
+    Raises AppError with the node's last error line when it exits instead.
     """
     home.prepare()
     process = await asyncio.to_thread(_spawn, home, arguments)
@@ -137,14 +137,14 @@ async def launch_node(home: Home, arguments: Sequence[str]) -> NodeStatus:
 
 
 def _spawn(home: Home, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The process and its note in one call of a thread, which ends even if whoever waits for it is cancelled."""
+    """Start the process and record it in one thread call, which completes even if the caller is cancelled."""
     process = children.spawn_detached(home, ["node", "--quiet", *arguments], _errors(home))
     _starting_file(home).write_text(children.format_pid_record(process.pid), "ascii")
     return process
 
 
 async def _answer(home: Home) -> NodeStatus | None:
-    """The status of a node that is just being started, None while it does not listen or is too busy to answer."""
+    """The status of a node that is being started, None while it does not listen or is too busy to answer."""
     try:
         return await query_status(home)
     except NodeNotAnswering:
@@ -152,10 +152,11 @@ async def _answer(home: Home) -> NodeStatus | None:
 
 
 async def shut_down_node(home: Home) -> NodeStatus | None:
-    """Stop the home's node and prove that its process, and so its memory, is gone; what it was, None without one.
+    """Stop the home's node and make sure that its process, and so its memory, is gone; returns its last status, None without
+    a node.
 
-    One that is just being started is waited for and stopped. Raises AppError when it does not go, NodeNotAnswering when it
-    is there and says nothing.
+    A node that is just being started is waited for and stopped. Raises AppError when it does not end, NodeNotAnswering when
+    it is there and does not answer.
     """
     status = await wait_for_status(home)
     if status is None:
@@ -173,7 +174,7 @@ async def shut_down_node(home: Home) -> NodeStatus | None:
 
 
 async def _answering(home: Home, pid: int) -> NodeStatus | None:
-    """The status of a node that is just being started, once it answers; None when its process ended instead."""
+    """The status of a node that is being started, once it answers; None when its process ended instead."""
     deadline = time.monotonic() + START_LIMIT_S
     while await asyncio.to_thread(children.is_process_alive, pid):
         if (status := await query_status(home)) is not None:
@@ -191,14 +192,15 @@ def starting_pid(home: Home) -> int | None:
 
 
 def _starting_file(home: Home) -> Path:
-    """Holds a note of the node that was last started in the background; it takes its lock only a second later."""
+    """The file that records the node last started in the background; the node takes its lock only a second later."""
     return home.runtime / "node.starting"
 
 
 async def relaunch_node(home: Home, arguments: Sequence[str] = ()) -> NodeStatus:
-    """Let the node finish its round, stop it, start `sapo-desktop node ARGUMENTS`. Without a node one is started.
+    """Let the node finish its round, stop it, and start `sapo-desktop node ARGUMENTS`. Without a node one is started.
 
-    Cancelled before the round is done the node goes on as it was; later it is started all the same. Raises AppError.
+    Cancelled before the round is done, the node continues as it was; cancelled later, the new one is started all the same.
+    Raises AppError.
     """
     if await query_status(home) is not None:
         async with ControlClient(home.socket) as node:
@@ -213,7 +215,7 @@ async def _start_anew(home: Home, arguments: Sequence[str]) -> NodeStatus:
 
 async def _finish_round(node: ControlClient) -> None:
     status = await node.status()
-    asked = status.state == "finishing"
+    finishing = status.state == "finishing"
     try:
         if status.state not in _AT_REST:
             await node.post("finish")
@@ -221,15 +223,15 @@ async def _finish_round(node: ControlClient) -> None:
             await asyncio.sleep(_POLL_S)
             status = await node.status()
     except asyncio.CancelledError:
-        if not asked:
-            with contextlib.suppress(NodeError):  # a node that has ended meanwhile has nothing to go on with
+        if not finishing:
+            with contextlib.suppress(NodeError):  # a node that has ended meanwhile has nothing to continue
                 await node.post("resume")
         raise
 
 
 def last_words(home: Home, pid: int = 0, since: float = 0.0) -> str:
-    """The last line that a node started from here wrote to its error stream since that time; "" when it had nothing to say, or
-    while its process runs: then it is some library's remark."""
+    """The last line that a node started from here wrote to its error stream since that time; "" when there is none, or while
+    its process runs: then it is some library's remark."""
     return "" if pid and children.is_process_alive(pid) else children.last_words(_errors(home), since)
 
 
@@ -237,21 +239,21 @@ def _errors(home: Home) -> Path:
     return home.logs / "node.stderr"
 
 
-# Telling a node what to do, and waiting until it does it: what is printed afterwards is true.
+# Sending a node a command, and waiting until it takes effect: what is printed afterwards is true.
 
 SETTLE_S = 20.0
-"""A node that is not where it was sent after so long is reported as it is; what is pending says the rest."""
+"""Seconds: a node that has not reached the requested state by then is reported as it is, with what is pending."""
 _CONTROL_POLL_S = 0.05
 _FLOORS = ("memory", "disk")
-"""What running anyway does not override."""
+"""Holds that "run anyway" does not override."""
 _UNTIL_RESUMED = ("person", "snooze", "held", "failure", "done")
 
 
 async def send_command(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
-    """Give the command (pause, resume, snooze, ...); the status once the node is in the state that it asks for.
+    """Send the command (pause, resume, snooze, ...) and return the status once the node is in the requested state.
 
-    `finish` comes back at once: the status says what is pending. A node that is still loading its model keeps the command
-    for later, and its status says so. Raises NodeNotRunning, NodeNotAnswering, ControlError.
+    `finish` returns at once: the status says what is pending. A node that is still loading its model keeps the command for
+    later, and its status says so. Raises NodeNotRunning, NodeNotAnswering, ControlError.
     """
     async with ControlClient(home.socket) as node:
         body = {"for_s": for_s} if for_s else {}
@@ -264,14 +266,14 @@ async def send_command(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
 
 
 def command_settled(verb: str, status: NodeStatus) -> bool:
-    """The node is where the command sends it, or where the command does not reach."""
+    """Whether the node is in the state that the command requests, or one that the command cannot change."""
     if status.state in ("starting", "stopped", "failed"):
         return True
     if verb in ("pause", "snooze"):
         return status.state == "paused" and status.reason in ("person", "snooze")
     if verb == "resume":
-        held = status.state == "paused" and status.reason not in _UNTIL_RESUMED
-        return held or status.state in ("running", "finishing")
+        stays_paused = status.state == "paused" and status.reason not in _UNTIL_RESUMED
+        return stays_paused or status.state in ("running", "finishing")
     if verb == "run_anyway":
         return status.state in ("running", "finishing") or status.reason in _FLOORS
     return True

@@ -1,7 +1,7 @@
-"""What a program that speaks the Model Context Protocol may do here: some verbs, each run as it would be typed.
+"""What a program that speaks the Model Context Protocol may do here: some commands, each run as if typed.
 
-A verb is a process of its own, so that nothing it prints gets between the protocol's messages, and a request that is given
-up ends it. No tool deletes, joins, hosts or changes settings.
+Each command is a separate process, so that its output cannot mix with the protocol's messages, and cancelling a request ends
+it. No tool deletes, joins, hosts or changes settings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def evaluate(context: Context, name: str = "", items: int = 25) -> str:
     so_far = [-1.0]
 
     async def told(percent: float, phrase: str) -> None:
-        """Two models, one after the other; progress must rise."""
+        """Two models run one after the other; progress must rise."""
         done = percent if so_far[-1] < 100 else 100 + percent
         if done > so_far[-1]:
             so_far.append(done)
@@ -85,11 +85,11 @@ _STEERING = (pause, resume)
 
 def build_mcp_server() -> MCPServer:
     """The server with its tools; `run()` serves standard input and output until they are closed."""
-    made = MCPServer("sapo-desktop", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = MCPServer("sapo-desktop", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     for tool in (*_READING, *_STEERING):
         hints = ToolAnnotations(read_only_hint=tool in _READING, destructive_hint=False, open_world_hint=False)
-        made.add_tool(tool, annotations=hints, structured_output=False)
-    return made
+        server.add_tool(tool, annotations=hints, structured_output=False)
+    return server
 
 
 def _named(name: str) -> list[str]:
@@ -100,7 +100,7 @@ def _named(name: str) -> list[str]:
 
 
 async def _verb(*arguments: str, told: Told | None = None) -> str:
-    """What the verb printed. Raises ToolError with what it said instead."""
+    """The command's output. Raises ToolError with its error message when it fails."""
     if any("\0" in argument for argument in arguments):
         raise ToolError("A NUL character is no text.")
     printed = b""
@@ -109,8 +109,8 @@ async def _verb(*arguments: str, told: Told | None = None) -> str:
             async for step in steps:
                 if isinstance(step, bytes):
                     printed = step
-                elif told is not None and (found := children.PROGRESS.fullmatch(step)):
-                    await told(float(found[1]), found[2])
+                elif told is not None and (match := children.PROGRESS.fullmatch(step)):
+                    await told(float(match[1]), match[2])
     except AppError as error:
         raise ToolError(str(error)) from error
     return printed.decode("utf-8", "replace").strip()

@@ -1,1 +1,1 @@
-"""What the app keeps for a person on this machine: removed, saved in one archive, brought back."""
+"""The data that the app keeps for a person on this machine: removing it, backing it up, restoring it."""

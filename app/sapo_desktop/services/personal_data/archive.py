@@ -1,4 +1,4 @@
-"""A backup as a file: what is a person's on this machine, as an uncompressed tar whose first member names every other one."""
+"""A backup as a file: a person's data on this machine, as an uncompressed tar whose first member lists all the others."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk, open_atomic
 
-# What is a person's on this machine: each file with its place in an archive, and how such a place is spelled.
+# A person's data on this machine: each file with its place in an archive, and the rules for such places.
 #
 #     settings/config.toml     models/FOLDER/...     tasks/NAME/...     ratings/MODEL.jsonl     judged/judges.json
 #     runs/ID/...              keys/...              (only where keys are asked for)
 #
-# Left out: what can be made again (exports, caches, downloaded bases, measurements), what is half written, experiments of the
-# lab, tokens of other services, the swarm that this machine hosts (`swarm export` moves it), and every yes to a task's code:
-# that is said anew on another machine.
+# Left out: what can be made again (exports, caches, downloaded bases, measurements), half-written files, experiments of the
+# lab, tokens of other services, the swarm that this machine hosts (`swarm export` moves it), and every approval of a task's
+# code: that is given anew on another machine.
 
 SETTINGS = "settings/config.toml"
 JUDGES = "judged/judges.json"
 IDENTITY = "keys/node.key"
 LONGEST, DEEPEST = 240, 8
-"""Of a place in an archive: characters, and parts."""
+"""Limits for a place in an archive: characters, and path parts."""
 _PART = re.compile(r"[^\x00-\x1f\x7f<>:\"/\\|?*\ud800-\udfff]{1,120}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _FOLDERS = ("models", "runs", "tasks")
@@ -50,7 +50,7 @@ _LEFT_OUT = ("exports", "journal.db-shm")
 
 
 def archive_roots(home: Home) -> dict[str, Path]:
-    """The first part of an archive's places, or a whole place -> where it lies on this machine."""
+    """The first part of an archive's places, or a whole place -> its path on this machine."""
     return {
         "models": home.models,
         "runs": home.runs,
@@ -67,18 +67,18 @@ def archive_roots(home: Home) -> dict[str, Path]:
 
 def restore_target(home: Home, name: str) -> Path | None:
     """Where an archive's file belongs on this machine; None where it may not be in an archive."""
-    known, parts = archive_roots(home), PurePosixPath(name).parts
-    if name in known:
-        return known[name] if "/" in name else None
-    if not _spelled_well(name, parts) or parts[0] not in known:
+    roots, parts = archive_roots(home), PurePosixPath(name).parts
+    if name in roots:
+        return roots[name] if "/" in name else None
+    if not _spelled_well(name, parts) or parts[0] not in roots:
         return None
     if parts[0] in _FOLDERS:
-        return known[parts[0]].joinpath(*parts[1:]) if len(parts) > 2 else None
-    return known["ratings"] / parts[1] if len(parts) == 2 and parts[1].endswith(".jsonl") else None
+        return roots[parts[0]].joinpath(*parts[1:]) if len(parts) > 2 else None
+    return roots["ratings"] / parts[1] if len(parts) == 2 and parts[1].endswith(".jsonl") else None
 
 
 def _spelled_well(name: str, parts: tuple[str, ...]) -> bool:
-    """Only what is a plain path on every system; never one that leaves its folder."""
+    """Whether it is a plain relative path on every system that never leaves its folder."""
     if not 1 < len(parts) <= DEEPEST or len(name) > LONGEST or "/".join(parts) != name:
         return False
     good = (_PART.fullmatch(p) and p[-1] not in " ." and not _DEVICE.fullmatch(p) for p in parts)
@@ -86,28 +86,29 @@ def _spelled_well(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def restore_unit(name: str) -> str:
-    """What a file is restored with, or not at all: its model, its run, its task; else itself."""
+    """The unit that a file is restored with, all or nothing: its model, its run, its task; else the file itself."""
     parts = PurePosixPath(name).parts
     return "/".join(parts[:2]) if parts[0] in _FOLDERS else name
 
 
 def is_key(name: str) -> bool:
-    """Whoever has it can be this node in its swarm."""
+    """Whether the file is a key: whoever has it can be this node in its swarm."""
     return name.startswith("keys/")
 
 
 def files_to_archive(home: Home, keys: bool) -> dict[str, Path]:
-    """Place in an archive -> file, in order. keys: the node's identity and its swarm, too (a key of the keyring is no file)."""
-    found = {}
+    """Place in an archive -> file, in order. keys: include the node's identity and its swarm (a key in the keyring is not a
+    file)."""
+    files = {}
     for name, path in archive_roots(home).items():
         if is_key(name) and not keys:
             continue
-        for one in _below(path) if "/" not in name else [path]:
-            inside = one.relative_to(path).as_posix()
+        for file in _below(path) if "/" not in name else [path]:
+            inside = file.relative_to(path).as_posix()
             full = name if inside == "." else f"{name}/{inside}"
-            if _is_file(one) and restore_target(home, full) is not None:
-                found[full] = one
-    return dict(sorted(found.items()))
+            if _is_file(file) and restore_target(home, full) is not None:
+                files[full] = file
+    return dict(sorted(files.items()))
 
 
 def keyring_key(home: Home) -> str:
@@ -120,7 +121,7 @@ def keyring_key(home: Home) -> str:
 
 
 def in_keyring(home: Home) -> bool:
-    """The node's key was given to a keyring (keystore leaves its node's id behind)."""
+    """Whether the node's key was given to a keyring (keystore leaves the node's id behind)."""
     return archive_roots(home)[IDENTITY].with_suffix(".id").exists()
 
 
@@ -133,18 +134,19 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Not a link, which may lead anywhere; not an empty journal of changes, which every reader makes and removes."""
+    """Whether it is a regular file: not a link, which may lead anywhere, and not an empty write-ahead log, which every reader
+    creates and removes."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and (found.st_size > 0 or not path.name.endswith("-wal"))
+    return stat.S_ISREG(status.st_mode) and (status.st_size > 0 or not path.name.endswith("-wal"))
 
 
-# A backup as a file: an uncompressed tar whose first member, manifest.json, names every other with size and SHA-256.
+# A backup as a file: an uncompressed tar whose first member, manifest.json, lists every other with size and SHA-256.
 #
-# Archives are read as if a stranger had made them: only plain files under known places, nothing beside the manifest, nothing
-# larger than it says, and no piece of the file is held in memory that the manifest's bound does not cover.
+# Archives are read as if a stranger had made them: only plain files at known places, nothing that the manifest does not
+# list, nothing larger than it says, and never more in memory than the manifest's size limit allows.
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -165,7 +167,7 @@ class ArchiveEntry(msgspec.Struct, frozen=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
-    """What an archive holds. made: Unix time; version: of the app that made it."""
+    """What an archive contains. made: Unix time; version: of the app that made it."""
 
     format: int
     made: float
@@ -179,7 +181,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 class Damaged(AppError):
-    """The archive is no backup, was cut or changed, or holds what none of ours holds."""
+    """The archive is not a backup, was truncated or changed, or contains what no backup of ours contains."""
 
 
 def file_sha256(path: Path) -> str:
@@ -189,7 +191,7 @@ def file_sha256(path: Path) -> str:
 
 
 class _Hashed:
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, hashlib.sha256()
@@ -204,29 +206,29 @@ class _Hashed:
 
 
 def write_archive(out: IO[bytes], manifest: BackupManifest, sources: Mapping[str, Path]) -> None:
-    """The archive. Raises OSError, AppError where a file changed since the manifest was made."""
+    """Write the archive. Raises OSError, AppError where a file changed since the manifest was made."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         text = msgspec.json.encode(manifest)
         tar.addfile(_member(MANIFEST, len(text), manifest.made), io.BytesIO(text))
         for entry in manifest.files:
             path = sources[entry.name]
             with path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                read = _Hashed(file)
-                if found.st_size == entry.size:
-                    tar.addfile(_member(entry.name, entry.size, found.st_mtime), read)
-                if read.hexdigest() != entry.sha256:
+                status = os.fstat(file.fileno())
+                hashed = _Hashed(file)
+                if status.st_size == entry.size:
+                    tar.addfile(_member(entry.name, entry.size, status.st_mtime), hashed)
+                if hashed.hexdigest() != entry.sha256:
                     raise AppError(f"{path} changed while it was saved. End what writes to it, then try again.")
 
 
 def _member(name: str, size: int, changed: float) -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)
-    found.size, found.mtime, found.mode = size, int(changed), 0o600
-    return found
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = size, int(changed), 0o600
+    return member
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which nobody reads more than a manifest at a time: a header that claims gigabytes gets none."""
+    """A file of which at most a manifest's size is read at a time: a header that claims gigabytes gets none."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -248,7 +250,7 @@ class _Bounded(io.RawIOBase):
 
 @contextmanager
 def opened_archive(path: Path, home: Home) -> Iterator[tuple[BackupManifest, tarfile.TarFile]]:
-    """The archive after its manifest, whose names and sizes are checked. Raises Damaged, AppError, OSError."""
+    """The archive, positioned after its manifest, whose names and sizes are checked. Raises Damaged, AppError, OSError."""
     with (
         path.open("rb") as file,
         _damage_in_words(path),
@@ -292,42 +294,42 @@ def _plain(member: tarfile.TarInfo) -> bool:
 
 
 def extract_archive(tar: tarfile.TarFile, manifest: BackupManifest, folder: Path) -> None:
-    """Every file into a folder that is ours alone, each checked. Raises Damaged, TarError, OSError."""
-    wanted = {entry.name: entry for entry in manifest.files}
+    """Extract every file into a folder that only we use, checking each. Raises Damaged, TarError, OSError."""
+    entries = {entry.name: entry for entry in manifest.files}
     while (member := tar.next()) is not None:
-        entry = wanted.pop(member.name, None)
+        entry = entries.pop(member.name, None)
         if entry is None or not _plain(member) or member.size != entry.size:
             raise Damaged(f"The archive's {member.name[:80]!r} is not what its manifest says. Nothing was restored.")
         if hasattr(
             tarfile, "data_filter"
-        ):  # a second lock; Python 3.11.0 to 3.11.3 have only the first, which is narrower
+        ):  # a second safeguard; Python 3.11.0 to 3.11.3 have only the first, which is narrower
             tarfile.data_filter(member, str(folder))
         _copy(tar, member, entry, folder / entry.name)
-    if wanted:
-        raise Damaged(f"The archive was cut: {min(wanted)[:80]!r} is missing. Nothing was restored.")
+    if entries:
+        raise Damaged(f"The archive was cut: {min(entries)[:80]!r} is missing. Nothing was restored.")
 
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: ArchiveEntry, target: Path) -> None:
-    source, seen = tar.extractfile(member), hashlib.sha256()
+    source, digest = tar.extractfile(member), hashlib.sha256()
     assert source is not None
     target.parent.mkdir(0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         while data := source.read(_CHUNK):
-            seen.update(data)
+            digest.update(data)
             file.write(data)
         file.flush()
         on_disk(file.fileno())
-    if seen.hexdigest() != entry.sha256:
+    if digest.hexdigest() != entry.sha256:
         raise Damaged(f"The archive's {entry.name[:80]!r} is damaged: its SHA-256 differs. Nothing was restored.")
     os.utime(target, (max(0, min(member.mtime, 2**32)),) * 2)
 
 
-# Everything that is a person's, in one archive; nothing is changed, and a kill leaves no half archive under its name.
+# All of a person's data in one archive; nothing is changed, and a kill leaves no half-written archive under its name.
 
 
 @dataclass(frozen=True)
 class BackupResult:
-    """An archive. size in bytes; besides: sentences on what lies elsewhere."""
+    """An archive. size in bytes; besides: sentences about what is stored elsewhere."""
 
     path: Path
     manifest: BackupManifest
@@ -336,9 +338,9 @@ class BackupResult:
 
 
 def create_backup(home: Home, path: Path, keys: bool = False) -> BackupResult:
-    """Write the archive, readable by its owner only. keys: with the node's identity, its invite and what it shares there.
+    """Write the archive, readable by its owner only. keys: include the node's identity, its invite and what it shares there.
 
-    Raises UsageError where the file exists; AppError: a node runs, there is nothing, the disk or the keyring refuses.
+    Raises UsageError where the file exists; AppError: a node runs, there is nothing to save, the disk or the keyring refuses.
     """
     if path.exists():
         raise UsageError(f"{path} exists already: choose another name.")
@@ -375,11 +377,11 @@ def _manifest(sources: dict[str, Path]) -> BackupManifest:
 
 
 def _besides(home: Home, keys: bool) -> list[str]:
-    said = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
+    sentences = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
     for folder, names in mending.models_by_base_folder(home).items():
-        said.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
+        sentences.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
     if not keys:
-        said.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
+        sentences.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
     if (home.data / "swarm.sqlite").exists():
-        said.append("The swarm that you host has an archive of its own: sapo-desktop swarm export FILE")
-    return said
+        sentences.append("The swarm that you host has an archive of its own: sapo-desktop swarm export FILE")
+    return sentences

@@ -1,8 +1,9 @@
-"""An archive comes back: first all of it into a folder of its own, checked; then, one thing after the other, to its place.
+"""Restoring an archive: first all of it is extracted into a separate folder and checked; then one thing after another moves
+to its place.
 
-What is here stays: a model whose place is taken comes in beside it under a new name; for anything else the person is asked,
+What is here stays: a model whose name is taken comes in beside it under a new name; for anything else the person is asked,
 and what a yes replaces is kept under data/replaced/. A kill, or a full disk, at any moment leaves what was here as it was;
-restoring once more goes on.
+restoring once more continues.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SPARE = 100 * 2**20
 
 @dataclass(frozen=True)
 class RestoreOutcome:
-    """What became of one thing. done: it is here now as the archive has it (or was before)."""
+    """What became of one thing. done: it is now here as in the archive (or was before)."""
 
     item: str
     said: str
@@ -45,7 +46,7 @@ class RestoreOutcome:
 
 
 def read_manifest(home: Home, path: Path) -> BackupManifest:
-    """What an archive says that it holds, without restoring anything. Raises AppError."""
+    """An archive's manifest; nothing is restored. Raises AppError."""
     try:
         with archive.opened_archive(path, home) as (manifest, _):
             return manifest
@@ -54,15 +55,15 @@ def read_manifest(home: Home, path: Path) -> BackupManifest:
 
 
 def restore_backup(home: Home, path: Path, keys: bool, replace: Callable[[str], bool]) -> Iterator[RestoreOutcome]:
-    """Bring back what an archive holds. keys: the node's identity and its swarm, too. replace: asked for each thing that is
-    here with other content and cannot stand beside it.
+    """Restore an archive. keys: include the node's identity and its swarm. replace: asked for each thing that is here with
+    other content and cannot stand beside it.
 
     Raises Damaged, AppError; whatever happens, nothing that was here is lost.
     """
     home.prepare()
     with NodeLock(home.lock):
-        for left in home.data.glob(f"{STAGING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in home.data.glob(f"{STAGING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home.data))
         try:
             manifest = _unpacked(home, path, staging)
@@ -82,7 +83,7 @@ def _unpacked(home: Home, path: Path, staging: Path) -> BackupManifest:
 
 
 class _Restoring:
-    """One archive, unpacked and checked, on its way to its places."""
+    """One archive, extracted and checked, being moved into place."""
 
     def __init__(self, home: Home, staging: Path, manifest: BackupManifest, replace: Callable[[str], bool]) -> None:
         self._home, self._staging, self._replace = home, staging, replace
@@ -93,7 +94,7 @@ class _Restoring:
             self._items.setdefault(archive.restore_unit(entry.name), {})[entry.name] = entry
 
     def all(self, keys: bool) -> Iterator[RestoreOutcome]:
-        """Own tasks first: models are trained on them."""
+        """Restore everything, custom tasks first: models are trained on them."""
         for item in sorted(self._items, key=lambda item: (not item.startswith("tasks/"), item)):
             if archive.is_key(item) and not keys:
                 yield RestoreOutcome(item, "left in the archive: a key (--keys brings it back)", done=False)
@@ -124,22 +125,22 @@ class _Restoring:
         return RestoreOutcome(item, "restored")
 
     def _same(self, item: str) -> bool:
-        here = {name: path for name, path in self._here.items() if archive.restore_unit(name) == item}
-        there = self._items[item]
-        return here.keys() == there.keys() and all(
-            here[name].stat().st_size == entry.size and archive.file_sha256(here[name]) == entry.sha256
-            for name, entry in there.items()
+        present = {name: path for name, path in self._here.items() if archive.restore_unit(name) == item}
+        archived = self._items[item]
+        return present.keys() == archived.keys() and all(
+            present[name].stat().st_size == entry.size and archive.file_sha256(present[name]) == entry.sha256
+            for name, entry in archived.items()
         )
 
     def _check(self, item: str, source: Path) -> None:
-        """What cannot be read does not take the place of what can. Raises AppError, BadTask."""
+        """What cannot be read must not replace what can. Raises AppError, BadTask."""
         if item == archive.SETTINGS:
             settings.load_settings(source)
         elif item.startswith("tasks/"):
             read_task(source, need_held_out=False)
 
     def _model(self, item: str, source: Path) -> RestoreOutcome:
-        """Under its own name if that is free, else under a new one, as a model of its own."""
+        """Restore a model under its own name if that is free, else under a new one, as a separate model with its own id."""
         record, models = store.read_model(source).record, store.all_models(self._home)
         name = store.unused_name(store.suggest_model_name(record.name), store.taken_model_names(self._home))
         beside = name != record.name or record.id in {model.record.id for model in models}
@@ -154,23 +155,23 @@ class _Restoring:
             store.write_model_record(source, msgspec.structs.replace(record, id=fresh, name=name))
         target = self._home.models / store.free_folder(self._home.models, name)
         source.rename(target)
-        said = f"restored as {name}, beside the one that is here" if beside else "restored"
+        outcome = f"restored as {name}, beside the one that is here" if beside else "restored"
         lost = mending.missing_base_hint(store.read_model(target))
-        return RestoreOutcome(item, f"{said}. {lost}" if lost else said)
+        return RestoreOutcome(item, f"{outcome}. {lost}" if lost else outcome)
 
     def _put_aside(self, item: str, target: Path) -> None:
         if target.exists():
-            kept = self._replaced / item
-            kept.parent.mkdir(0o700, parents=True, exist_ok=True)
-            _put(target, kept)
+            aside = self._replaced / item
+            aside.parent.mkdir(0o700, parents=True, exist_ok=True)
+            _put(target, aside)
 
 
 def _put(source: Path, target: Path) -> None:
-    """Whole or not at all; to another disk, too. Raises OSError."""
+    """Move all of it or nothing, also to another disk. Raises OSError."""
     target.parent.mkdir(0o700, parents=True, exist_ok=True)
     try:
         source.rename(target)
-    except OSError:  # the settings' folder may be on another disk
+    except OSError:  # the settings folder may be on another disk
         if not source.is_file():
             raise
         with source.open("rb") as old, open_atomic(target, private=True) as new:

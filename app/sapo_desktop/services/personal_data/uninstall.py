@@ -1,4 +1,4 @@
-"""Everything that the app made on this machine, and its removal. The program itself is pip's or the system's to remove."""
+"""Everything that the app created on this machine, and its removal. Removing the program itself is up to pip or the system."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SETTINGS = {
     f"{tokens.NAME}.secret": "your token of the model hub",
     f"{judging.KEY}.secret": "the key of your judge",
 }
-"""Files of the configuration folder, which may be a folder of the person's own (SAPO_HOME), and what they are. Each may lie
-there half written, too."""
+"""Files in the configuration folder, which may be the person's own folder (SAPO_HOME), and what they are. Each may also exist
+half-written."""
 _DATA = {
     "tasks": "your own tasks",
     "ratings": "answers that you rated",
@@ -36,12 +36,12 @@ _DATA = {
     "judges.json": "how far judges agree with you",
     "swarm.sqlite": "the swarm that you host",
 }
-"""What lies in the data folder beside the models."""
+"""What is in the data folder besides the models."""
 
 
 @dataclass(frozen=True)
 class CreatedPath:
-    """A file or folder that the app made. size in bytes; what: in words."""
+    """A file or folder that the app created. size in bytes; what: in words."""
 
     path: Path
     size: int
@@ -49,11 +49,11 @@ class CreatedPath:
 
 
 def find_created_paths(home: Home) -> list[CreatedPath]:
-    """What is there, the largest part first. Nothing outside the app's own folders is looked at."""
+    """What exists, the largest first. Only the app's own folders are searched."""
     models = len(store.taken_model_names(home))
     count = f"{models} model{'' if models == 1 else 's'} with weights, history and exports"
     beside = [what for name, what in _DATA.items() if (home.data / name).exists()]
-    found = [
+    candidates = [
         (home.data, "; ".join((count, *beside))),
         (home.cache, "measurements, indexes of rollouts and converted base models, which can be made again"),
         (home.logs, "logs"),
@@ -65,19 +65,19 @@ def find_created_paths(home: Home) -> list[CreatedPath]:
             for path in _partials(home.config / name)
         ),
     ]
-    there = [CreatedPath(path, _size(path), what) for path, what in found if path.exists()]
-    return sorted(filter(None, (_with_inner(one, there) for one in there)), key=lambda one: -one.size)
+    existing = [CreatedPath(path, _size(path), what) for path, what in candidates if path.exists()]
+    return sorted(filter(None, (_with_inner(one, existing) for one in existing)), key=lambda one: -one.size)
 
 
 def keyring_entries(home: Home) -> tuple[dict[str, str], str]:
-    """What the system's keyring holds of this home, entry -> in words; and why that is not known, "" where it is. Entries of
-    other homes of the account are not looked at."""
-    kept = ((name, identity.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
-    texts = {entry: _SETTINGS[f"{name}.secret"] for name, entry in kept if entry}
+    """The entries of this home in the system's keyring, entry -> in words; and why they are unknown, "" where they are known.
+    Entries of the account's other homes are not looked at."""
+    entries = ((name, identity.entry_named(home.config, name)) for name in (tokens.NAME, judging.KEY))
+    texts = {entry: _SETTINGS[f"{name}.secret"] for name, entry in entries if entry}
     try:
         node, _ = identity.node_in_keyring(home.data / "identity")
-        found = {entry: texts[entry] for entry in identity.in_keyring(list(texts))}
-        return ({node: "your node's key"} if node else {}) | found, ""
+        present = {entry: texts[entry] for entry in identity.in_keyring(list(texts))}
+        return ({node: "your node's key"} if node else {}) | present, ""
     except identity.KeyStoreError as error:
         return {}, f"{error} Look there yourself for entries of {identity.SERVICE}."
 
@@ -91,22 +91,22 @@ def remove_keyring_entries(names: Iterable[str]) -> None:
 
 
 def downloaded_bases(home: Home) -> list[tuple[hub_cache.CachedModel, Path]]:
-    """Base models that the app downloaded into the cache that other programs read, too, and where: they stay."""
+    """Base models that the app downloaded into the cache shared with other programs, and where they are: they stay."""
     used = {model.record.base for model in store.all_models(home)}
     return [
-        (one, hub_cache.repository_folder(one.repository))
-        for one in hub_cache.all_cached()
-        if one.ours or one.repository in used
+        (cached, hub_cache.repository_folder(cached.repository))
+        for cached in hub_cache.all_cached()
+        if cached.ours or cached.repository in used
     ]
 
 
 def _partials(path: Path) -> set[Path]:
-    """Under what names the file is while it is written, by earlier versions too."""
+    """Names of the file while it is being written, by earlier versions too."""
     return {*half_written(path), path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
 
 
 def _with_inner(one: CreatedPath, there: Sequence[CreatedPath]) -> CreatedPath | None:
-    """What lies in another part goes with it and is counted once: on Windows and macOS the folders lie in one another."""
+    """A path inside another one is removed with it and counted once: on Windows and macOS the folders are nested."""
     if any(other.path in one.path.parents for other in there):
         return None
     inner = [other.what for other in there if one.path in other.path.parents]
@@ -118,22 +118,22 @@ def _size(path: Path) -> int:
 
 
 def remove_paths(home: Home, found: Sequence[CreatedPath]) -> int:
-    """Remove them; how many bytes that freed. Raises AppError: a node runs, or something cannot be removed."""
+    """Remove them and return the bytes freed. Raises AppError: a node runs, or something cannot be removed."""
     home.runtime.mkdir(parents=True, exist_ok=True)
     with NodeLock(home.lock):
-        for one in found:
-            if one.path == home.runtime:  # the lock lies in it, and Windows removes no open file
+        for created in found:
+            if created.path == home.runtime:  # the lock is in it, and Windows removes no open file
                 continue
             try:
-                shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
-            except FileNotFoundError:  # inside a folder that went before it
+                shutil.rmtree(created.path) if created.path.is_dir() else created.path.unlink()
+            except FileNotFoundError:  # inside a folder that was removed before it
                 continue
             except OSError as error:
                 raise AppError(
-                    f"{one.path} could not be removed ({error.strerror}). What came before it is gone."
+                    f"{created.path} could not be removed ({error.strerror}). What came before it is gone."
                 ) from error
     shutil.rmtree(home.runtime, ignore_errors=True)
-    for folder in {home.config, *(one.path.parent for one in found)}:
-        with suppress(OSError):  # it holds something of somebody else
+    for folder in {home.config, *(created.path.parent for created in found)}:
+        with suppress(OSError):  # it contains something from somebody else
             folder.rmdir()
-    return sum(one.size for one in found)
+    return sum(created.size for created in found)

@@ -1,4 +1,4 @@
-"""Screen 2's actions over this home: invites, the node's restart, the coordinator in the background."""
+"""Screen 2's actions on this home: invites, the node's restart, the coordinator in the background."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ INVITE_HOURS, INVITE_USES = 168.0, 10
 
 
 class HomeActions:
-    """Every method raises USER_ERRORS. What it needs of the network is imported when it is needed."""
+    """Every method raises USER_ERRORS. Network libraries are imported only when needed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def hosting(self) -> bool:
-        """A coordinator of this home runs."""
+        """Whether a coordinator of this home runs."""
         from sapo_desktop.services.swarms import hosting
 
         return hosting.find_coordinator(self._home) is not None
 
     async def join(self, invite: str, listed: bool = False) -> str:
-        """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: it stood in a
-        directory. A sentence."""
+        """Join, and keep the invite unless it is refused; the node restarts in that swarm after its round. listed: the invite
+        came from a directory. Returns a sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.swarms import membership
 
         home = self._home
-        chosen, model = settings.load_settings(home.settings), await control.current_model(home)
-        config = model.config if model else chosen.run
+        loaded, model = settings.load_settings(home.settings), await control.current_model(home)
+        config = model.config if model else loaded.run
         await membership.request_admission(
-            home, membership.parse_typed_invite(invite), chosen.person.name, config.model
+            home, membership.parse_typed_invite(invite), loaded.person.name, config.model
         )
         await asyncio.to_thread(membership.save_invite, invite, home.invite, listed)
         await asyncio.to_thread(settings.write_setting, home.settings, "swarm.join", "true")
@@ -42,19 +42,21 @@ class HomeActions:
         return "The node goes on in the swarm, with the same model and its weights"
 
     async def host(self, everybody: bool, approve: bool = False) -> HostedSwarm:
-        """A coordinator in the background (the one that runs, if any) and a fresh invite. approve: new nodes wait."""
+        """A coordinator in the background (the running one, if any) and a fresh invite. approve: new nodes wait for
+        approval."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.loopback import is_loopback
 
-        wanted = ["--host", "0.0.0.0"] if everybody else []
-        state = await hosting.start_coordinator(self._home, [*wanted, *(["--approve"] if approve else [])])
+        flags = ["--host", "0.0.0.0"] if everybody else []
+        state = await hosting.start_coordinator(self._home, [*flags, *(["--approve"] if approve else [])])
         async with state.client() as admin:
             invites = await admin.new_invite("from the dashboard", INVITE_HOURS, INVITE_USES)
         ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
         return HostedSwarm(state.name, tuple(map(str, ordered)), f"{state.access().url}/")
 
     async def waiting(self) -> tuple[PendingNode, ...]:
-        """Nodes that wait for this host, the longest first; none where no coordinator runs or it does not answer."""
+        """Nodes waiting for this host's approval, the longest-waiting first; none where no coordinator runs or it does not
+        answer."""
         from sapo_desktop.services.swarms import hosting
         from sapo_swarm.protocol.client import CoordinatorError
 
@@ -63,13 +65,13 @@ class HomeActions:
             return ()
         try:
             async with state.client() as admin:
-                found = await admin.waiting()
+                nodes = await admin.waiting()
         except (CoordinatorError, OSError):
             return ()
-        return tuple(PendingNode(one.node, one.name, one.model) for one in sorted(found, key=lambda one: one.joined))
+        return tuple(PendingNode(one.node, one.name, one.model) for one in sorted(nodes, key=lambda one: one.joined))
 
     async def let_in(self, guest: PendingNode) -> str:
-        """Let it take part. A sentence."""
+        """Let the node take part; returns a sentence."""
         from sapo_desktop.services.swarms import hosting
 
         async with hosting.require_coordinator(self._home).client() as admin:
@@ -77,72 +79,72 @@ class HomeActions:
         return f"{guest.name or guest.node[:8]} takes part from its next exchange on"
 
     async def stop_hosting(self) -> str:
-        """End the coordinator of this home. A sentence."""
+        """Stop the coordinator of this home; returns a sentence."""
         from sapo_desktop.services.swarms import hosting
 
         await hosting.stop_coordinator(self._home)
         return "The coordinator has stopped; members train on alone until it is back"
 
     async def leave(self) -> str:
-        """Leave the swarm and forget its invite. A sentence."""
+        """Leave the swarm and forget its invite; returns a sentence."""
         from sapo_desktop.services.swarms.membership import leave_swarm
 
         return await leave_swarm(self._home)
 
     async def stay(self) -> str:
-        """End the trial: normal settings after the round. A sentence."""
+        """End the trial: normal settings after the round. Returns a sentence."""
         from sapo_desktop.services.swarms.membership import stay_in_swarm
 
         return await stay_in_swarm(self._home)
 
     async def directories(self, fresh: bool = False) -> tuple[SwarmDirectory, ...]:
-        """What the directories of the settings list. fresh: ask their hosts now, however lately that was done."""
+        """What the directories in the settings list. fresh: ask their hosts now, however recently that was done."""
         from sapo_desktop.services.swarms import directories
 
         return await directories.read_directories(self._home, fresh)
 
     async def wrong_with(self, invite: str) -> str:
-        """Ask the coordinator whether this line still lets a node in: why not, "" where it does."""
+        """Ask the coordinator whether this invite still admits a node: why not, "" where it does."""
         from sapo_desktop.services.swarms import membership
         from sapo_swarm.protocol.client import NodeClient
         from sapo_swarm.protocol.identity import Identity
 
         try:
-            wanted = membership.parse_typed_invite(invite)
-            async with NodeClient(wanted, Identity.generate()) as client:
+            parsed = membership.parse_typed_invite(invite)
+            async with NodeClient(parsed, Identity.generate()) as client:
                 info = await client.info()
         except USER_ERRORS as error:
             return str(error)
-        if info.swarm != wanted.swarm:
+        if info.swarm != parsed.swarm:
             return "Another swarm is at that address by now: read the list again."
-        return "" if info.open or wanted.token else "That swarm is by invite only by now: ask its host."
+        return "" if info.open or parsed.token else "That swarm is by invite only by now: ask its host."
 
     async def add_directory(self, line: str) -> None:
-        """Look in this one too from now on."""
+        """Search this directory too from now on."""
         from sapo_desktop.services.swarms import directories
 
         await asyncio.to_thread(directories.follow_directory, self._home, line)
 
     async def offered(self) -> tuple[OfferedTask, ...]:
-        """Tasks of the swarm that wait for the person's yes."""
+        """Tasks of the swarm that the person has not accepted yet."""
         from sapo_desktop.services.swarms import sharing
         from sapo_desktop.services.swarms.membership import offer_status
         from sapo_swarm.tasks.own.spec import BadTask
 
-        found: list[OfferedTask] = []
+        tasks: list[OfferedTask] = []
         async with sharing.member_client(self._home) as client:
             for offer in await sharing.list_task_offers(client, self._home):
                 if offer_status(offer, client.invite.swarm) in ("accepted", "shared"):
                     continue
                 try:
                     lines = await asyncio.to_thread(sharing.preview_offer, offer, await client.task(offer))
-                    found.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
+                    tasks.append(OfferedTask(offer.name, offer.hash, tuple(lines)))
                 except BadTask as error:
-                    found.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
-        return tuple(found)
+                    tasks.append(OfferedTask(offer.name, offer.hash, dropped=str(error)))
+        return tuple(tasks)
 
     async def accept(self, task: OfferedTask) -> str:
-        """Store the task as it was shown, and train on it beside the model's other tasks. A sentence."""
+        """Store the task as shown, and train on it besides the model's other tasks; returns a sentence."""
         from sapo_desktop.services.models import control
         from sapo_desktop.services.models.screen import settings_actions
         from sapo_desktop.services.swarms import sharing
@@ -153,16 +155,16 @@ class HomeActions:
             offer = next((offer for offer in offers if (offer.name, offer.hash) == (task.name, task.version)), None)
             if offer is None:
                 raise AppError(f"The swarm's {task.name} changed meanwhile. Look at it again: t")
-            said = sharing.accept_task(home, client.invite.swarm, offer, await client.task(offer))
+            sentence = sharing.accept_task(home, client.invite.swarm, offer, await client.task(offer))
         model = await control.current_model(home)
         if model is not None:
             tasks = dict.fromkeys([*model.config.tasks, task.name])
             await asyncio.to_thread(settings_actions.change_model_setting, model, "run.tasks", ",".join(tasks))
         await control.restart_node(home, keep_mode=True)
-        return f"{said} The node trains on it from now on."
+        return f"{sentence} The node trains on it from now on."
 
     async def nearby(self) -> tuple[str, ...]:
-        """Addresses of coordinators that announce themselves on this network: a hint, nothing to trust."""
+        """Addresses of coordinators that announce themselves on this network: a hint, not to be trusted."""
         from sapo_desktop.services.swarms import directories
 
         return await directories.look_lan()

@@ -20,14 +20,14 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Question, TaskRef
 
 MIN_ATTEMPTS, MAX_ATTEMPTS = 2, 16
-"""Of the protocol: a group of one has no advantage."""
+"""Limits of the protocol: a group of one has no advantage."""
 MODEL = "person"
-"""What stands in the place of a model's name."""
+"""Takes the place of a model's name."""
 
 
 def parse_attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags") -> str:
-    """What a person typed as a completion: a bare line becomes the answer, in the format in which one to such a question is
-    judged. Raises ValueError with a sentence."""
+    """A person's typed text as a completion: a bare line becomes the answer, in the format in which answers to this question
+    are judged. Raises ValueError with a sentence."""
     text = typed.strip()
     if not text:
         raise ValueError("An attempt needs some text.")
@@ -40,8 +40,9 @@ def parse_attempt(typed: str, ref: TaskRef, answer_format: AnswerFormat = "tags"
 
 @dataclass(slots=True)
 class AnswerSession:
-    """Hands out questions and takes attempts. swarm: its id; excluded: hashes of prompts that nodes refuse, being held out;
-    session: so that no question comes twice. kept: file of the right answers, from which a node of this machine may learn."""
+    """Hands out questions and takes attempts. swarm: its id; excluded: hashes of prompts that nodes refuse because they are
+    held out; session: keeps questions from repeating. kept: file of the right answers, from which a node on this machine may
+    learn."""
 
     scorer: Scorer
     identity: Identity
@@ -57,16 +58,16 @@ class AnswerSession:
         self.session = self.session or secrets.randbits(31)
 
     async def question(self) -> Question:
-        """A fresh question of the tasks in turn. Raises AppError when none of them regenerates."""
+        """A fresh question, the tasks in turn. Raises AppError when no task gives one."""
         for _ in range(64 * len(self.tasks)):
             task = self.tasks[self.asked % len(self.tasks)]
             seed = train_seed(self.identity.node, self.swarm, self.session, self.asked, 0)
             self.asked += 1
-            (found,) = await self.scorer.questions(
+            (candidate,) = await self.scorer.questions(
                 [TaskRef(task, preset_of(task, self.preset), seed, 0, generator_of(task, self.swarm))]
             )
-            if isinstance(found, Question) and found.prompt_sha256 not in self.excluded:
-                return found
+            if isinstance(candidate, Question) and candidate.prompt_sha256 not in self.excluded:
+                return candidate
         raise AppError(f"No question could be made from {', '.join(self.tasks)}. Choose other tasks.")
 
     async def reward(self, question: Question, text: str) -> float:
@@ -76,7 +77,7 @@ class AnswerSession:
         return scored.rewards[0]
 
     def keep(self, question: Question, text: str) -> str:
-        """Keep a right answer on this machine; a sentence where the disk refuses."""
+        """Keep a right answer on this machine; returns a sentence where the disk refuses."""
         if self.kept is None:
             return ""
         try:
@@ -86,7 +87,7 @@ class AnswerSession:
         return ""
 
     async def share(self, client: NodeClient, question: Question, texts: Sequence[str]) -> str:
-        """Sign the attempts as one group and upload it: what became of it, in a sentence."""
+        """Sign the attempts as one group and upload it; returns a sentence about the result."""
         body = GroupBody(
             ref=question.ref,
             prompt_sha256=question.prompt_sha256,

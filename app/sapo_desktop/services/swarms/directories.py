@@ -1,4 +1,4 @@
-"""Finding swarms: the directories of the settings, kept on the disk, and coordinators on the local network."""
+"""Finding swarms: the directories in the settings, cached on the disk, and coordinators on the local network."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
-# The directories of the settings: asked seldom, kept on the disk, readable without a network.
+# The directories in the settings: asked rarely, cached on the disk, readable without a network.
 #
 # Their hosts are asked only when somebody looks, and not again for some hours once a list was read.
 
 KEY = "swarm.directories"
 REFRESH_S = 6 * 3600.0
 MOST = 16
-"""Directories that are looked in."""
+"""Directories that are read at most."""
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy on the disk: the file as it was read, at this Unix time."""
+    """A copy on the disk: the file as read at this Unix time."""
 
     read: float
     data: bytes
@@ -54,45 +54,45 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def read_directories(
     home: Home, fresh: bool = False, wall: Callable[[], float] = time.time
 ) -> tuple[SwarmDirectory, ...]:
-    """What they list, in the order of the settings. Raises UsageError, AppError where those cannot be read."""
+    """What they list, in the order of the settings. Raises UsageError, AppError where the settings cannot be read."""
     lines = (await asyncio.to_thread(settings.load_settings, home.settings)).swarm.directories
     return tuple(await asyncio.gather(*(_look(home, line, fresh, wall) for line in lines[:MOST])))
 
 
 def follow_directory(home: Home, line: str) -> None:
-    """Look in this one too from now on. Raises UsageError, AppError."""
-    known = settings.load_settings(home.settings).swarm.directories
-    if len(known) >= MOST:
+    """Search this directory too from now on. Raises UsageError, AppError."""
+    directories = settings.load_settings(home.settings).swarm.directories
+    if len(directories) >= MOST:
         raise UsageError(f"There are {MOST} directories already. Take one out: sapo-desktop config set {KEY} …")
     line = line.strip()
     try:
         parse_address(line)
     except BadDirectory as error:
         raise UsageError(str(error)) from error
-    if line not in known:
-        editing.change_setting(home.settings, KEY, ",".join((*known, line)))
+    if line not in directories:
+        editing.change_setting(home.settings, KEY, ",".join((*directories, line)))
 
 
 async def _look(home: Home, line: str, fresh: bool, wall: Callable[[], float]) -> SwarmDirectory:
-    """One directory: from its host, else the copy; else why there is nothing."""
+    """One directory: from its host, else from the copy; else why there is nothing."""
     try:
         address = parse_address(line)
     except BadDirectory as error:
         return SwarmDirectory(safe_text(line, 60, lines=False), note=str(error))
     path, now = _path(home, address), wall()
-    kept = await asyncio.to_thread(_kept, path)
-    known = _sound(kept, address, now)
-    if kept is not None and known is not None and not fresh and 0 <= now - kept.read < REFRESH_S:
-        return _shown(address, known, kept.read)
+    copy = await asyncio.to_thread(_kept, path)
+    current = _sound(copy, address, now)
+    if copy is not None and current is not None and not fresh and 0 <= now - copy.read < REFRESH_S:
+        return _shown(address, current, copy.read)
     try:
         data = await fetch_directory(address)
         listing = verify_directory(data, address.key, now)
-        newest = _sound(kept, address, kept.read) if kept is not None else None  # expired meanwhile or not
+        newest = _sound(copy, address, copy.read) if copy is not None else None  # expired or not
         if newest is not None and listing.issued < newest.issued:
             raise BadDirectory("Its host shows an older list than the one read before.")
     except BadDirectory as error:
-        if known is not None and kept is not None:
-            return _shown(address, known, kept.read, str(error))
+        if current is not None and copy is not None:
+            return _shown(address, current, copy.read, str(error))
         return SwarmDirectory(display_address(address), note=str(error))
     note = await asyncio.to_thread(_keep, path, _Kept(now, data))
     return _shown(address, listing, now, note)
@@ -104,7 +104,7 @@ def display_address(address: DirectoryAddress) -> str:
 
 
 def is_here(address: DirectoryAddress) -> bool:
-    """On this machine."""
+    """Whether it is on this machine."""
     return is_loopback(address.host)
 
 
@@ -121,7 +121,7 @@ def _kept(path: Path) -> _Kept | None:
 
 
 def _sound(kept: _Kept | None, address: DirectoryAddress, at: float) -> SwarmList | None:
-    """The copy's list if it counted at this Unix time, judged anew: the disk is no more to be trusted than the network."""
+    """The copy's list if it was valid at this Unix time, checked anew: the disk is no more to be trusted than the network."""
     if kept is None:
         return None
     try:
@@ -131,7 +131,7 @@ def _sound(kept: _Kept | None, address: DirectoryAddress, at: float) -> SwarmLis
 
 
 def _keep(path: Path, kept: _Kept) -> str:
-    """A full disk is no reason to show nothing: why there is no copy, "" where there is one."""
+    """Store a copy. Returns why there is none, "" where there is one: a full disk is no reason to show nothing."""
     try:
         write_atomically(path, msgspec.msgpack.encode(kept))
     except OSError as error:
@@ -145,9 +145,10 @@ def _shown(address: DirectoryAddress, listing: SwarmList, read: float, note: str
 
 
 def listed_swarm(entry: DirectoryEntry, here: bool) -> ListedSwarm:
-    """An entry as people see it. here: the directory is on this machine; only such a one may send a reader to itself."""
+    """An entry as people see it. here: the directory is on this machine; only such a directory may point a reader to this
+    machine."""
     invite = parse_invite(entry.join) if entry.join else None
-    join, why = "" if invite is None else str(invite), ""  # as this app writes it: nothing else of it reaches a shell
+    join, why = "" if invite is None else str(invite), ""  # re-rendered here: nothing else of it reaches a shell
     if invite is not None and means_this_machine(invite.host) and not here:
         join, why = "", "its address is good on its host's own machine only"
     elif invite is None:
@@ -163,7 +164,7 @@ def listed_swarm(entry: DirectoryEntry, here: bool) -> ListedSwarm:
 
 # Coordinators on the local network, by multicast DNS: a hint where one might be, never a reason to trust it.
 #
-# Needs the extra `lan` (zeroconf). Whoever joins still needs an invite, which holds the certificate's fingerprint.
+# Needs the extra `lan` (zeroconf). Joining still needs an invite, which holds the certificate's fingerprint.
 
 SERVICE = "_sapo._tcp.local."
 LOOK_S = 2.0
@@ -173,7 +174,7 @@ LAN_MOST = 8
 
 @asynccontextmanager
 async def announce_coordinator(name: str, port: int, addresses: Sequence[str]) -> AsyncIterator[None]:
-    """Tell the local network of a coordinator for as long as the context lasts.
+    """Announce a coordinator on the local network while the context lasts.
 
     Raises UsageError without zeroconf, OSError where there is no multicast.
     """
@@ -194,7 +195,7 @@ async def announce_coordinator(name: str, port: int, addresses: Sequence[str]) -
 
 
 async def look_lan(seconds: float = LOOK_S) -> tuple[str, ...]:
-    """host:port of what announces itself, as text that is safe to show; nothing where zeroconf is not installed."""
+    """host:port of the announced coordinators, as text that is safe to show; empty where zeroconf is not installed."""
     try:
         from zeroconf import ServiceStateChange
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -214,9 +215,9 @@ async def look_lan(seconds: float = LOOK_S) -> tuple[str, ...]:
         browser = AsyncServiceBrowser(network.zeroconf, SERVICE, handlers=[changed])
         await asyncio.sleep(seconds)
         await browser.async_cancel()
-        found = [AsyncServiceInfo(SERVICE, name) for name in names]
-        known = [info for info in found if await info.async_request(network.zeroconf, 1000)]
+        services = [AsyncServiceInfo(SERVICE, name) for name in names]
+        resolved = [info for info in services if await info.async_request(network.zeroconf, 1000)]
     finally:
         await network.async_close()
-    places = [f"{address}:{info.port}" for info in known for address in info.parsed_scoped_addresses()[:1]]
+    places = [f"{address}:{info.port}" for info in resolved for address in info.parsed_scoped_addresses()[:1]]
     return tuple(safe_text(place, 60, lines=False) for place in places)

@@ -1,4 +1,4 @@
-"""The coordinator that this home hosts: whether it runs, how to start and stop it, and the host's own line to it."""
+"""The coordinator that this home hosts: whether it runs, starting and stopping it, and the host's own connection to it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SAME_START_S = 2.0
 
 
 class HostedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
-    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. born: when
-    the process began, as its number may be another's by now; started: the same in the files of older versions, Unix time."""
+    """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. born:
+    when the process began, as its number may be another's by now; started: the same in files of older versions, Unix time."""
 
     pid: int
     name: str
@@ -44,18 +44,18 @@ class HostedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
         return read_access(Path(self.admin))
 
     def client(self) -> AdminClient:
-        """Use with `async with`. Raises CoordinatorError."""
+        """The host's connection. Use with `async with`. Raises CoordinatorError."""
         return AdminClient(self.access())
 
     def visitor(self) -> NodeClient:
-        """What anybody may ask of it, without joining. Use with `async with`. Raises CoordinatorError."""
+        """The public connection, without joining. Use with `async with`. Raises CoordinatorError."""
         access = self.access()
         host = access.url.rpartition(":")[0].partition("//")[2].strip("[]")
         return NodeClient(Invite(host, access.port, access.swarm, access.fingerprint), Identity.generate())
 
 
 def this_process(name: str, open: bool, admin: str) -> HostedCoordinator:
-    """What a coordinator says of itself."""
+    """The record that this coordinator process writes about itself."""
     return HostedCoordinator(
         pid=os.getpid(), name=name, open=open, admin=admin, born=children.process_start_stamp(os.getpid())
     )
@@ -67,7 +67,7 @@ def _file(home: Home) -> Path:
 
 @contextlib.contextmanager
 def record_coordinator(home: Home, hosting: HostedCoordinator) -> Iterator[None]:
-    """Leave word of the coordinator that this process runs, for as long as it does. Raises AppError."""
+    """Record the coordinator that this process runs, while it runs. Raises AppError."""
     path = _file(home)
     try:
         write_atomically(path, msgspec.json.encode(hosting), synced=False)
@@ -80,7 +80,7 @@ def record_coordinator(home: Home, hosting: HostedCoordinator) -> Iterator[None]
 
 
 def find_coordinator(home: Home) -> HostedCoordinator | None:
-    """The coordinator of this home if its process lives."""
+    """The coordinator of this home if its process is alive."""
     try:
         state = msgspec.json.decode(_file(home).read_bytes(), type=HostedCoordinator)
     except (OSError, *UNREADABLE):
@@ -89,14 +89,15 @@ def find_coordinator(home: Home) -> HostedCoordinator | None:
 
 
 def still_open(home: Home) -> str:
-    """What to say of a swarm of this home when its node is gone; "" where none is hosted."""
+    """What to say about a swarm hosted by this home when its node is gone; "" where none is hosted."""
     return (
         "The swarm that you host is still open. To close it: sapo-desktop swarm stop" if find_coordinator(home) else ""
     )
 
 
 def _same(state: HostedCoordinator) -> bool:
-    """The process of this number is the one that wrote the file. Older ones left a time that moves with the clock, or none."""
+    """Whether the process with this number is the one that wrote the file. Older versions recorded a time that moves with the
+    clock, or none."""
     if state.born:
         return children.process_start_stamp(state.pid) == state.born
     import psutil
@@ -111,24 +112,24 @@ def _same(state: HostedCoordinator) -> bool:
 
 
 def require_coordinator(home: Home) -> HostedCoordinator:
-    """Raises NotRunning."""
-    found = find_coordinator(home)
-    if found is None:
+    """The coordinator of this home. Raises NotRunning."""
+    coordinator = find_coordinator(home)
+    if coordinator is None:
         raise NotRunning("No swarm is hosted here. Host one: sapo-desktop coordinator")
-    return found
+    return coordinator
 
 
 async def start_coordinator(home: Home, arguments: Sequence[str]) -> HostedCoordinator:
     """Start `sapo-desktop coordinator ARGUMENTS` detached, unless one runs, and wait until it listens. Raises AppError."""
     home.prepare()
-    if (found := find_coordinator(home)) is not None:
-        return found
+    if (running := find_coordinator(home)) is not None:
+        return running
     errors = home.logs / "coordinator.stderr"
     process = await asyncio.to_thread(children.spawn_detached, home, ["coordinator", *arguments], errors)
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if (found := find_coordinator(home)) is not None:
-            return found
+        if (running := find_coordinator(home)) is not None:
+            return running
         if process.poll() is not None:
             raise AppError(children.last_words(errors) or f"The coordinator ended without a word. Its log: {errors}")
         await asyncio.sleep(_POLL_S)
@@ -136,16 +137,16 @@ async def start_coordinator(home: Home, arguments: Sequence[str]) -> HostedCoord
 
 
 async def stop_coordinator(home: Home) -> HostedCoordinator:
-    """End the coordinator of this home in order. Raises NotRunning, AppError when it does not go."""
-    found = require_coordinator(home)
+    """Shut down the coordinator of this home. Raises NotRunning, AppError when it does not end."""
+    coordinator = require_coordinator(home)
     try:
-        async with found.client() as host:
+        async with coordinator.client() as host:
             await host.stop()
-    except CoordinatorError:  # an older one, or one that does not answer: on Windows a signal ends it half-way
-        os.kill(found.pid, signal.SIGTERM)
+    except CoordinatorError:  # an older version, or one that does not answer: on Windows a signal ends it midway
+        os.kill(coordinator.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
     while find_coordinator(home) is not None:
         if time.monotonic() > deadline:
-            raise AppError(f"Process {found.pid} still runs. End it with: kill {found.pid}")
+            raise AppError(f"Process {coordinator.pid} still runs. End it with: kill {coordinator.pid}")
         await asyncio.sleep(_POLL_S)
-    return found
+    return coordinator

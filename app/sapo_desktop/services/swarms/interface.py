@@ -1,4 +1,4 @@
-"""What screen 2 and HomeActions tell each other."""
+"""The data that screen 2 and HomeActions exchange."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HostedSwarm:
-    """A coordinator that runs. invites: one line each, the ones that others can reach first. page: its status page."""
+    """A running coordinator. invites: one line each, those that others can reach first. page: its status page."""
 
     name: str
     invites: tuple[str, ...]
@@ -16,9 +16,9 @@ class HostedSwarm:
 
 @dataclass(frozen=True)
 class OfferedTask:
-    """A task of the host's own that this swarm trains on and that the person did not accept yet, as it is now.
+    """A custom task of the host that this swarm trains on and that the person has not accepted yet, in its present version.
 
-    version: its hash. lines: all that is accepted, as plain text. dropped: why it cannot be accepted, "" where it can.
+    version: its hash. lines: everything that is accepted, as plain text. dropped: why it cannot be accepted, "" where it can.
     """
 
     name: str
@@ -29,7 +29,7 @@ class OfferedTask:
 
 @dataclass(frozen=True)
 class PendingNode:
-    """A node that waits to be let in. name, model: peer text."""
+    """A node waiting for approval. name, model: text from the peer."""
 
     node: str
     name: str
@@ -52,8 +52,8 @@ class ListedSwarm:
 
 @dataclass(frozen=True)
 class SwarmDirectory:
-    """What was read of one directory. place: where it is. read: Unix time of the copy. note: why it is a copy from the disk, or
-    why there is nothing; "" where all is well."""
+    """What was read from one directory. place: where it is. read: Unix time of the copy. note: why this is a copy from the
+    disk, or why there is nothing; "" where all is well."""
 
     place: str
     name: str = ""

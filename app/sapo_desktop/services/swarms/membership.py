@@ -1,4 +1,4 @@
-"""Being in a swarm: the saved invite, the identity, the exchange that a node gets, the tasks trained together, and leaving."""
+"""Being in a swarm: the saved invite, the identity, the node's exchange, the shared tasks, and leaving."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 from sapo_swarm.whole_file import write_atomically
 
-# Which tasks of people's own a run trains on with others, and what the person should know about the rest.
+# Which custom tasks a run trains on with others, and what the person should know about the rest.
 
 
 def offer_status(offer: TaskOffer, swarm: str) -> str:
-    """Where this home stands with an offered task: "accepted", "shared" (by itself), "edited", "changed" or "new"."""
-    known = library.shared_in(swarm).get(offer.name)
-    if known is None:
+    """The state of an offered task in this home: "accepted", "shared" (by this home), "edited", "changed" or "new"."""
+    accepted = library.shared_in(swarm).get(offer.name)
+    if accepted is None:
         return "new"
-    if known.digest != offer.hash:
+    if accepted.digest != offer.hash:
         return "changed"
     if not library.has_shared_version(offer.name, swarm):
         return "edited"
-    return "shared" if known.mine else "accepted"
+    return "shared" if accepted.mine else "accepted"
 
 
 def active_shared_tasks(
     config: RunConfig, swarm: str, offered: Sequence[TaskOffer] | None
 ) -> tuple[frozenset[tuple[str, str]], list[str]]:
-    """(name, generator) of the tasks of people's own that this run trains on with others, and what the person should know.
+    """(name, generator) of the custom tasks that this run trains on with others, and what the person should know.
 
-    offered: None while the coordinator does not say: what was accepted before counts. Raises BadTask.
+    offered: None while the coordinator does not say: then what was accepted before counts. Raises BadTask.
     """
     mine = [name for name in config.tasks if catalogue.is_own(name)]
     if offered is None:
         return frozenset(
             (n, library.resolve_generator(n, swarm)) for n in mine if library.has_shared_version(n, swarm)
         ), []
-    said: list[str] = []
+    sentences: list[str] = []
     active: set[tuple[str, str]] = set()
     for offer in offered:
         how = offer_status(offer, swarm)
         if how in ("accepted", "shared") and offer.name in mine:
             active.add((offer.name, offer.generator))
-            said += _of_active(offer, how)
+            sentences += _of_active(offer, how)
         else:
-            said.append(_of_inactive(offer, how))
+            sentences.append(_of_inactive(offer, how))
     names = {offer.name for offer in offered}
     alone = [name for name in mine if name not in names]
     return frozenset(active), [
-        *said,
+        *sentences,
         *(f"{name} is your own task: nothing of it leaves this machine." for name in alone),
     ]
 
@@ -95,15 +95,16 @@ def _of_inactive(offer: TaskOffer, how: str) -> str:
     }.get(how, f"{offer.name} can be trained on together: add it to --tasks.")
 
 
-# Being in a swarm: the saved invite, the identity, the exchange that a node gets, and leaving it.
+# Being in a swarm: the saved invite, the identity, the node's exchange, and leaving.
 
-# Being in a swarm: the saved invite, the identity, and the exchange that a node gets.
+# Being in a swarm: the saved invite, the identity, and the node's exchange.
 
 OWN, EXTERNAL = 2, 8
-"""I / J of a node in a swarm unless the person says otherwise (docs/decisions/0013-default-strategy.md). J is an upper bound: own
-groups fill what others cannot give."""
+"""I / J of a node in a swarm unless the person sets them (docs/decisions/0013-default-strategy.md). J is an upper bound:
+local groups fill what external ones cannot provide."""
 TINY_OWN, TINY_EXTERNAL = 8, 8
-"""The same for a tiny model: small rounds at a rate that follows the batch (docs/decisions/0012-tiny-in-a-swarm.md)."""
+"""The same for a tiny model: small rounds at a learning rate that follows the batch
+(docs/decisions/0012-tiny-in-a-swarm.md)."""
 
 
 def parse_typed_invite(text: str) -> Invite:
@@ -115,8 +116,8 @@ def parse_typed_invite(text: str) -> Invite:
 
 
 def save_invite(text: str, path: Path, listed: bool = False) -> Invite:
-    """Keep an invite, readable by its owner only. One that anyone may use (without a token, or listed in a directory) is for a
-    trial first, unless it is of the swarm that this home is in already. Raises UsageError, AppError."""
+    """Keep an invite, readable by its owner only. An invite that anyone may use (without a token, or listed in a directory)
+    starts with a trial, unless it is for the swarm that this home is in already. Raises UsageError, AppError."""
     invite = parse_typed_invite(text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,14 +132,14 @@ def save_invite(text: str, path: Path, listed: bool = False) -> Invite:
 
 
 def for_trial(invite: Invite, path: Path) -> bool:
-    """Whether a node that joins by this invite, saved there or about to be, takes part for trial."""
+    """Whether a node that joins with this invite, saved there or about to be, is on trial."""
     if _swarm(path) == invite.swarm:
         return trial.find_trial(path, invite.swarm) is not None
     return not invite.token
 
 
 def _swarm(path: Path) -> str:
-    """The swarm whose invite is saved; "" without one."""
+    """The swarm of the saved invite; "" without one."""
     try:
         return load_invite(path).swarm
     except UsageError:
@@ -154,7 +155,7 @@ def load_invite(path: Path) -> Invite:
 
 
 def forget_invite(path: Path) -> None:
-    """Drop the saved invite, and a trial with it. Raises AppError."""
+    """Delete the saved invite, and any trial with it. Raises AppError."""
     try:
         path.unlink(missing_ok=True)
         trial.clear_trial(path)
@@ -163,10 +164,10 @@ def forget_invite(path: Path) -> None:
 
 
 def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
-    """The settings of a node in a swarm, whose model has so many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
-    each unless it was chosen. A typed J of 0 takes nothing of others; then I is as for a node alone.
+    """The settings of a node in a swarm, for a model with that many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
+    each unless it was set. A typed J of 0 takes nothing from others; then I is as for a node alone.
 
-    A node that only generates (method none) samples nothing and has nothing to evaluate.
+    A node that only generates (method none) takes no external groups and has nothing to evaluate.
     """
     if config.method == "none":
         changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
@@ -174,15 +175,15 @@ def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = No
     if "external_groups" in typed and not config.external_groups:
         return config
     tiny = parameters is not None and parameters < TINY
-    own, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
+    local, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
     return msgspec.structs.replace(
-        config, local_groups=config.local_groups or own, external_groups=config.external_groups or external
+        config, local_groups=config.local_groups or local, external_groups=config.external_groups or external
     )
 
 
 def require_shared(config: RunConfig, swarm: str = "") -> None:
-    """Raises UsageError where nothing that this node trains on may leave the machine: own tasks are private, unless they are
-    shared in the swarm of this id. Raises BadTask."""
+    """Raise UsageError where nothing that this node trains on may leave the machine: custom tasks are private, unless they
+    are shared in the swarm with this id. Raises BadTask."""
     if all(catalogue.is_own(task) and not library.has_shared_version(task, swarm) for task in config.tasks):
         raise UsageError(
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
@@ -191,14 +192,14 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
 
 
 def solo_config(config: RunConfig) -> RunConfig:
-    """The settings of a node that trains alone: I / J that were chosen for a swarm are the automatic number again."""
+    """The settings of a node that trains alone: I / J that were set for a swarm are automatic again."""
     if not config.external_groups:
         return config
     return msgspec.structs.replace(config, local_groups=0, external_groups=0)
 
 
 def load_identity(home: Home) -> StoredIdentity:
-    """Made on first use. Raises AppError."""
+    """The identity, created on first use. Raises AppError."""
     try:
         return load_or_create(home.data / "identity")
     except KeyStoreError as error:
@@ -206,8 +207,8 @@ def load_identity(home: Home) -> StoredIdentity:
 
 
 def acceptance_rules(config: RunConfig, own: frozenset[tuple[str, str]]) -> AcceptanceRules:
-    """What a node with these settings takes of others: its own tasks, whose held-out questions it keeps out and the tripwire
-    asks, judged as strictly as at home. own: see AcceptanceRules."""
+    """What a node with these settings accepts from others: its own tasks, without the held-out questions that the tripwire
+    asks, judged as strictly as local ones. own: see AcceptanceRules."""
     presets = catalogue.STRICT_PRESETS | {config.preset}
     return AcceptanceRules(frozenset(config.tasks), presets, own, rule=config.reward_rule)
 
@@ -218,12 +219,12 @@ def public_model_name(model: str) -> str:
 
 
 async def request_admission(home: Home, invite: Invite, name: str, model: str) -> None:
-    """Join the swarm before anything of it is kept. A coordinator that is away or busy is no obstacle.
+    """Join the swarm before anything about it is stored. A coordinator that is unreachable or busy is no obstacle.
 
     Raises UsageError when the coordinator refuses this node (an invite that is used up, a ban), AppError.
     """
-    who = await asyncio.to_thread(load_identity, home)
-    async with NodeClient(invite, who.identity) as client:
+    signer = await asyncio.to_thread(load_identity, home)
+    async with NodeClient(invite, signer.identity) as client:
         try:
             await client.join(name, public_model_name(model))
         except Refused as error:
@@ -249,15 +250,15 @@ async def join_swarm(
     saved: Path | None = None,
     data_cap: Callable[[int], ExchangeHold | None] | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
-    """Join the swarm and return the node's exchange with sentences for the person. A coordinator that is away is no obstacle.
-    memory: the model's folder, where the exchange keeps what others taught it. on_trial: by the rules of a trial. saved: where
-    the invite lies; a trial begins beside it where the swarm turns out to be open. data_cap: see SwarmExchange.
+    """Join the swarm; returns the node's exchange and sentences for the person. An unreachable coordinator is no obstacle.
+    memory: the model's folder, where the exchange stores what was learned from others. on_trial: by the rules of a trial.
+    saved: where the invite is; a trial begins beside it where the swarm turns out to be open. data_cap: see SwarmExchange.
 
     Raises UsageError when the coordinator refuses this node (a bad invite, a ban), AppError, BadTask.
     """
-    own, _ = active_shared_tasks(config, invite.swarm, None)
+    shared, _ = active_shared_tasks(config, invite.swarm, None)
     client = await NodeClient(invite, who.identity).__aenter__()
-    rules = acceptance_rules(config, own)
+    rules = acceptance_rules(config, shared)
     strict = trial.trial_rules(rules)
     name, model = settings.person.name, public_model_name(config.model)
     exchange = SwarmExchange(
@@ -266,15 +267,15 @@ async def join_swarm(
     exchange.data_cap = data_cap
     if saved is not None and not on_trial:
         exchange.joined = lambda info: trial.OpenSwarmHold() if info.open and _unsettled(saved, invite) else None
-    said: list[str] = []
+    sentences: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)
         exchange.share_fraction = info.share_fraction
         if info.open and saved is not None and not on_trial and await asyncio.to_thread(_on_trial, saved, invite):
             on_trial, exchange.policy = True, strict
-        own, said = active_shared_tasks(config, invite.swarm, await fetch_task_offers(client))
+        shared, sentences = active_shared_tasks(config, invite.swarm, await fetch_task_offers(client))
         if not on_trial:
-            exchange.policy = replace(rules, own=own)
+            exchange.policy = replace(rules, own=shared)
     except Refused as error:
         if error.retry_after_s is not None:  # busy: the node joins with its first exchange
             return exchange, [f"{_sentence(error)} {who.sentence}"]
@@ -286,7 +287,10 @@ async def join_swarm(
         return exchange, [f"{_sentence(error)} {who.sentence}"]
     name = safe_text(info.name, 40, lines=False)
     trust = ", open to anyone: nobody in it is trusted" if info.open else ""
-    return exchange, [f"Joined {name}: {info.nodes} node{'' if info.nodes == 1 else 's'}{trust}. {who.sentence}", *said]
+    return exchange, [
+        f"Joined {name}: {info.nodes} node{'' if info.nodes == 1 else 's'}{trust}. {who.sentence}",
+        *sentences,
+    ]
 
 
 def _on_trial(path: Path, invite: Invite) -> bool:
@@ -297,7 +301,8 @@ def _on_trial(path: Path, invite: Invite) -> bool:
 
 
 def _unsettled(path: Path, invite: Invite) -> bool:
-    """Whether the open swarm is for trial; a disk that refuses to keep that makes it no safer."""
+    """Whether this node is on trial in the open swarm. If the disk refuses to store that, it is: the swarm is no safer for
+    it."""
     try:
         return _on_trial(path, invite)
     except AppError:
@@ -305,7 +310,7 @@ def _unsettled(path: Path, invite: Invite) -> bool:
 
 
 async def fetch_task_offers(client: NodeClient) -> tuple[TaskOffer, ...]:
-    """The tasks of its host's own that the swarm trains on; none where the coordinator is of an earlier version."""
+    """The host's custom tasks that the swarm trains on; none where the coordinator is an earlier version."""
     try:
         return await client.tasks()
     except Refused as refused:
@@ -322,22 +327,22 @@ def _sentence(error: CoordinatorError) -> str:
 
 
 async def leave_swarm(home: Home, keep_invite: bool = False) -> str:
-    """Take the node's groups out of the pool, train alone from the next round on. Raises AppError."""
+    """Remove the node's groups from the pool and train alone from the next round on. Raises AppError."""
 
     invite = load_invite(home.invite)
     settings.write_setting(home.settings, "swarm.join", "false")
     status = await supervisor.wait_for_status(home)
     if status is not None and status.mode == "swarm":
         await control.restart_node(home)
-    told = "The coordinator knows."
+    note = "The coordinator knows."
     try:
         async with NodeClient(invite, (await asyncio.to_thread(load_identity, home)).identity) as client:
             await client.leave()
     except (AppError, CoordinatorError) as error:  # AppError: the keyring is locked, so nothing can be signed
-        told = f"The coordinator could not be told: {error} Its copies of your groups expire by themselves."
+        note = f"The coordinator could not be told: {error} Its copies of your groups expire by themselves."
     if not keep_invite:
         forget_invite(home.invite)
-    return f"Left the swarm. {told} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"
+    return f"Left the swarm. {note} {'The invite is kept.' if keep_invite else 'The invite is forgotten.'}"
 
 
 async def stay_in_swarm(home: Home) -> str:

@@ -1,4 +1,4 @@
-"""Tasks of people's own in a swarm: the host shares one, members look at it and accept it, a node trains on what was accepted."""
+"""Custom tasks in a swarm: the host shares one, members review and accept it, a node trains on what was accepted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from sapo_swarm.tasks.own.spec import needs_truth, truth_column
 
 SHOWN = 5
 TRUTH = 2000
-"""Characters that are shown of what a sample row's answer is compared with."""
+"""Characters shown of what a sample row's answer is compared with."""
 LINE = 2**20
-"""Longer than any line: verifiers, prompts and schema have bounds of their own and are shown whole."""
+"""Longer than any line: verifiers, prompts and schema have limits of their own and are shown in full."""
 
 
 async def share_task(home: Home, name: str, held_out: bool) -> str:
-    """Let the members of the swarm hosted here train on a task of this home. held_out: its held-out rows travel too.
+    """Let the members of the swarm hosted here train on a task of this home. held_out: share its held-out rows too.
 
     Raises NotRunning, UsageError, BadTask, CoordinatorError, AppError.
     """
@@ -54,15 +54,15 @@ async def share_task(home: Home, name: str, held_out: bool) -> str:
         SharedTask(swarm=swarm, name=name, digest=offer.hash, held_out=held_out and bool(offer.held_out), mine=True),
     )
     rows = f"{offer.train:,} rows to train on" + (f", {offer.held_out:,} held out" if offer.held_out else "")
-    kept = "" if offer.held_out else " Its held-out rows stay here: members measure no held-out score of it."
+    note = "" if offer.held_out else " Its held-out rows stay here: members measure no held-out score of it."
     return (
         f"The swarm trains on {name} now, version {offer.hash[:12]}: whoever holds an invite can read it ({rows}) and sees "
-        f"your model's attempts at it.{kept}"
+        f"your model's attempts at it.{note}"
     )
 
 
 async def unshare_task(home: Home, name: str) -> str:
-    """Take a task out of the swarm hosted here. Raises NotRunning, CoordinatorError, AppError."""
+    """Remove a task from the swarm hosted here. Raises NotRunning, CoordinatorError, AppError."""
     host = hosting.require_coordinator(home)
     async with host.client() as admin:
         await admin.unshare(name)
@@ -75,10 +75,10 @@ async def unshare_task(home: Home, name: str) -> str:
 
 
 def require_unshared(home: Home, name: str) -> None:
-    """Raises UsageError while the swarm hosted here trains on the task, CoordinatorError."""
+    """Raise UsageError while the swarm hosted here trains on the task, CoordinatorError."""
     host = hosting.find_coordinator(home)
-    known = library.shared_in(host.access().swarm).get(name) if host is not None else None
-    if known is not None and known.mine:
+    shared = library.shared_in(host.access().swarm).get(name) if host is not None else None
+    if shared is not None and shared.mine:
         raise UsageError(
             f"The swarm that you host trains on {name}. Take it out first: sapo-desktop tasks unshare {name}"
         )
@@ -86,42 +86,44 @@ def require_unshared(home: Home, name: str) -> None:
 
 @asynccontextmanager
 async def member_client(home: Home, invite: Invite | None = None) -> AsyncIterator[NodeClient]:
-    """A line to the coordinator of the invite, or of the saved one. Raises UsageError without one."""
+    """A connection to the coordinator of the invite, or of the saved one. Raises UsageError without one."""
     invite = invite or membership.load_invite(home.invite)
-    who = await asyncio.to_thread(membership.load_identity, home)
-    async with NodeClient(invite, who.identity) as client:
+    signer = await asyncio.to_thread(membership.load_identity, home)
+    async with NodeClient(invite, signer.identity) as client:
         yield client
 
 
 async def list_task_offers(client: NodeClient, home: Home) -> tuple[TaskOffer, ...]:
-    """The tasks that the swarm offers this member; it joins where it has not yet. Raises CoordinatorError."""
+    """The tasks that the swarm offers this member, which joins first where it has not yet. Raises CoordinatorError."""
     try:
         return await membership.fetch_task_offers(client)
     except Refused as refused:
         if refused.code != "unknown_node":
             raise
-    chosen = settings.load_settings(home.settings)
-    await client.join(chosen.person.name, membership.public_model_name(chosen.run.model))
+    loaded = settings.load_settings(home.settings)
+    await client.join(loaded.person.name, membership.public_model_name(loaded.run.model))
     return await membership.fetch_task_offers(client)
 
 
 def accept_task(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:
-    """The person's yes to this version, which is stored under its name. Raises UsageError, AppError."""
+    """Accept this version for the person and store it under its name. Raises UsageError, AppError."""
     name = offer.name
-    known = library.shared_in(swarm).get(name)
-    if known is not None and known.mine:
+    accepted = library.shared_in(swarm).get(name)
+    if accepted is not None and accepted.mine:
         raise UsageError(f"You share {name} yourself: there is nothing to accept.")
-    here = library.load_task(name) if library.is_loadable_task(name) else None
-    same = here is not None and offer.hash == (here.digest if offer.held_out else here.train_digest)
-    mine = here is None or known is None or not library.has_shared_version(name, swarm)
+    local = library.load_task(name) if library.is_loadable_task(name) else None
+    same = local is not None and offer.hash == (local.digest if offer.held_out else local.train_digest)
+    mine = local is None or accepted is None or not library.has_shared_version(name, swarm)
     if library.has_task(name) and not same and mine:
         raise UsageError(
             f"You have another task named {name!r} in {home.tasks / name}, which would be lost. Rename that folder and the "
             f"name in its task.toml, then accept again."
         )
-    kept = None if same else store.store_task(task, home, replace=True)
+    replaced = None if same else store.store_task(task, home, replace=True)
     _note(home, SharedTask(swarm=swarm, name=name, digest=offer.hash, held_out=bool(offer.held_out), mine=False))
-    return f"Accepted {name}, version {offer.hash[:12]}." + (f" The one of before is kept in {kept}." if kept else "")
+    return f"Accepted {name}, version {offer.hash[:12]}." + (
+        f" The one of before is kept in {replaced}." if replaced else ""
+    )
 
 
 def _note(home: Home, entry: SharedTask) -> None:
@@ -133,16 +135,17 @@ def _note(home: Home, entry: SharedTask) -> None:
 
 
 def preview_offer(offer: TaskOffer, task: OwnTask) -> list[str]:
-    """What a person accepts, as lines of plain text: whole, but for the rows, of which the first are shown, and a database."""
+    """What a person accepts, as lines of plain text: in full, except for the rows, of which the first are shown, and a
+    database."""
     spec = task.spec
-    kept = (
+    held_out = (
         f"{offer.held_out:,} held out" if offer.held_out else "none held out (they stay with the host; no score here)"
     )
     lines = [
         f"Task {spec.name}, version {offer.hash}",
         f"Description: {spec.description or 'none'}",
         f"Licence: {spec.licence or 'not said'}",
-        f"Rows: {len(task.train):,} to train on, {kept}; {offer.size:,} bytes",
+        f"Rows: {len(task.train):,} to train on, {held_out}; {offer.size:,} bytes",
         *(f"Judged by: {_verifier(part)}" for part in spec.verifier),
         f"The answer is taken from: {spec.extract}",
         *([f"Tokens of an answer, at most: {spec.max_new_tokens}"] if spec.max_new_tokens else []),
@@ -163,8 +166,8 @@ def _verifier(part: msgspec.Struct) -> str:
     """The kind and what differs from its defaults."""
     fields: dict[str, Any] = msgspec.to_builtins(part)
     usual: dict[str, Any] = msgspec.to_builtins(type(part)())
-    said = ", ".join(f"{k} = {v!r}" for k, v in fields.items() if k != "kind" and v != usual[k])
-    return f"{fields['kind']}{f' ({said})' if said else ''}"
+    fields_text = ", ".join(f"{k} = {v!r}" for k, v in fields.items() if k != "kind" and v != usual[k])
+    return f"{fields['kind']}{f' ({fields_text})' if fields_text else ''}"
 
 
 def _database(task: OwnTask) -> str:

@@ -1,4 +1,5 @@
-"""A node's place in a swarm: its trial at first in an open one, where nobody is trusted, and the three figures of its share."""
+"""A node's place in a swarm: its trial at first in an open one, where nobody is trusted, and the three figures for its
+share."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from sapo_swarm.node.journal import Journal
     from sapo_swarm.protocol.receive import AcceptanceRules
 
-# The three figures of a node's place in a swarm: each has one name and one value, wherever it is shown.
+# The three figures for a node's place in a swarm: each has one name and one value, wherever it is shown.
 #
-# All are the node's word in its newest SwarmUpdated. A chart draws them as they were told, without a mean over rounds of its
-# own, so that its last value is the one on the swarm page and in this node's row among the peers.
+# All are the node's own report in its newest SwarmUpdated. A chart plots them as reported, without averaging over
+# rounds, so that its last value is the one on the swarm page and in this node's row among the peers.
 
 MY_SHARE, UPTAKE, EXTERNAL_SHARE = "my share", "uptake", "external share"
 MEANINGS = {
@@ -31,7 +32,7 @@ MEANINGS = {
     UPTAKE: "times others sampled mine",
     EXTERNAL_SHARE: "of my last 50 batches",
 }
-"""What each is of: the first two within the coordinator's window."""
+"""What each figure refers to: the first two are within the coordinator's window."""
 
 
 def contribution_rows(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
@@ -44,16 +45,16 @@ def contribution_rows(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
 
 
 # A trial: how a node takes part at first in an open swarm, where nobody is trusted. Few external groups, stricter
-# rules, and after so many rounds the question whether to stay.
+# rules, and after ROUNDS rounds the question whether to stay.
 #
-# A file beside the invite says that there is one; how far it is, the journal says (events.RunStarted.trial).
+# A file beside the invite says that there is one; the journal says how far it is (events.RunStarted.trial).
 
 ROUNDS = 50
-"""After so many a trial asks whether to stay."""
+"""Rounds after which a trial asks whether to stay."""
 EXTERNAL = 2
 """External groups in a batch, at most."""
 MAX_AGE_S, LENGTH_FACTOR, LOGPROB_FLOOR, CONTRAST = 900.0, 2.0, -5.0, 2
-"""Of the groups of others, instead of AcceptanceRules' defaults. No text of an honest model was under this floor (0009)."""
+"""Limits for external groups, instead of AcceptanceRules' defaults. No text of an honest model was below this floor (0009)."""
 RULES = (
     f"Trial in an open swarm: {EXTERNAL} external groups at most, strict rules. After {ROUNDS} rounds decide: "
     "sapo-desktop stay, or sapo-desktop leave"
@@ -61,7 +62,7 @@ RULES = (
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """swarm: its id. since: Unix time. stays: it was answered with a yes."""
+    """swarm: its id. since: Unix time. stays: the person answered yes."""
 
     swarm: str
     since: float
@@ -69,19 +70,19 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What the journal calls it: a second trial in the same swarm is another."""
+        """Its name in the journal: a second trial in the same swarm has another one."""
         return f"{self.swarm}-{int(self.since)}"
 
 
 class OpenSwarmHold(msgspec.Struct, frozen=True):
-    """Holds the exchange of a node that learns during its run that the swarm is open: a trial has settings of its own."""
+    """Blocks the exchange of a node that learns during its run that the swarm is open: a trial has its own settings."""
 
     reason: str = "trial at the next start"
     sentence: str = "This swarm is open to anyone now. Its trial begins when the node starts again"
 
 
 class TrialProgress(msgspec.Struct, frozen=True):
-    """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is none."""
+    """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is no trial."""
 
     name: str = ""
     rounds: int = 0
@@ -90,11 +91,11 @@ class TrialProgress(msgspec.Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """It is time for an answer."""
+        """Whether it is time to ask."""
         return bool(self.name) and self.rounds >= ROUNDS
 
     def after(self, event: Event) -> TrialProgress:
-        """With what the event adds."""
+        """The progress after this event."""
         if isinstance(event, RunStarted):
             return self if event.trial == self.name else TrialProgress(event.trial)
         if isinstance(event, RoundFinished) and self.name:
@@ -107,13 +108,13 @@ class TrialProgress(msgspec.Struct, frozen=True):
         return self
 
     def sentence(self) -> str:
-        """What it brought so far."""
+        """What the trial brought so far."""
         share = f" ({100 * self.external / self.batches:.0f} %)" if self.batches else ""
         return f"{self.external:,} of {self.batches:,} groups came from others{share}"
 
 
 def progress_from_journal(journal: Journal, name: str) -> TrialProgress:
-    """How far the trial of that name is: the journal is read from its first session on. Raises JournalError."""
+    """How far the trial with that name is; reads the journal from the trial's first session on. Raises JournalError."""
     began = 0
     for event in journal.read(kinds=("run_started",)):
         if isinstance(event, RunStarted):
@@ -122,11 +123,11 @@ def progress_from_journal(journal: Journal, name: str) -> TrialProgress:
 
 
 def progress_from_events(events: Iterable[Event]) -> TrialProgress:
-    """After these events, in order."""
-    found = TrialProgress()
+    """The progress after these events, in order."""
+    progress = TrialProgress()
     for event in events:
-        found = found.after(event)
-    return found
+        progress = progress.after(event)
+    return progress
 
 
 class TrialEndPrompt:
@@ -148,20 +149,20 @@ def _file(invite: Path) -> Path:
 
 
 def begin_trial(invite: Path, swarm: str) -> None:
-    """From the next start on the node takes part for trial. Raises OSError."""
+    """From the next start on the node is on trial. Raises OSError."""
     _keep(invite, Trial(swarm, time.time()))
 
 
 def begin_once(invite: Path, swarm: str) -> bool:
-    """The swarm turns out to be open: begin, unless the person chose to stay in it. Raises OSError."""
-    known = _known(invite, swarm)
-    if known is None:
+    """The swarm turns out to be open: begin a trial, unless the person chose to stay in it. Raises OSError."""
+    trial = _known(invite, swarm)
+    if trial is None:
         begin_trial(invite, swarm)
-    return known is None or not known.stays
+    return trial is None or not trial.stays
 
 
 def confirm_trial(invite: Path, swarm: str) -> None:
-    """It is answered with a yes, which counts until the invite is forgotten. Raises OSError."""
+    """Record the answer yes, which holds until the invite is forgotten. Raises OSError."""
     _keep(invite, Trial(swarm, time.time(), stays=True))
 
 
@@ -170,29 +171,29 @@ def _keep(invite: Path, one: Trial) -> None:
 
 
 def find_trial(invite: Path, swarm: str) -> Trial | None:
-    """The trial in this swarm that has no answer yet. A file that cannot be read is one that has none: strict is safe."""
-    known = _known(invite, swarm)
-    return None if known is None or known.stays else known
+    """The trial in this swarm that has no answer yet. An unreadable file counts as having none: strict is safe."""
+    trial = _known(invite, swarm)
+    return None if trial is None or trial.stays else trial
 
 
 def _known(invite: Path, swarm: str) -> Trial | None:
     try:
-        found = msgspec.json.decode(_file(invite).read_bytes(), type=Trial)
+        trial = msgspec.json.decode(_file(invite).read_bytes(), type=Trial)
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE):
         return Trial(swarm, 0.0)
-    return found if found.swarm == swarm else None
+    return trial if trial.swarm == swarm else None
 
 
 def clear_trial(invite: Path) -> None:
-    """There is none, and no answer. Raises OSError."""
+    """Delete the trial and its answer. Raises OSError."""
     _file(invite).unlink(missing_ok=True)
 
 
 def trial_config(config: RunConfig) -> RunConfig:
-    """The settings of a node on trial: few external groups, local ones in the place of the rest; only what did better than its
-    group is learned from, and the held-out tripwire is on."""
+    """The settings of a node on trial: few external groups, local ones instead of the rest; only external completions with a
+    positive advantage are learned from, and the held-out tripwire is on."""
     external = min(config.external_groups, EXTERNAL)
     return msgspec.structs.replace(
         config,
@@ -204,8 +205,8 @@ def trial_config(config: RunConfig) -> RunConfig:
 
 
 def trial_rules(rules: AcceptanceRules) -> AcceptanceRules:
-    """What a node on trial takes of others: none of the host's own tasks, nothing old, long or unlikely, 0/1 rewards by the exact
-    rule only, each right answer tried on other questions too."""
+    """What a node on trial accepts from others: no custom tasks of the host, nothing old, long or unlikely, 0/1 rewards by
+    the exact rule only, and every right answer tested by the answer-permutation check."""
     return replace(
         rules,
         own=frozenset(),

@@ -1,1 +1,1 @@
-"""Tasks of the person's own: made from a file, looked over before a model is trained on them."""
+"""Custom tasks: made from a file, reviewed before a model is trained on them."""

@@ -1,7 +1,7 @@
-"""What to expect of training a model on a task, from a few answers of the untrained model on this machine.
+"""What to expect from training a model on a task, based on a few answers of the untrained model on this machine.
 
-The model answers training questions at temperature 1, a whole group each, and once at temperature 0. Where little is right,
-they are asked again behind worked examples, first at temperature 0, which is cheap; the better way of asking is told of.
+The model answers training questions in whole groups at temperature 1, and once at temperature 0. Where few answers are right,
+the questions are asked again with worked examples, first at temperature 0, which is cheap; the better of the two is reported.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
 from sapo_swarm.types import Question, TaskRef
 
 PROMPTS, PROMPTS_OF_LARGE = 64, 16
-"""Training questions that a tiny model answers, and any other, with a whole group each: two answers do not tell whether a group
-is mixed."""
+"""Training questions for a tiny model, and for any other, each with a whole group: two answers do not show whether a group is
+mixed."""
 FIRST_LOOK = 25
-"""Rounds to the first held-out evaluation of a run."""
+"""Rounds until a run's first held-out evaluation."""
 UPDATE_SHARE = 1.0
-"""Seconds of an update for a second of generation, about: measured on starter."""
+"""Seconds of an update per second of generation, roughly: measured on starter."""
 TOO_EASY, TOO_HARD = 0.9, 0.01
 POOR = 0.3
-"""Success at either temperature below which worked examples are tried."""
+"""Success rate at either temperature below which worked examples are tried."""
 SHOTS = 2
-"""Worked examples that are tried."""
+"""Number of worked examples that are tried."""
 HELPS = 0.15
-"""Success that they must add: a question with them is longer, and every round takes longer with it."""
+"""Success rate that they must add: they make every question longer, and so every round slower."""
 FEW_FORMED = 0.2
 RIGHT_FORM = 0.5
 EXAMPLES_FIRST = "Training begins with your rows as examples; practice follows where it helps."
@@ -57,14 +57,14 @@ Show = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Expectation:
-    """What `answers` answers to `prompts` questions say.
+    """The result of `answers` answers to `prompts` questions.
 
-    rate: share of right ones at temperature 1, with its 95 % interval; greedy: at temperature 0. mixed: share of the groups, of
-    `group_size`, with both right and wrong answers. truncated, formed, fitting: shares that were cut off at `limit` tokens, that
-    held an answer, that held one in the form of a right one. round_s: seconds that a round should take here. sample: an answer
-    as it was written; reference: a right answer, "" where the task has none to show, and longest: tokens of the longest one.
-    shots: worked examples in each question; tried: (shots, success at temperature 0) of the other way of asking, None where
-    it was not tried. examples: the setting of that name, by which training may begin with the rows as examples.
+    rate: share of right ones at temperature 1, with its 95 % interval; greedy: at temperature 0. mixed: share of the groups,
+    of `group_size`, with both right and wrong answers. truncated, formed, fitting: shares of answers that were cut off at
+    `limit` tokens, that contained an answer, that had the form of a right one. round_s: expected seconds of a round here.
+    sample: an answer as it was written; reference: a right answer, "" where the task has none to show; longest: tokens of the
+    longest one. shots: worked examples in each question; tried: (shots, success rate at temperature 0) of the alternative,
+    None where it was not tried. examples: the setting of that name, by which training may begin with the rows as examples.
     """
 
     model: str
@@ -90,17 +90,17 @@ class Expectation:
 
 
 def chance_of_mixed(rate: float, size: int) -> float:
-    """The chance that a group of independent answers holds right and wrong ones: 1 - (1-p)^G - p^G."""
+    """The chance that a group of independent answers has both right and wrong ones: 1 - (1-p)^G - p^G."""
     return 1.0 - (1.0 - rate) ** size - rate**size
 
 
 async def measure_expectation(
     task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None
 ) -> Expectation | None:
-    """Ask the untrained model training questions. None where no question fits into its context. show: is given the part that is
-    done.
+    """Ask the untrained model training questions. None where no question fits into its context. show: called with the
+    fraction done.
 
-    Needs the task in the library in force. Raises BackendError, ScorerUnavailable.
+    Needs the task in the active library. Raises BackendError, ScorerUnavailable.
     """
     host = EngineThread()
     try:
@@ -108,18 +108,20 @@ async def measure_expectation(
         show(0.2)
         scorer.in_reasoning = host.engine.tokenizer.opens_reasoning
         trial = _Trial(task, config, scorer, host)
-        asked = await trial.questions()
-        first = await trial.ask(asked, lambda part: show(0.2 + 0.4 * part))
+        questions = await trial.questions()
+        first = await trial.ask(questions, lambda part: show(0.2 + 0.4 * part))
         if first is None or not _may_gain(task, first):
             return first
         longer = with_shots(task, SHOTS)
-        texts = [longer.question(row) for _, row in asked]
-        again = [(msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(asked, texts, strict=True)]
-        greedy = sum(await trial.greedy([q for q, _ in again])) / len(again)
+        texts = [longer.question(row) for _, row in questions]
+        with_examples = [
+            (msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(questions, texts, strict=True)
+        ]
+        greedy = sum(await trial.greedy([q for q, _ in with_examples])) / len(with_examples)
         show(0.7)
         if greedy < first.greedy + HELPS:
             return replace(first, tried=(SHOTS, greedy))
-        second = await trial.ask(again, lambda part: show(0.7 + 0.3 * part))
+        second = await trial.ask(with_examples, lambda part: show(0.7 + 0.3 * part))
         if second is None or second.rate < first.rate:
             return replace(first, tried=(SHOTS, greedy))
         return replace(second, shots=SHOTS, tried=(0, first.greedy))
@@ -129,13 +131,13 @@ async def measure_expectation(
 
 
 def with_shots(task: OwnTask, shots: int) -> OwnTask:
-    """The task with so many worked examples in each question; another version of it, whose digests are not those here."""
+    """The task with `shots` worked examples in each question; this is another version, with different digests."""
     spec = msgspec.structs.replace(task.spec, shots=shots)
     return replace(task, spec=spec, examples=choose_examples(spec, task.train))
 
 
 def _may_gain(task: OwnTask, found: Expectation) -> bool:
-    """Little is right, and the rows can be shown."""
+    """Whether few answers are right, and the rows can be used as worked examples."""
     rows_left = len(task.train) >= 4 * SHOTS
     return max(found.rate, found.greedy) < POOR and not task.spec.shots and rows_left and may_have_examples(task.spec)
 
@@ -154,14 +156,14 @@ class _Trial:
         info, tokenizer = self.host.engine.info, self.host.engine.tokenizer
         places = _spread(len(self.task.train), PROMPTS if info.parameters < TINY else PROMPTS_OF_LARGE)
         refs = [TaskRef(self.task.spec.name, "own", number, 0, self.task.generator) for number in places]
-        found = zip(await self.scorer.questions(refs), (self.task.train[place] for place in places), strict=True)
-        both = [(question, row) for question, row in found if isinstance(question, Question)]
+        generated = zip(await self.scorer.questions(refs), (self.task.train[place] for place in places), strict=True)
+        pairs = [(question, row) for question, row in generated if isinstance(question, Question)]
         new = new_tokens(self.config, self.task.spec.name)
         room = info.context_length - new
-        return [(q, row) for q, row in both if len(prompt_ids(tokenizer, self.scorer, q)) <= room]
+        return [(q, row) for q, row in pairs if len(prompt_ids(tokenizer, self.scorer, q)) <= room]
 
     async def ask(self, asked: Sequence[tuple[Question, Row]], show: Show) -> Expectation | None:
-        """What the model answers at both temperatures. None where there is nothing to ask."""
+        """The model's answers at both temperatures, scored. None where there is nothing to ask."""
         if not asked:
             return None
         config, engine = self.config, self.host.engine
@@ -169,7 +171,7 @@ class _Trial:
         new, samples = new_tokens(config, self.task.spec.name), config.group_size
         at_once = local_groups(
             config, engine.info.parameters
-        )  # as many as in a round: it has room for them, and is timed so
+        )  # as many as in a round: they fit into memory, and the timing is comparable
         completions: list[list[Completion]] = []
         judged = []
         sampling = Sampling(config.temperature, 1.0, new)
@@ -183,7 +185,7 @@ class _Trial:
             judged += await score_completions(engine.tokenizer, self.scorer, part, group)
             show(0.8 * len(completions) / len(asked))
             if not any(any(scored.rewards) for scored, *_ in judged):
-                break  # the next questions would say the same, and each costs a large model seconds
+                break  # more questions would not change the result, and each costs a large model seconds
         questions, rows = questions[: len(completions)], rows[: len(completions)]
         best = await self.greedy(questions)
         show(1.0)
@@ -237,19 +239,19 @@ class _Trial:
 
 
 def _spread(rows: int, most: int) -> list[int]:
-    """Up to so many row numbers, evenly over the rows."""
+    """At most `most` row numbers, spread evenly over the rows."""
     count = min(most, rows)
     return [number * rows // count for number in range(count)]
 
 
 def shown_model(model: str) -> str:
-    """What a base is called in a sentence: a file or folder by its last part."""
+    """The name of a base in a sentence: a file or folder by its last part."""
     return PurePath(model).name if os.path.exists(os.path.expanduser(model)) else model
 
 
 def describe_expectation(found: Expectation, kept: bool = False, time: TrainingForecast | None = None) -> list[str]:
-    """What a friend would say about the figures. kept: the task has the better number of worked examples from now on. time: what
-    a training takes here, None where that is not known."""
+    """The figures as a friend would explain them. kept: the task now has the better number of worked examples. time: how long
+    training takes here, None where unknown."""
     lines = [
         f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions correctly now "
         f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
@@ -262,7 +264,7 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
 
 
 def _when(found: Expectation, verdict: str, time: TrainingForecast | None) -> str:
-    """When there is something to compare, and how long a round of practice takes."""
+    """When there will be something to compare, and how long a round of practice takes."""
     round_s = in_words(time.round if time and time.round else found.round_s)
     usual = f"{time.examples_range} here" if time and time.examples else "usually 2 to 5 minutes"
     phase = f"Examples come first: {usual}, at most 10 minutes"
@@ -289,15 +291,17 @@ def _about_examples(found: Expectation, kept: bool) -> list[str]:
     if found.tried is None:
         return []
     shots, greedy = found.tried
-    other = f"{100 * greedy:.0f} % at temperature 0"
+    alternative = f"{100 * greedy:.0f} % at temperature 0"
     if not found.shots:
-        return [f"With {shots} worked examples in each question: {other}. That is no help, and they are left out."]
-    what = "The task has them from now on" if kept else f"Write shots = {found.shots} into task.toml to have them"
-    return [f"These figures are with {found.shots} worked examples in each question; without: {other}. {what}."]
+        return [
+            f"With {shots} worked examples in each question: {alternative}. That is no help, and they are left out."
+        ]
+    advice = "The task has them from now on" if kept else f"Write shots = {found.shots} into task.toml to have them"
+    return [f"These figures are with {found.shots} worked examples in each question; without: {alternative}. {advice}."]
 
 
 def _verdict(found: Expectation) -> str:
-    """What the figures mean, and what is to be done."""
+    """What the figures mean, and what to do."""
     endless = found.truncated > CUT_OFF and bool(found.longest) and found.limit >= 2 * found.longest
     if found.formed >= FEW_FORMED and found.truncated > CUT_OFF and not endless:
         return f"{100 * found.truncated:.0f} % of the answers are cut off: raise max_new_tokens."
@@ -314,8 +318,8 @@ def _verdict(found: Expectation) -> str:
 
 
 def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
-    """The first cause that keeps the model from learning, and what the person can do about it; "" for none. endless: answers are
-    cut off though yours have room."""
+    """The first cause that keeps the model from learning, and what the person can do about it; "" for none. endless: answers
+    are cut off although the limit leaves enough room for right ones."""
     if found.formed < FEW_FORMED:
         cause = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
         return cause, "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
@@ -332,7 +336,7 @@ def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
 
 
 def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
-    """The cause, and the way on: the person's own rows as examples, where they hold right answers."""
+    """The cause, and the remedy: the person's own rows as examples, where they hold right answers."""
     if found.reference:
         much = "Little" if max(found.rate, found.greedy) else "Nothing"
         return f"{much} right yet: {cause}. {_examples_sentence(found)}"
@@ -342,7 +346,7 @@ def _remedy(found: Expectation, cause: str, by_hand: str) -> str:
 
 
 def _examples_sentence(found: Expectation) -> str:
-    """What training does with the rows, by the setting."""
+    """What training does with the rows, depending on the setting."""
     return {"off": NO_EXAMPLES, "only": EXAMPLES_ONLY}.get(found.examples, EXAMPLES_FIRST)
 
 

@@ -1,4 +1,4 @@
-"""Judged tasks: who judges, how far that judge agrees with the person, and whether this is enough to train on."""
+"""Judged tasks: which judge, how far it agrees with the person, and whether that is enough to train on."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from sapo_swarm.whole_file import write_atomically
 KEY = "judge-key"
 _FILE = "judges.json"
 _MOST = 500
-"""Ratings that a judge is asked about: the newest."""
+"""Ratings shown to a judge: the newest."""
 _PROBLEMS = 5
-"""Rows of a file that cannot be read, which are told of."""
+"""Unreadable rows of a file that are reported."""
 
 
 @dataclass(frozen=True)
 class JudgeCalibration:
-    """What was found of whom."""
+    """The result of comparing a judge with the person."""
 
     found: JudgeAgreement
     endpoint: JudgeEndpoint
 
 
 def keep_key(home: Home, typed: str) -> str:
-    """Keep the key of the judge's endpoint; the sentence says where. "" forgets it. Raises UsageError, AppError."""
+    """Keep the API key of the judge's endpoint and say where; "" forgets it. Raises UsageError, AppError."""
     no = "This is no key: it is one word, which the endpoint's owner gave you."
     return keep_word(home, KEY, typed, "The judge's key", no)
 
@@ -65,18 +65,18 @@ def task_rubrics(tasks: Sequence[str]) -> dict[str, str]:
 
 
 def never_mixed(tasks: Sequence[str]) -> None:
-    """Raises UsageError where judged tasks stand beside verified ones."""
+    """Raise UsageError where judged and verified tasks are mixed."""
     judged = task_rubrics(tasks)
     if judged and len(judged) < len(set(tasks)):
-        others = [name for name in tasks if name not in judged]
+        verified = [name for name in tasks if name not in judged]
         raise UsageError(
-            f"{', '.join(judged)} is judged and {', '.join(others)} is verified: such rewards are never mixed in one figure. "
+            f"{', '.join(judged)} is judged and {', '.join(verified)} is verified: such rewards are never mixed in one figure. "
             "Train a model on the one or on the other."
         )
 
 
 def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
-    """Raises UsageError where a model would go on with judged rewards after verified ones, or the other way round."""
+    """Raise UsageError where a model would continue with judged rewards after verified ones, or the other way round."""
     if bool(task_rubrics(before)) != bool(task_rubrics(now)):
         raise UsageError(
             "This model was trained on one kind of reward so far, verified or judged, and these tasks are of the other: one "
@@ -85,7 +85,7 @@ def same_kind(before: Sequence[str], now: Sequence[str]) -> None:
 
 
 def judge_endpoint(home: Home, config: RunConfig) -> JudgeEndpoint:
-    """Who judges, by the settings. Raises UsageError."""
+    """The judge in the settings. Raises UsageError."""
     if not config.judge_url or not config.judge_model:
         raise UsageError(
             "No judge is set. Serve the base of a model (sapo-desktop serve-model NAME --checkpoint base), or take any endpoint "
@@ -100,17 +100,17 @@ def judge_endpoint(home: Home, config: RunConfig) -> JudgeEndpoint:
 
 
 def judge_for(home: Home, config: RunConfig) -> RubricJudge | None:
-    """The judge of a run; None where its tasks are verified. Raises UsageError where none is set, or it was never compared with
-    the person's ratings, or agrees too little with them."""
+    """The judge of a run; None where its tasks are verified. Raises UsageError where none is set, or it was never compared
+    with the person's ratings, or agrees too little with them."""
     never_mixed(config.tasks)
     judged = task_rubrics(config.tasks)
     if not judged:
         return None
-    asked = judge_endpoint(home, config)
+    endpoint = judge_endpoint(home, config)
     for name, rubric in judged.items():
-        if text := judge_refusal(name, _kept(home).get(_digest(rubric, asked)), asked, config.judge_kappa):
+        if text := judge_refusal(name, _kept(home).get(_digest(rubric, endpoint)), endpoint, config.judge_kappa):
             raise UsageError(text)
-    return RubricJudge(asked)
+    return RubricJudge(endpoint)
 
 
 def judge_of(home: Home, configs: Sequence[RunConfig]) -> RubricJudge | None:
@@ -120,29 +120,29 @@ def judge_of(home: Home, configs: Sequence[RunConfig]) -> RubricJudge | None:
 
 
 def judge_refusal(name: str, found: JudgeAgreement | None, asked: JudgeEndpoint, least: float) -> str:
-    """Why no model is trained on what this judge says of the task; "" where nothing is in the way."""
-    again = f"sapo-desktop tasks judge {name}"
+    """Why no model is trained on this judge's verdicts on the task; "" where nothing is in the way."""
+    command = f"sapo-desktop tasks judge {name}"
     if found is None:
         return (
             f"Task {name!r} is judged, and {asked.model} at {asked.host} was never compared with your own ratings under its "
-            f"rubric. Do that first: {again}"
+            f"rubric. Do that first: {command}"
         )
     if not found.enough:
         return (
             f"{asked.model} was compared with {found.items} ratings, {found.good} of them good; it takes {LEAST} with at "
-            f"least {LEAST_EACH} good and {LEAST_EACH} bad ones. Rate more answers in the chat (F3, F4), then: {again}"
+            f"least {LEAST_EACH} good and {LEAST_EACH} bad ones. Rate more answers in the chat (F3, F4), then: {command}"
         )
     if found.kappa < least or found.kappa_low <= 0:
         return (
             f"{asked.model} agrees too little with you on {name!r}: Cohen's kappa {found.kappa:.2f} "
             f"({found.kappa_low:.2f} to {found.kappa_high:.2f}), needed {least:.2f} and an interval above 0. Make the rubric "
-            f"plainer, or take a larger judge, then: {again}"
+            f"plainer, or take a larger judge, then: {command}"
         )
     return ""
 
 
 def privacy_note(asked: JudgeEndpoint) -> str:
-    """Who reads along, in a sentence."""
+    """Who reads the answers, in a sentence."""
     if is_loopback(asked.host):
         return f"Judged by {asked.model} on this machine; nothing leaves it."
     return f"Judged by {asked.model}: questions and answers of the task are sent to {asked.host}."
@@ -151,67 +151,69 @@ def privacy_note(asked: JudgeEndpoint) -> str:
 async def calibrate_judge(
     home: Home, config: RunConfig, name: str, file: Path | None, encoding: str, say: Callable[[str], None]
 ) -> JudgeCalibration:
-    """Ask the judge about answers that the person rated, and keep how far they agree. file: None is every rating of the chat;
-    encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
+    """Ask the judge about answers that the person rated, and store how far they agree. file: None is every rating from the
+    chat; encoding: as for read_table. Raises UsageError, AppError, BadTask, OSError.
     """
     if not library.has_task(name) or not (rubric := library.load_task(name).spec.rubric):
         raise UsageError(
             f"{name!r} is no task of yours that is judged. Make one: sapo-desktop tasks new FILE --rubric TEXT"
         )
-    asked = judge_endpoint(home, config)
+    endpoint = judge_endpoint(home, config)
     rows = _rated(home, file, encoding, say)
-    say(privacy_note(asked))
-    judge = RubricJudge(asked)
+    say(privacy_note(endpoint))
+    judge = RubricJudge(endpoint)
     cases = [(rubric, row["question"], row["answer"]) for row in rows]
     try:
         verdicts = await judge.verdicts(cases)
     except JudgeAway as error:
         raise AppError(str(error).removesuffix(" The round's rollouts are kept.")) from error
     person = [row[ratings.COLUMN] == ratings.GOOD for row in rows]
-    right = sum(one == (other is True) for one, other in zip(person, verdicts, strict=True))
-    found = compute_agreement(person, verdicts, wilson_interval(right, len(rows)), judge.tokens)
-    kept = {**_kept(home), _digest(rubric, asked): found}
+    right = sum(rating == (verdict is True) for rating, verdict in zip(person, verdicts, strict=True))
+    agreement = compute_agreement(person, verdicts, wilson_interval(right, len(rows)), judge.tokens)
+    agreements = {**_kept(home), _digest(rubric, endpoint): agreement}
     try:
-        write_atomically(home.data / _FILE, msgspec.json.encode(kept))
+        write_atomically(home.data / _FILE, msgspec.json.encode(agreements))
     except OSError as error:
         raise AppError(f"What was found is not kept: {home.data / _FILE}: {error}.") from error
-    return JudgeCalibration(found, asked)
+    return JudgeCalibration(agreement, endpoint)
 
 
 def describe_calibration(name: str, made: JudgeCalibration, config: RunConfig) -> list[str]:
-    """What was found, for a person."""
-    found = made.found
-    said = [
-        f"{made.endpoint.model} and you on {found.items} answers, {found.good} of which you rated good:",
-        f"  agreement       {100 * found.accuracy:.0f} % (95 %: {100 * found.accuracy_low:.0f} to "
-        f"{100 * found.accuracy_high:.0f})",
-        f"  Cohen's kappa   {found.kappa:.2f} (95 %: {found.kappa_low:.2f} to {found.kappa_high:.2f}); 0 is chance, 1 is always",
+    """The result, for a person."""
+    stats = made.found
+    sentences = [
+        f"{made.endpoint.model} and you on {stats.items} answers, {stats.good} of which you rated good:",
+        f"  agreement       {100 * stats.accuracy:.0f} % (95 %: {100 * stats.accuracy_low:.0f} to "
+        f"{100 * stats.accuracy_high:.0f})",
+        f"  Cohen's kappa   {stats.kappa:.2f} (95 %: {stats.kappa_low:.2f} to {stats.kappa_high:.2f}); 0 is chance, 1 is always",
     ]
-    if found.unreadable:
-        said.append(f"  no verdict      {found.unreadable} replies ended with neither YES nor NO; they count as bad")
-    if found.tokens:
-        each = found.tokens / found.items
-        groups = config.local_groups or 8
-        cost = each * groups * config.group_size
-        said.append(
-            f"  cost            {each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
+    if stats.unreadable:
+        sentences.append(
+            f"  no verdict      {stats.unreadable} replies ended with neither YES nor NO; they count as bad"
         )
-    no = judge_refusal(name, found, made.endpoint, config.judge_kappa)
-    return [*said, "", no or f"That is enough to train on: {train_on(name)}"]
+    if stats.tokens:
+        tokens_each = stats.tokens / stats.items
+        groups = config.local_groups or 8
+        cost = tokens_each * groups * config.group_size
+        sentences.append(
+            f"  cost            {tokens_each:,.0f} tokens a verdict; {cost:,.0f} a round of {groups} x {config.group_size}"
+        )
+    no = judge_refusal(name, stats, made.endpoint, config.judge_kappa)
+    return [*sentences, "", no or f"That is enough to train on: {train_on(name)}"]
 
 
 def _rated(home: Home, file: Path | None, encoding: str, say: Callable[[str], None]) -> list[Row]:
-    """Rated answers, each once, the newest file's rating first. Raises UsageError, BadTask, OSError."""
+    """Rated answers without duplicates, the newest file's rating first. Raises UsageError, BadTask, OSError."""
     if file is None:
-        every = [ratings.read_ratings(path) for path in ratings.rated_files(home)]
+        rows_by_file = [ratings.read_ratings(path) for path in ratings.rated_files(home)]
     else:
         table = ratings.of_file(file, encoding)
-        every = [table.rows]
+        rows_by_file = [table.rows]
         for sentence in filter(None, (encoding_taken(file.name, table), *table.problems[:_PROBLEMS])):
             say(sentence)
     rows: dict[tuple[str, str], Row] = {}
-    for found in every:
-        for row in reversed(found):
+    for file_rows in rows_by_file:
+        for row in reversed(file_rows):
             if row[ratings.COLUMN] in (ratings.GOOD, ratings.BAD):
                 rows.setdefault((row["question"], row["answer"]), row)
     if not rows:

@@ -1,4 +1,4 @@
-"""Everything that is told of a task before a model is trained on it: its answers, what it accepts, its examples."""
+"""Everything that is shown about a task before a model is trained on it: its answers, what it accepts, its examples."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.spec import ChoiceVerifier, ExactVerifier, NumberVerifier, Verifier
 from sapo_swarm.types import Question
 
-# What a task of the catalogue accepts beside its true answer, as it was measured over 25 questions of each.
+# What a catalogue task accepts besides its true answer, measured over 25 questions each.
 #
-# The list is printed by `tests/benchmarks/near_misses.py`, and `tests/unit/swarm/test_near_misses.py` holds it to the code.
+# The list is printed by `tests/benchmarks/near_misses.py`, and `tests/unit/swarm/test_near_misses.py` checks it against
+# the code.
 
 
 def accepted_variants() -> dict[str, dict[str, int]]:
-    """Task/preset -> what was done to the true answer -> percent of such texts that have full marks."""
+    """Task/preset -> how the true answer was changed -> percent of such texts that get full marks."""
     text = resources.files("sapo_assets").joinpath("accepted.json").read_text("utf-8")
-    found: dict[str, dict[str, int]] = json.loads(text)
-    return found
+    variants: dict[str, dict[str, int]] = json.loads(text)
+    return variants
 
 
 def describe_acceptance(task: str, preset: str) -> list[str]:
@@ -55,13 +56,13 @@ def _rule(task: str, preset: str) -> str:
     return "judged exactly; --preset library shows what reasoning_gym's own rule accepts."
 
 
-# The answers that tasks themselves give: regenerated here by the limited scorer worker, when somebody asks.
+# The tasks' own answers: regenerated here by the sandboxed scorer worker, on request.
 
 NONE = "not known: the task gives no single answer, or makes another question of these coordinates in this version"
 
 
 class TruthLookup:
-    """Asks one worker, which is started with the first question (about a second) and lives until `close`."""
+    """Asks one worker, which starts with the first question (about a second) and lives until `close`."""
 
     def __init__(self) -> None:
         self._scorer: Scorer | None = None
@@ -85,20 +86,21 @@ class TruthLookup:
         return await self._scorer.truth(question) or NONE
 
     async def close(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         scorer, self._scorer = self._scorer, None
         if scorer is not None:
             await scorer.__aexit__(None, None, None)
 
 
-# Everything that is told of a task before a model is trained on it: the verb `tasks` and the wizard say the same.
+# Everything that is shown about a task before a model is trained on it: the command `tasks` and the wizard use the
+# same.
 
 SHOWN = 5
 """Rows that are shown."""
 CELL = 200
 """Characters of a cell that are shown."""
 PROBLEMS = 20
-"""Reasons for which rows were left out, with their rows."""
+"""Reasons for leaving out rows that are shown, with their rows."""
 
 NEVER_SHARED = "Rollouts of several turns stay on this machine: they are never shared with a swarm."
 
@@ -107,7 +109,7 @@ PREVIEW = 1500
 
 
 def compare_judge(name: str) -> str:
-    """What comes before training on a judged task."""
+    """What has to be done before training on a judged task."""
     return (
         "It is judged by a model, not verified: before a model is trained on it, compare the judge with your own ratings: "
         f"sapo-desktop tasks judge {name}"
@@ -115,7 +117,7 @@ def compare_judge(name: str) -> str:
 
 
 def preview_rows(task: OwnTask) -> list[tuple[str, str]]:
-    """(what tells its question from others, answer) of the first rows, cut to what can be shown."""
+    """(what distinguishes the question from others, answer) for the first rows, shortened for display."""
     shown = task.train[:SHOWN]
     return [
         (shorten_text(task.spec.cells(row) or task.spec.fill(row)), shorten_text(row.get(task.spec.answer, "")))
@@ -130,13 +132,13 @@ def preview_question(task: OwnTask) -> list[str]:
 
 
 def shorten_text(text: str, most: int = CELL) -> str:
-    """Text on one line, at most so many characters, with its length where it is longer."""
+    """Text on one line, at most `most` characters, with its full length where it is longer."""
     plain = " ".join(text.split())
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(text):,} characters)"
 
 
 def describe_problems(task: OwnTask, table: RowTable | None, most: int = PROBLEMS) -> list[str]:
-    """Rows that were left out; of a file that was just read they are numbered as there."""
+    """Rows that were left out; those of a file that was just read are numbered as in the file."""
     bad = list(task.problems)
     if table is not None:
         bad = [*table.problems, *(line for line in task.problems if line.partition(": ")[2] not in set(table.problems))]
@@ -146,9 +148,9 @@ def describe_problems(task: OwnTask, table: RowTable | None, most: int = PROBLEM
     for line in bad:
         row, _, reason = line.partition(": ")
         alike.setdefault(reason, []).append(row.removeprefix("Row "))
-    named = [f"Left out. {_those_rows(rows)}: {reason}" for reason, rows in alike.items()]
+    lines = [f"Left out. {_those_rows(rows)}: {reason}" for reason, rows in alike.items()]
     more = sum(map(len, list(alike.values())[most:])) + (table.more if table is not None else 0)
-    return [*named[:most], f"{more:,} more rows were left out."] if more > 0 else named[:most]
+    return [*lines[:most], f"{more:,} more rows were left out."] if more > 0 else lines[:most]
 
 
 def _those_rows(rows: Sequence[str]) -> str:
@@ -160,22 +162,22 @@ def _those_rows(rows: Sequence[str]) -> str:
 
 
 def _row_number(sentence: str) -> tuple[str, int]:
-    """What problems are sorted by: the file where one is named, then the row."""
+    """The sort key of problems: the file where one is named, then the row."""
     side, _, rest = sentence.rpartition("Row ")
     digits = rest.partition(":")[0]
     return side, int(digits) if digits.isdigit() else 0
 
 
 def told_by_rows(task: OwnTask, table: RowTable | None, config: RunConfig | None, most: int = PROBLEMS) -> list[str]:
-    """What the rows alone tell, with their numbers. config: the run whose model must have room for them, None for none."""
+    """What the rows alone show, with their numbers. config: the run whose model must have room for them, None for none."""
     numbered = review.number_rows(task, table)
     fits = review.length_warnings(task, numbered, config) if config is not None else []
     return [*describe_problems(task, table, most), *review.review_rows(task, numbered), *fits]
 
 
 def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
-    """The settings that a run on this task alone would have. model: a base; "" is that of the settings. Raises UsageError,
-    AppError, BadTask."""
+    """The settings of a run on this task alone. model: a base; "" is the one in the settings. Raises UsageError, AppError,
+    BadTask."""
     require_base(model, home)
     config = settings.load_settings(home.settings).run
     changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": model} if model else {})
@@ -183,14 +185,14 @@ def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
 
 
 def is_reasoning_model(base: str) -> bool:
-    """The model thinks before each answer, as far as its files on this disk say."""
+    """Whether the model reasons before each answer, according to its files on this disk."""
     plain = RunConfig(model=base, tasks=())
     return flags.with_room(plain).max_new_tokens > plain.max_new_tokens
 
 
 def require_base(model: str, home: Home) -> None:
-    """Raise UsageError where that is a model of the person's own."""
-    mine = [one.record.base for one in store.all_models(home) if one.name == model]
+    """Raise UsageError where it is one of the person's own models."""
+    mine = [entry.record.base for entry in store.all_models(home) if entry.name == model]
     if mine and model not in mine and not Path(model).exists():
         raise UsageError(
             f"{model} is a model of yours, and a task is tried on a base: starter, a folder, or a hub id. "
@@ -199,7 +201,7 @@ def require_base(model: str, home: Home) -> None:
 
 
 def describe_task(task: OwnTask, reason: str) -> list[str]:
-    """What the task is."""
+    """A description of the task."""
     spec = task.spec
     judged = " + ".join(map(_terms, spec.verifier)) + (f" ({reason})" if reason else "")
     return [
@@ -220,17 +222,17 @@ def describe_task(task: OwnTask, reason: str) -> list[str]:
 
 
 def _terms(part: Verifier) -> str:
-    """The verifier's kind, and what an answer may differ by and look like."""
-    found = [str(part.__struct_config__.tag)]
+    """The verifier's kind, what deviations it allows, and the form of an answer."""
+    terms = [str(part.__struct_config__.tag)]
     if isinstance(part, NumberVerifier):
-        found += [f"{name} {value:g}" for name, value in (("abs", part.abs), ("rel", part.rel)) if value]
-        found += [f"units {' '.join(part.units)}{' (needed)' * part.need_unit}"] if part.units else []
-        found += ['decimal mark ","'] if part.decimal == "," else []
+        terms += [f"{name} {value:g}" for name, value in (("abs", part.abs), ("rel", part.rel)) if value]
+        terms += [f"units {' '.join(part.units)}{' (needed)' * part.need_unit}"] if part.units else []
+        terms += ['decimal mark ","'] if part.decimal == "," else []
     if isinstance(part, ExactVerifier) and part.case:
-        found += ["case counts"]
+        terms += ["case counts"]
     if isinstance(part, ChoiceVerifier) and part.options:
-        found += [f"of {len(part.options)}"]
-    return ", ".join(found)
+        terms += [f"of {len(part.options)}"]
+    return ", ".join(terms)
 
 
 def _levels(task: OwnTask) -> str:

@@ -1,4 +1,4 @@
-"""Thumbs up and down on answers in the chat: rows of a file that a task can be made from, and nothing else is done with them."""
+"""Thumbs up and down on answers in the chat: rows of a file that a task can be made from; they are used for nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = ("question", "answer", COLUMN)
 
 
 def rated_file(home: Home, model: str) -> Path:
-    """Where the ratings of a model's answers lie."""
+    """The file with the ratings of a model's answers."""
     return home.data / "ratings" / f"{model}.jsonl"
 
 
@@ -42,33 +42,33 @@ def rated_files(home: Home) -> list[Path]:
 def save_rating(
     home: Home, model: str, question: str, text: str, good: bool, answer_format: AnswerFormat = "tags"
 ) -> tuple[int, int]:
-    """Keep a rating; one that the same answer had before is replaced. How many are (good, bad) now. Raises AppError.
+    """Store a rating, replacing an earlier one of the same answer. Returns the numbers (good, bad) now. Raises AppError.
 
-    text: the whole answer as the model wrote it; what stands where answer_format says, else in tags, else all of it behind the
-    reasoning, is the row's answer.
+    text: the whole answer as the model wrote it; the row's answer is the part that answer_format marks, else the part in
+    tags, else everything after the reasoning.
     """
     path = rated_file(home, model)
-    written = after_reasoning(text) or text
-    answer = (written_answer(answer_format, written) or extract_answer(written) or written).strip()
+    visible = after_reasoning(text) or text
+    answer = (written_answer(answer_format, visible) or extract_answer(visible) or visible).strip()
     row = {"question": question[:MAX_CELL], "answer": answer[:MAX_CELL], COLUMN: GOOD if good else BAD}
     try:
         rows = [
             old for old in read_ratings(path) if (old["question"], old["answer"]) != (row["question"], row["answer"])
         ]
         rows = [*rows, row][-MAX_ROWS:]
-        write_atomically(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
+        write_atomically(path, "".join(json.dumps(rated, ensure_ascii=False) + "\n" for rated in rows))
     except (OSError, BadTask) as error:
         raise AppError(f"The rating is not kept: {path.name}: {error}") from error
-    count = sum(one[COLUMN] == GOOD for one in rows)
+    count = sum(rated[COLUMN] == GOOD for rated in rows)
     return count, len(rows) - count
 
 
 def read_ratings(path: Path) -> list[Row]:
-    """What was rated so far; rows that somebody broke by hand are dropped. Raises BadTask, OSError."""
+    """The ratings so far; rows that somebody broke by hand are dropped. Raises BadTask, OSError."""
     if not path.exists():
         return []
-    found = read_jsonl(decode_text(read_bytes(path, MAX_FILE))).rows
-    return [row for row in found if {*COLUMNS} <= row.keys()]
+    rows = read_jsonl(decode_text(read_bytes(path, MAX_FILE))).rows
+    return [row for row in rows if {*COLUMNS} <= row.keys()]
 
 
 def of_file(path: Path, encoding: str = "") -> RowTable:
@@ -77,19 +77,19 @@ def of_file(path: Path, encoding: str = "") -> RowTable:
     table = read_table(path, encoding=encoding)
     if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UsageError(f"{path.name} has no column {missing[0]!r}. It has: {', '.join(table.columns) or 'none'}.")
-    said = (row[COLUMN].strip().lower() if row.keys() >= {*COLUMNS} else "" for row in table.rows)
-    return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, said, strict=True)])
+    ratings = (row[COLUMN].strip().lower() if row.keys() >= {*COLUMNS} else "" for row in table.rows)
+    return replace(table, rows=[{**row, COLUMN: rating} for row, rating in zip(table.rows, ratings, strict=True)])
 
 
 def without_bad(table: RowTable) -> RowTable:
-    """A table of ratings, as the chat keeps them, without the answers that were rated bad, which are told of; any other table as
-    it is."""
+    """A table of ratings, in the chat's format, without the answers rated bad, which are reported; any other table
+    unchanged."""
     if {*table.columns} != {*COLUMNS} or {row.get(COLUMN) for row in table.rows} - {GOOD, BAD}:
         return table
-    kept = replace(table, rows=[], numbers=[], problems=list(table.problems))
+    good = replace(table, rows=[], numbers=[], problems=list(table.problems))
     for number, row in zip(table.numbers, table.rows, strict=True):
         if row[COLUMN] == GOOD:
-            kept.add(number, row)
+            good.add(number, row)
         else:
-            kept.problem(f"Row {number}: you rated this answer bad.")
-    return kept
+            good.problem(f"Row {number}: you rated this answer bad.")
+    return good

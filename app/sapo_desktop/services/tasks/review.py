@@ -1,4 +1,5 @@
-"""What a careful friend would say about a task before a model is trained on it, and what it pays without being solved."""
+"""What a careful friend would say about a task before a model is trained on it, and what reward it gives without being
+solved."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from sapo_swarm.tasks.own.row_roles import cluster_prompts, prompt_key
 from sapo_swarm.tasks.own.spec import TRUTHFUL, ChoiceVerifier, ExactVerifier, SqlVerifier, right_answer, truth_column
 from sapo_swarm.types import RewardRule, TaskRef
 
-# What a careful friend would say about a task's rows before a model is trained on them. Sentences with row numbers.
+# What a careful friend would say about a task's rows before a model is trained on them: sentences with row numbers.
 
 FEW_TRAIN, FEW_HELD_OUT = 50, 50
 DOMINATES = 0.5
 NAMED = 5
-"""Row numbers that a sentence names."""
+"""Row numbers listed in a sentence."""
 LONG_ANSWER = 200
 Tokens = Callable[[str], int]
 """How many tokens the model reads or writes for a text."""
@@ -34,7 +35,7 @@ Tokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class NumberedRow:
-    """A row with the place that the person finds it at. side: the file, "" where all come from one."""
+    """A row with the place where the person finds it. side: the file, "" where all come from one."""
 
     side: str
     number: int
@@ -42,12 +43,12 @@ class NumberedRow:
 
     @property
     def place(self) -> str:
-        """Where it stands, such as "train row 12"."""
+        """Its place, such as "train row 12"."""
         return f"{self.side} row {self.number}".strip()
 
 
 def number_rows(task: OwnTask, table: RowTable | None = None) -> list[NumberedRow]:
-    """The rows as they were read: by the numbers of the file that they come from, or of the task's own files."""
+    """The rows as they were read, numbered as in the file that they come from, or as in the task's own files."""
     if table is not None:
         return [NumberedRow("", number, row) for number, row in zip(table.numbers, table.rows, strict=True)]
     sides = (("train.jsonl", task.train), ("heldout.jsonl", task.held_out))
@@ -55,19 +56,19 @@ def number_rows(task: OwnTask, table: RowTable | None = None) -> list[NumberedRo
 
 
 def train_places(task: OwnTask, table: RowTable | None = None) -> list[str]:
-    """Where each training row stands for the person."""
+    """The place of each training row, for the person."""
     if table is None:
         return [f"train.jsonl row {number}" for number in range(1, len(task.train) + 1)]
     names = sorted(task.spec.columns)
-    found = {
+    places = {
         tuple(row.get(name) for name in names): number
         for row, number in zip(table.rows[::-1], table.numbers[::-1], strict=True)
     }
-    return [f"row {found.get(tuple(row[name] for name in names), '?')}" for row in task.train]
+    return [f"row {places.get(tuple(row[name] for name in names), '?')}" for row in task.train]
 
 
 def review_rows(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
-    """Everything that the rows alone tell, the gravest first."""
+    """Everything that the rows alone show, the most serious first."""
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
     return [
         *_leaks(task),
@@ -94,25 +95,26 @@ def length_warnings(task: OwnTask, rows: Sequence[NumberedRow], config: RunConfi
 
 
 def too_long(task: OwnTask, rows: Sequence[NumberedRow], tokens: Tokens, context: int, new_tokens: int) -> list[str]:
-    """Rows whose question leaves no room for an answer in the model's context, and whose answer is longer than is written."""
-    found = []
+    """Rows whose question leaves no room for an answer in the model's context, and rows whose answer exceeds the limit on new
+    tokens."""
+    warnings = []
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
-    asked = [(row, task.question(row.row)) for row in usable]
-    most = context - new_tokens
-    far = [row for row, text in asked if len(text) > most and tokens(text) > most]
+    questions = [(row, task.question(row.row)) for row in usable]
+    room = context - new_tokens
+    far = [row for row, text in questions if len(text) > room and tokens(text) > room]
     if far:
-        found.append(
+        warnings.append(
             f"{_those(far)} too long: question and answer must fit into {context:,} tokens. They are never asked. "
             "Shorten them, or choose a model with a longer context."
         )
     answered = [(row, row.row[task.spec.answer]) for row in usable if _has_answers(task)]
     wordy = [row for row, answer in answered if len(answer) > new_tokens and tokens(answer) > new_tokens]
     if wordy:
-        found.append(
+        warnings.append(
             f"{_those(wordy)} answered in more than {new_tokens} tokens: the model is cut off before. "
             "Set max_new_tokens in task.toml."
         )
-    return found
+    return warnings
 
 
 def _needed(task: OwnTask) -> tuple[str, ...]:
@@ -139,31 +141,32 @@ def _leaks(task: OwnTask) -> list[str]:
 def _contradictions(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     same: dict[tuple[str, bool], list[NumberedRow]] = defaultdict(list)
     for row in rows:
-        asked = task.spec.fill(row.row)
-        factorial = "!" in asked[len(asked.rstrip(" .?!")) :]
-        same[prompt_key(asked), factorial].append(row)
+        question = task.spec.fill(row.row)
+        factorial = "!" in question[len(question.rstrip(" .?!")) :]
+        same[prompt_key(question), factorial].append(row)
     against: list[list[NumberedRow]] = []
-    rest: list[list[NumberedRow]] = []
+    groups: list[list[NumberedRow]] = []
     for group in same.values():
         if len(group) > 1:
             alike = all(_agree(task, group[0].row, other.row) for other in group[1:])
-            (rest if alike else against).append(group)
+            (groups if alike else against).append(group)
     sentences = []
     if against:
         pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in against[:NAMED])
         sentences.append(
             f"{_questions(len(against))} different answers in different rows ({pairs}): one of them must be wrong."
         )
-    if rest:
-        pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in rest[:NAMED])
+    if groups:
+        pairs = "; ".join(" and ".join(r.place for r in group[:3]) for group in groups[:NAMED])
         sentences.append(
-            f"{_questions(len(rest))} several rows ({pairs}). They stay together, all trained on or all held out."
+            f"{_questions(len(groups))} several rows ({pairs}). They stay together, all trained on or all held out."
         )
     return sentences
 
 
 def _agree(task: OwnTask, row: Row, other: Row) -> bool:
-    """The answers of both rows are the same, or right by each other, as far as that is told without running anything."""
+    """Whether the answers of both rows are the same, or each is right for the other, as far as can be checked without running
+    anything."""
     if not _has_answers(task) or row[task.spec.answer].strip() == other[task.spec.answer].strip():
         return True
     compared = tuple(
@@ -179,7 +182,7 @@ def _questions(count: int) -> str:
 
 
 def _given_away(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
-    """Answers that stand in their question: what extraction is about, and a leak everywhere else."""
+    """Answers found in their question: normal for extraction, and a leak everywhere else."""
     if not _has_answers(task):
         return []
     texts = own_texts(task, [row.row for row in rows])
@@ -193,13 +196,13 @@ def _given_away(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
 
 
 def own_texts(task: OwnTask, rows: Sequence[Row]) -> list[str]:
-    """What each question says that not all of them say: its cells, without the lines, the beginning and the end that they share.
-    Options that are named in every question give no answer away."""
+    """The part of each question that not all share: its cells, without the common lines, beginning and end. Options that are
+    named in every question give no answer away."""
     texts = [task.spec.cells(row) for row in rows]
     if len(texts) < 2:
         return texts
-    every = set(texts[0].split("\n")).intersection(*(text.split("\n") for text in texts))
-    texts = ["\n".join(line for line in text.split("\n") if line not in every) for text in texts]
+    common = set(texts[0].split("\n")).intersection(*(text.split("\n") for text in texts))
+    texts = ["\n".join(line for line in text.split("\n") if line not in common) for text in texts]
     start = _shared_start(texts)
     texts = [text[start:] for text in texts]
     end = _shared_start([text[::-1] for text in texts])
@@ -207,8 +210,8 @@ def own_texts(task: OwnTask, rows: Sequence[Row]) -> list[str]:
 
 
 def _shared_start(texts: Sequence[str]) -> int:
-    """Characters, in whole words, that all begin with."""
-    first, last = min(texts), max(texts)  # what these two share, all between them do
+    """Characters, in whole words, that all texts start with."""
+    first, last = min(texts), max(texts)  # their common prefix is that of all texts
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first.rfind(" ", 0, same) + 1
 
@@ -219,7 +222,7 @@ def _contains(text: str, answer: str) -> bool:
 
 
 def guess_rate(task: OwnTask) -> float:
-    """Of a guess among the options of the task's verifiers, 0 where they have none."""
+    """The success rate of guessing among the options of the task's verifiers, 0 where they have none."""
     numbers = [len(part.options) for part in task.spec.verifier if isinstance(part, ChoiceVerifier) and part.options]
     return 1 / min(numbers) if numbers else 0.0
 
@@ -282,14 +285,14 @@ def _list(numbers: Sequence[int]) -> str:
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{', …' if len(numbers) > NAMED else ''}"
 
 
-# What a task pays without being solved: for the best constant answer, for another row's answer, for the question itself.
+# The reward without solving the task: for the best constant answer, for another row's answer, for the question itself.
 #
 # A person sees a shortcut here before a model finds it. Everything is judged in the scorer worker, as in training.
 
 LOOKED_AT = 400
 """Held-out rows, and training rows for the truth itself, at most."""
 MUCH = 0.3
-"""What may not be earned without reading the question, unless a guess earns nearly as much."""
+"""Score that must not be reached without reading the question, unless a guess reaches nearly as much."""
 COMMON = 6
 JUNK = ("0", "1", "yes", "no", "true", "null", "[]", "{}", "a", ",", ".*")
 
@@ -298,10 +301,10 @@ JUNK = ("0", "1", "yes", "no", "true", "null", "[]", "{}", "a", ",", ".*")
 class ShortcutScores:
     """Strict scores in [0, 1] over the held-out rows.
 
-    truth: of the rows' own answers (None where the verifiers have none to compare with). wrong: where the training rows stand
+    truth: of the rows' own answers (None where the verifiers have none to compare with). wrong: places of the training rows
     whose own answer is judged wrong; hanging: those that could not be judged at all, with the reason. constant: the best of
-    the answers tried on every row, and its score. permuted: of another row's answer where that is another one. echo: of the
-    question given back. chance: of a guess among the options, 0 where there are none.
+    the answers tried on every row, and its score. permuted: of a different answer taken from another row. echo: of the
+    question repeated as the answer. chance: of a guess among the options, 0 where there are none.
     """
 
     rows: int
@@ -315,7 +318,7 @@ class ShortcutScores:
 
 
 async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> ShortcutScores:
-    """Needs the task in the library in force. places: where each training row stands. Raises ScorerUnavailable."""
+    """Needs the task in the active library. places: of each training row. Raises ScorerUnavailable."""
     rows = task.held_out[:LOOKED_AT]
     refs = [held_out(task.spec.name, "own", index) for index in range(len(rows))]
     truths = [right_answer(task.spec, row) for row in rows] if _has_truth(task) else []
@@ -326,9 +329,9 @@ async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]
         return ShortcutScores(len(rows), None, (), (first.reason,), ("", 0.0), None, 0.0)
     best, score = "", -1.0
     for text in constant_answers(task):
-        found = _mean(await _judge(scorer, task, refs, [text] * len(refs)))
-        if found > score:
-            best, score = text, found
+        mean_score = _mean(await _judge(scorer, task, refs, [text] * len(refs)))
+        if mean_score > score:
+            best, score = text, mean_score
     right = await _judge(scorer, task, refs, truths) if truths else []
     turned = await _judge(scorer, task, *_permuted(refs, truths))
     echo = await _judge(scorer, task, refs, [task.spec.fill(row) for row in rows])
@@ -346,13 +349,13 @@ async def measure_shortcuts(task: OwnTask, scorer: Scorer, places: Sequence[str]
 
 
 def constant_answers(task: OwnTask) -> list[str]:
-    """Constant answers worth trying: the commonest truths, and junk that careless verifiers let pass."""
+    """Constant answers worth trying: the commonest truths, and junk that careless verifiers accept."""
     truths = Counter(right_answer(task.spec, row).strip() for row in task.train) if _has_truth(task) else Counter[str]()
     return list(dict.fromkeys([text for text, _ in truths.most_common(COMMON) if text] + list(JUNK)))
 
 
 def describe_shortcuts(found: ShortcutScores) -> list[str]:
-    """What was found, for a person: plain figures first, then what is wrong with them."""
+    """The scores for a person: plain figures first, then what is wrong with them."""
     if not found.rows:
         return ["Shortcuts were not looked for: there are no held-out rows here."]
     text, score = found.constant
@@ -366,12 +369,12 @@ def describe_shortcuts(found: ShortcutScores) -> list[str]:
 
 
 def shortcut_warnings(found: ShortcutScores) -> list[str]:
-    """Only what a person should do something about."""
+    """Only what a person should act on."""
     lines = []
-    much = max(MUCH, 1.5 * found.chance)
-    if found.constant[1] >= much:
+    limit = max(MUCH, 1.5 * found.chance)
+    if found.constant[1] >= limit:
         lines.append("Shortcut: so much can be earned without reading the question. Take fewer rows with that answer.")
-    if found.permuted is not None and found.permuted >= much:
+    if found.permuted is not None and found.permuted >= limit:
         lines.append("Shortcut: the verifier hardly tells one row's answer from another's. Make it stricter.")
     if found.echo >= 0.1:
         lines.append(f"Shortcut: giving the question back is right on {100 * found.echo:.1f} %.")
@@ -386,7 +389,7 @@ def shortcut_warnings(found: ShortcutScores) -> list[str]:
 
 
 def _has_truth(task: OwnTask) -> bool:
-    """The task's answer column holds what a right answer looks like. One turn in an environment is none."""
+    """Whether the task's answer column shows what a right answer looks like. One turn in an environment does not."""
     spec = task.spec
     return not spec.turns and any(
         isinstance(part, TRUTHFUL) and truth_column(spec, part) == spec.answer for part in spec.verifier
@@ -394,15 +397,15 @@ def _has_truth(task: OwnTask) -> bool:
 
 
 def _permuted(refs: Sequence[TaskRef], truths: Sequence[str]) -> tuple[list[TaskRef], list[str]]:
-    """Rows, and for each the next row's answer that is another than its own: of five categories one in five is the same by
-    right. None where all are the same."""
+    """Rows, and for each the next row's answer that differs from its own: with five categories, one in five would be the same
+    by chance. None where all are the same."""
     plain = [" ".join(truth.split()).casefold() for truth in truths]
     pairs = []
     for place, own in enumerate(plain):
-        others = (at % len(plain) for at in range(place + 1, place + len(plain)))
-        other = next((at for at in others if plain[at] != own), None)
-        if other is not None:
-            pairs.append((refs[place], truths[other]))
+        following = (at % len(plain) for at in range(place + 1, place + len(plain)))
+        following_row = next((at for at in following if plain[at] != own), None)
+        if following_row is not None:
+            pairs.append((refs[place], truths[following_row]))
     return [ref for ref, _ in pairs], [truth for _, truth in pairs]
 
 
@@ -412,9 +415,9 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
     refs = [TaskRef(task.spec.name, "own", number, 0, task.generator) for number in range(len(rows))]
     texts = [enclose_answer(task.spec.extract, right_answer(task.spec, row), scorer.answer_format) for row in rows]
     verdicts = await scorer.score_many([(ref, (text,)) for ref, text in zip(refs, texts, strict=True)])
-    found = list(zip(places, verdicts, strict=False))
-    wrong = [place for place, verdict in found if isinstance(verdict, ScoredTexts) and verdict.rewards[0] < 1.0]
-    hanging = [f"{place}: {verdict.reason}" for place, verdict in found if isinstance(verdict, ScoringFailed)]
+    judged = list(zip(places, verdicts, strict=False))
+    wrong = [place for place, verdict in judged if isinstance(verdict, ScoredTexts) and verdict.rewards[0] < 1.0]
+    hanging = [f"{place}: {verdict.reason}" for place, verdict in judged if isinstance(verdict, ScoringFailed)]
     return tuple(wrong), tuple(hanging)
 
 

@@ -1,4 +1,4 @@
-"""Tasks on the disk: the person's own in data/tasks/<name>/, and those that ship as examples."""
+"""Tasks on the disk: custom ones in data/tasks/<name>/, and the bundled examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sapo_swarm.tasks.own.folder import SPEC, OwnTask, read_task, spec_text, wri
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.whole_file import write_atomically
 
-# Tasks that ship as examples.
+# The bundled examples.
 
 
 def example_names() -> list[str]:
@@ -43,16 +43,16 @@ def load_examples() -> dict[str, OwnTask]:
     return {name: load_example(name) for name in example_names()}
 
 
-# Own tasks on the disk: data/tasks/<name>/.
+# Custom tasks on the disk: data/tasks/<name>/.
 
 
 def store_task(task: OwnTask, home: Home, replace: bool) -> Path | None:
-    """Store a task under its name and make it the one in force; where the one lies now that it replaced, the last one of that
-    name: None where nothing was lost. Raises UsageError where one is there and shall not be replaced, AppError."""
-    name, kept = task.spec.name, replaced_task_path(home, task.spec.name)
+    """Store a task under its name and activate it. Returns where the replaced one is kept, which is the last one of that
+    name: None where nothing was lost. Raises UsageError where one exists and must not be replaced, AppError."""
+    name, replaced = task.spec.name, replaced_task_path(home, task.spec.name)
     if library.has_task(name) and not replace:
         raise UsageError(f"There is a task {name!r} already. Give this one another --name, or say --replace.")
-    aside = kept.with_name(f".{name}.partial")
+    aside = replaced.with_name(f".{name}.partial")
     try:
         home.tasks.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
@@ -61,19 +61,20 @@ def store_task(task: OwnTask, home: Home, replace: bool) -> Path | None:
         write_task(task, home.tasks / name)
         lost = aside.is_dir() and _files(aside) != _files(home.tasks / name)
         if lost:
-            shutil.rmtree(kept, ignore_errors=True)
-            aside.rename(kept)
+            shutil.rmtree(replaced, ignore_errors=True)
+            aside.rename(replaced)
     except (OSError, shutil.Error) as error:
         why = getattr(error, "strerror", "") or error
         raise AppError(f"Cannot write {home.tasks / name} ({why}). Free some space.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     library.set_task_folder(home.tasks)
-    return kept if lost else None
+    return replaced if lost else None
 
 
 def keep_shots(task: OwnTask, shots: int, home: Home) -> OwnTask:
-    """The stored task with so many worked examples in each question, which is another version of it. Raises AppError, BadTask."""
+    """The stored task with `shots` worked examples in each question, which is another version of it. Raises AppError,
+    BadTask."""
     spec = msgspec.structs.replace(task.spec, shots=shots)
     try:
         write_atomically(home.tasks / spec.name / SPEC, spec_text(spec))
@@ -88,12 +89,12 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def replaced_task_path(home: Home, name: str) -> Path:
-    """Where a task is kept that another one took the place of."""
+    """Where a replaced task is kept."""
     return home.data / "replaced" / "tasks" / name
 
 
 def require_own(name: str) -> None:
-    """Raises UsageError for what is no task of the person's own."""
+    """Raise UsageError for anything but a custom task."""
     if name in CATALOGUE:
         raise UsageError(f"{name} ships with the app: only tasks of your own can be deleted. {describe_custom_tasks()}")
     if not library.has_task(name):
@@ -101,7 +102,7 @@ def require_own(name: str) -> None:
 
 
 def require_unused(home: Home, name: str) -> None:
-    """Raises UsageError where settings name the task: a model would neither train nor be measured without it. AppError."""
+    """Raise UsageError where settings name the task: a model could then be neither trained nor measured; AppError."""
     mine = sorted(model.name for model in all_models(home) if name in model.config.tasks)
     default = name in settings.load_settings(home.settings).run.tasks
     if not mine and not default:
@@ -118,10 +119,10 @@ def require_unused(home: Home, name: str) -> None:
 
 
 def remove_task(home: Home, name: str) -> None:
-    """Remove a task with its rows, the copy that is kept of an earlier one, the person's yes to its code where no other task has
-    the same, and its place in swarms. Raises AppError."""
+    """Remove a task with its rows, the kept copy of an earlier one, the person's yes to its code where no other task has the
+    same code, and its place in swarms. Raises AppError."""
     folder = home.tasks / name
-    doomed = folder.with_name(f".{name}.partial")  # a kill in the middle leaves no half task behind
+    doomed = folder.with_name(f".{name}.partial")  # a kill midway leaves no half-deleted task behind
     with contextlib.suppress(BadTask, OSError):
         consent = library.consent_bytes(read_task(folder, need_held_out=False))
         others = (path for path in home.tasks.glob("*/*.py") if path.parent != folder)

@@ -1,6 +1,6 @@
 """A trained model in the formats that other programs load, checked by those programs.
 
-Nothing here imports a numerical library or Textual: the work is done by child processes.
+Nothing here imports a numerical library or Textual: child processes do the work.
 """
 
 from sapo_desktop.services.models.exports.card import ModelCardRecord

@@ -1,4 +1,4 @@
-"""The model card: what the record of a model says to whoever meets it later, and the journal behind it."""
+"""The model card: what a model's record says to later readers, and the journal behind it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sapo_swarm.events import CheckpointSaved, Evaluated, ExternalSwitched, Roun
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.protocol.safe_text import safe_text
 
-# The model card: what the record of a model says to whoever meets it later.
+# The model card: what a model's record says to later readers.
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VERIFIED = (
@@ -35,11 +35,11 @@ _JUDGED = (
 
 @dataclass(frozen=True)
 class ModelCardRecord:
-    """What is known of a model; every field but the first two may be left out.
+    """What is known about a model; every field but the first two may be left out.
 
-    base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown".
-    tokens: generated for training. swarm: groups of others were trained on. held_out: the newest evaluation at or before
-    the exported round, with base_held_out from before the training if there is one. system: the prompt of its training.
+    base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown". tokens:
+    generated for training. swarm: external groups were trained on. held_out: the newest evaluation at or before the exported
+    round; base_held_out: the one from before the training, if there is one. system: the system prompt used in training.
     judged: its rewards were verdicts of a judge; else they were verified. thinking: whether it reasoned, where its chat
     template has a switch for that. four_bit: its base was in 4 bits.
     """
@@ -64,7 +64,7 @@ class ModelCardRecord:
 
     @property
     def slug(self) -> str:
-        """The name as part of a file name on every system."""
+        """The name, usable in a file name on every system."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.")[:60] or "model"
 
     @property
@@ -74,7 +74,7 @@ class ModelCardRecord:
 
 
 def render_model_card(record: ModelCardRecord, format_name: str, use: str, checked: str) -> str:
-    """README.md of an export. use: how it is loaded, as markdown. checked: the sentence about its agreement."""
+    """README.md of an export. use: how it is loaded, as markdown. checked: the sentence about the agreement check."""
     parts = [
         _front(record, format_name),
         f"# {_plain(record.name)}\n",
@@ -120,7 +120,7 @@ def _count(tasks: tuple[str, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of a person or a folder as plain markdown in one line."""
+    """Text from a person or a folder as plain markdown on one line."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(safe_text(text).split()))
 
 
@@ -163,8 +163,8 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
     for score in now.tasks:
         yield f"| {_plain(score.task)} | {score.items} | {_rate(olds.get(score.task), score.items)} | {_score(score)} |"
     total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
-    known = None if now.delta is None else now.pass_at_1 - now.delta
-    yield f"| all | {now.items} | {_rate(known, now.items)} | {total} |\n"
+    base_rate = None if now.delta is None else now.pass_at_1 - now.delta
+    yield f"| all | {now.items} | {_rate(base_rate, now.items)} | {total} |\n"
     if now.delta is not None:
         yield f"Paired on the same questions: {describe_difference(now)}.\n"
     if (greedy := now.greedy) is not None:
@@ -179,7 +179,7 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
 
 
 def _rate(rate: float | None, items: int) -> str:
-    """The base's, which answered as many items."""
+    """The base's rate with its interval, over the same number of items."""
     if rate is None:
         return "not measured"
     low, high = wilson_interval(rate * items, items)
@@ -199,22 +199,22 @@ def _licence_line(record: ModelCardRecord) -> str:
     return f"{record.licence}.\n" if record.licence != OTHER else "see the licence file beside this card.\n"
 
 
-# The record of a model from the journal of its run.
+# A model's record from the journal of its run.
 
 
 def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> ModelCardRecord:
-    """What the journal says of the model after so many rounds; without a journal, what the config says.
+    """What the journal says about the model after that many rounds; without a journal, what the config says.
 
     Raises JournalError when it is damaged.
     """
     events = read_only(journal, kinds=STORY) if journal.exists() else []
-    done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
-    named = Evaluated | ExternalSwitched | CheckpointSaved
-    events = [event for event in events if not isinstance(event, named) or event.round <= rounds]
-    gone = undone_evaluations(events)
-    seen = [event for event in events if isinstance(event, Evaluated) and event not in gone]
-    trained = [event for event in seen if event.round > 0]
-    last = {event.round: event for event in done}.values()  # a round that was redone after a kill counts once
+    rounds_done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
+    bounded = Evaluated | ExternalSwitched | CheckpointSaved
+    events = [event for event in events if not isinstance(event, bounded) or event.round <= rounds]
+    undone = undone_evaluations(events)
+    evaluations = [event for event in events if isinstance(event, Evaluated) and event not in undone]
+    trained = [event for event in evaluations if event.round > 0]
+    newest = {event.round: event for event in rounds_done}.values()  # a round redone after a kill counts once
     judged = next((event.judged for event in reversed(events) if isinstance(event, RunStarted)), False)
     judge = {"judge": config.judge_model} if judged else {}
     return ModelCardRecord(
@@ -225,10 +225,10 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
         preset=shown_preset(config),
         algorithm=config.algorithm,
         rounds=rounds,
-        tokens=sum(event.tokens_generated for event in last),
-        swarm=any(event.external_groups for event in last),
+        tokens=sum(event.tokens_generated for event in newest),
+        swarm=any(event.external_groups for event in newest),
         held_out=trained[-1] if trained else None,
-        base_held_out=next((event for event in seen if event.round == 0), None),
+        base_held_out=next((event for event in evaluations if event.round == 0), None),
         settings={"seed": str(config.seed), "group size": str(config.group_size), **judge},
         judged=judged,
     )

@@ -1,4 +1,4 @@
-"""One export from beginning to end: where it goes and whether it fits, the child that writes it, the check, the report."""
+"""One export from start to finish: where it goes and whether it fits, the child that writes it, the check, the report."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from sapo_desktop.services.models.exports.usage import loading_instructions
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.tasks.own import library
 
-# Where an export goes and whether it fits: asked before anything is written.
+# Where an export goes and whether it fits: checked before anything is written.
 
 BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "same": 2.0}
-"""Of "same" those of the 16 bits that it is made from: the file is smaller."""
+"""For "same", the size of the 16-bit weights that it is made from: the file itself is smaller."""
 FLOAT32 = 4
 BESIDE = 32 * 2**20
-"""Tokenizer, settings, card, file system."""
+"""Bytes for tokenizer, settings, card, file system."""
 SPARE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class ExportEstimate:
-    """Bytes: size of the finished export, the most that is on disk while it is made, and what is free there now."""
+    """Bytes: size of the finished export, peak use of the disk while it is written, and what is free there now."""
 
     size: int
     peak: int
@@ -65,7 +65,7 @@ class ExportEstimate:
 
     @property
     def fits(self) -> bool:
-        """There is room for the whole way."""
+        """Whether there is room for all of it, the peak included."""
         return self.peak <= self.free
 
 
@@ -94,7 +94,7 @@ def default_target(model_folder: Path, source: ExportSource, plan_label: str) ->
 
 
 def formats_for(source: ExportSource) -> tuple[Format, ...]:
-    """The formats that this model can have: an adapter only where one was trained. Raises ModelNotFound."""
+    """The formats that this model can be exported to: an adapter only where one was trained. Raises ModelNotFound."""
     from sapo_backends.measure.precision import model_size
 
     _, method = model_size(local_folder(source.config), build_load_request(source.config))
@@ -102,7 +102,7 @@ def formats_for(source: ExportSource) -> tuple[Format, ...]:
 
 
 def check_export(source: ExportSource, plan: ExportPlan) -> None:
-    """The model has that format, the target is new or an empty folder, and the disk has room.
+    """Check that the model can have that format, the target is new or an empty folder, and the disk has room.
 
     Raises UsageError, ExportFailed, ModelNotFound.
     """
@@ -196,7 +196,7 @@ class Crashed(ExportFailed):
 
 
 def run_export_job(job: Job, progress: Progress) -> WriteResult | ReadResult | LibraryMissing | JobFailure:
-    """The child's last reply; an interrupt or an error of progress ends the child. Raises Crashed."""
+    """The child's last reply; an interrupt or an error in progress ends the child. Raises Crashed."""
     with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
         assert process.stdout is not None
         with process.stdout as lines:
@@ -218,7 +218,7 @@ def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     )
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: what it said last is told
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its last reply is reported
             process.stdin.write(msgspec.json.encode(job))
             process.stdin.close()
         yield process
@@ -228,7 +228,7 @@ def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def decode_replies(lines: Iterable[bytes]) -> Iterator[Reply]:
-    """Every reply of the child. What a library prints between them, or a kill cuts off, is none."""
+    """Every reply of the child. Output of a library between replies, and lines cut off by a kill, are skipped."""
     decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):
@@ -243,32 +243,32 @@ def _last_words(code: int, errors: IO[bytes]) -> str:
 
 
 def error_of_failed_job(failed: JobFailure, doing: str) -> AppError:
-    """The error of a child that said why."""
+    """The error of a child that reported why it failed."""
     kinds: dict[int, type[AppError]] = {2: UsageError, 4: EngineMissing}
     return kinds.get(failed.code, ExportFailed)(f"{doing}{failed.message}")
 
 
-# What an export gave: where it lies and how far the library it is for agrees with the engine that trained it.
+# The result of an export: where it is and how far the library it is for agrees with the engine that trained it.
 
 LIBRARIES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama.cpp", "mlx_lm": "mlx_lm"}
-"""import name -> what people call it."""
+"""import name -> the name that people use."""
 TIES = 10
-"""One in so many answers may differ where nothing was rounded: near-ties of two tokens may fall either way."""
+"""One answer in this many may differ in a lossless format: near-ties of two tokens may fall either way."""
 KEPT = 0.9
-"""Share of identical answers under which a file of few bits is no copy of what was trained."""
+"""Below this share of identical answers, a file in few bits is not a copy of what was trained."""
 UNDONE = (
     "Rounding to so few bits undid part of what was learned. Use --quant q8_0, or of a model made from a GGUF file "
     "--format adapter, which leaves that file as it is."
 )
 FOLLOWED = 0.6
-"""Mean part that is followed from which on one answer of fewer may differ, too."""
+"""With fewer answers than that, one may still differ if the mean followed part is at least this."""
 
 
 class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy answers to held-out questions, by the engine that trained the model and by another library.
 
-    prompts: questions that the other library split into the same tokens. identical: answers with the same tokens to
-    the end. followed: mean part of an answer before the first other token, in [0, 1]. tokens: longest answer compared.
+    prompts: questions that the other library tokenized identically. identical: answers with the same tokens to the end.
+    followed: mean part of an answer before the first differing token, in [0, 1]. tokens: longest answer compared.
     """
 
     library: str
@@ -282,22 +282,22 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """For people."""
         name = LIBRARIES.get(self.library, self.library)
-        told = f"Loaded again by {name} {self.version}: {self.identical} of {self.answers} greedy answers identical"
+        text = f"Loaded again by {name} {self.version}: {self.identical} of {self.answers} greedy answers identical"
         if self.identical < self.answers:
-            told += f", {100 * self.followed:.0f} % of each followed before the first other token"
+            text += f", {100 * self.followed:.0f} % of each followed before the first other token"
         if self.prompts < self.answers:
-            told += f"; {self.answers - self.prompts} of {self.answers} questions split into other tokens"
-        return f"{told} (at most {self.tokens} tokens each)."
+            text += f"; {self.answers - self.prompts} of {self.answers} questions split into other tokens"
+        return f"{text} (at most {self.tokens} tokens each)."
 
     def wrong(self, lossless: bool) -> bool:
-        """Another model, not rounding: other prompts, or other answers in a format that keeps every number."""
+        """Not rounding but a different model: other prompts, or other answers in a lossless format."""
         ties = max(self.answers // TIES, self.followed >= FOLLOWED)
         return self.prompts < self.answers or (lossless and self.answers - self.identical > ties)
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """folder: where it lies. size: bytes on disk. agreement: None where it was not checked; unchecked: why. few_bits: the weights
-    were rounded to 4 bits, or to those of the base's file."""
+    """folder: where it is. size: bytes on disk. agreement: None where it was not checked; unchecked: why. few_bits: the
+    weights were rounded to 4 bits, or to the types of the base's file."""
 
     folder: Path
     size: int
@@ -306,7 +306,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     few_bits: bool = False
 
     def sentence(self) -> str:
-        """How it was checked, for people; and what to do where rounding to few bits undid what was learned."""
+        """How it was checked, for people; and what to do where rounding to few bits undid the training."""
         if self.agreement is None:
             return self.unchecked
         lost = self.few_bits and self.agreement.identical < KEPT * self.agreement.answers
@@ -320,7 +320,7 @@ def compare_greedy_answers(
     theirs: Sequence[tuple[Sequence[int], Sequence[int]]],
     tokens: int,
 ) -> AnswerAgreement:
-    """Agreement of (prompt ids, answer ids) pairs, in the same order. An empty answer agrees with an empty one."""
+    """Agreement of (prompt ids, answer ids) pairs, in the same order. Two empty answers agree."""
     pairs = [(tuple(a[1]), tuple(b[1])) for a, b in zip(ours, theirs, strict=True)]
     prompts = sum(tuple(a[0]) == tuple(b[0]) for a, b in zip(ours, theirs, strict=True))
     followed = [_followed(a, b) for a, b in pairs]
@@ -341,14 +341,14 @@ def _followed(ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
     return same / longest if longest else 1.0
 
 
-# One export from beginning to end: check, write, read again, tell, rename.
+# One export from start to finish: check, write, read again, report, rename.
 
 QUESTIONS = 20
 TOKENS = 64
-"""Longest answer that is compared."""
+"""Longest answer that is compared, in tokens."""
 UNVERIFIED = "It was not loaded again by another library (--no-verify)."
 WRITING = 0.7
-"""Part of the whole that is done when the files are written, if they are read again afterwards."""
+"""Fraction of the whole that is done when the files are written, if they are read again afterwards."""
 
 
 def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | None = None) -> ExportResult:
@@ -359,19 +359,19 @@ def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | N
     check_export(source, plan)
     with unfinished(plan.target) as folder:
         making = _Making(source, plan, folder, progress)
-        written = making.write()
-        agreement, unchecked = making.read_again(written) if plan.verify else (None, UNVERIFIED)
+        result = making.write()
+        agreement, unchecked = making.read_again(result) if plan.verify else (None, UNVERIFIED)
         config = source.config
         record = replace(
             source.record,
-            method=written.method,
-            system=written.system,
-            thinking=config.thinking == "on" if written.switch else None,
+            method=result.method,
+            system=result.system,
+            thinking=config.thinking == "on" if result.switch else None,
             four_bit=hardware.is_four_bit(config.precision),
         )
         checked = agreement.sentence() if agreement is not None else unchecked
         (folder / "README.md").write_text(
-            render_model_card(record, plan.format, loading_instructions(record, plan, written.gguf), checked),
+            render_model_card(record, plan.format, loading_instructions(record, plan, result.gguf), checked),
             encoding="utf-8",
         )
         size = _settle(folder)
@@ -381,7 +381,7 @@ def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | N
 
 
 def _settle(folder: Path) -> int:
-    """Bytes of all files, each readable for whom the card is: some libraries write for the owner alone."""
+    """Bytes of all files; makes each readable for everybody who may read the card: some libraries write for the owner alone."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     for file in files:
         file.chmod((folder / "README.md").stat().st_mode)
@@ -389,13 +389,13 @@ def _settle(folder: Path) -> int:
 
 
 def _library(plan: ExportPlan, written: WriteResult) -> str:
-    """Who reads the export: of an adapter for a GGUF file llama.cpp."""
+    """The library that reads the export: llama.cpp for an adapter of a GGUF file."""
     return "llama_cpp" if written.gguf else FORMATS[plan.format].library
 
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """An export on its way in `folder`, which is not yet its place."""
+    """An export being made in `folder`, which is not yet its final place."""
 
     source: ExportSource
     plan: ExportPlan
@@ -409,7 +409,7 @@ class _Making:
     def _run(
         self, job: WriteJob | ReadJob, start: float, end: float
     ) -> WriteResult | ReadResult | LibraryMissing | JobFailure:
-        """The child's last reply; its progress is the part from start to end of the whole."""
+        """The child's last reply; its progress is mapped to the range from start to end of the whole."""
 
         def report(fraction: float, phrase: str) -> None:
             if self.progress is not None:
@@ -419,7 +419,7 @@ class _Making:
         return run_export_job(job, report)
 
     def write(self) -> WriteResult:
-        """The files, without card. Raises ExportFailed, EngineMissing, UsageError."""
+        """Write the files, without the card. Raises ExportFailed, EngineMissing, UsageError."""
         checkpoint, verify = self.source.checkpoint, self.plan.verify
         job = WriteJob(
             config=self.source.config,
@@ -440,7 +440,7 @@ class _Making:
         return reply
 
     def _answers(self, written: WriteResult) -> ReadResult | LibraryMissing:
-        """What the library answers. Raises ExportFailed when it does not load the files."""
+        """The library's answers. Raises ExportFailed when it cannot load the files."""
         library = _library(self.plan, written)
         path = self.folder / self._file if self.plan.format == "gguf" else Path(written.gguf or self.folder)
         chats = [answer.chat for answer in written.answers]
@@ -465,12 +465,12 @@ class _Making:
         return reply
 
     def read_again(self, written: WriteResult) -> tuple[AnswerAgreement | None, str]:
-        """How far the library agrees, else why that is not known. Raises ExportFailed when it reads another model."""
+        """How far the library agrees, else why that is not known. Raises ExportFailed when it reads a different model."""
         info, library = FORMATS[self.plan.format], _library(self.plan, written)
         if not written.answers and written.gone:
-            one = len(written.gone) == 1
-            names = f"The task{'' if one else 's'} {', '.join(written.gone)} {'is' if one else 'are'}"
-            loads = f"{'does' if one else 'do'} not load"
+            single = len(written.gone) == 1
+            names = f"The task{'' if single else 's'} {', '.join(written.gone)} {'is' if single else 'are'}"
+            loads = f"{'does' if single else 'do'} not load"
             return None, f"{names} not here any more or {loads}, so the export was not checked."
         if not written.answers:
             fit = "fits into this model's context and spells none of its control tokens"
@@ -479,10 +479,10 @@ class _Making:
         if isinstance(reply, LibraryMissing):
             return None, f"It was not loaded again: {LIBRARIES[library]} is not installed here."
         ours = [(answer.prompt, answer.answer) for answer in written.answers][: len(reply.answers)]
-        found = compare_greedy_answers(library, reply.version, ours, reply.answers, TOKENS)
-        if found.wrong(info.lossless and written.exact):
+        agreement = compare_greedy_answers(library, reply.version, ours, reply.answers, TOKENS)
+        if agreement.wrong(info.lossless and written.exact):
             raise ExportFailed(
-                f"{found.sentence()} That is another model, so nothing was kept. Please report it; --no-verify writes "
+                f"{agreement.sentence()} That is another model, so nothing was kept. Please report it; --no-verify writes "
                 "it all the same."
             )
-        return found, ""
+        return agreement, ""

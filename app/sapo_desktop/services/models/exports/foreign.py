@@ -17,20 +17,20 @@ Answer = tuple[list[int], list[int]]
 Reader = Callable[[ReadJob], Iterator[Answer]]
 PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
 NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
-"""What a library cannot load a model without."""
+"""Packages that a library needs to load a model."""
 AS_DATA = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
 """No pickle, no network, no code from a folder."""
 CONTEXT = 8192
-"""Tokens of room where an adapter is read on the person's own file, which may be made for many more."""
+"""Context length where an adapter is read on the person's own file, which may allow a much longer one."""
 SECONDS = 240.0
-"""After this the answers so far are what is compared: a large model on a processor takes minutes for twenty."""
+"""After this, only the answers so far are compared: a large model on a processor takes minutes for twenty."""
 
 
 def answer_with_library(job: ReadJob, report: Callable[[float, str], None]) -> ReadResult | LibraryMissing:
-    """The library's answers to the chats, in order, as many as the time allows; Missing when it is not installed."""
+    """The library's answers to the chats, in order, as many as the time allows; LibraryMissing when it is not installed."""
     package = PACKAGES[job.library]
     try:
-        found = [version(name) for name in (package, *NEEDED.get(job.library, ()))]
+        versions = [version(name) for name in (package, *NEEDED.get(job.library, ()))]
     except PackageNotFoundError:
         return LibraryMissing()
     report(0.0, f"loading it with {package}")
@@ -41,7 +41,7 @@ def answer_with_library(job: ReadJob, report: Callable[[float, str], None]) -> R
         report(len(answers) / len(job.chats), f"{package} answers {len(answers)} of {len(job.chats)}")
         if time.monotonic() > until:
             break
-    return ReadResult(found[0], answers)
+    return ReadResult(versions[0], answers)
 
 
 def _transformers(job: ReadJob) -> Iterator[Answer]:
@@ -61,7 +61,7 @@ def _peft(job: ReadJob) -> Iterator[Answer]:
 
 
 def _by_torch(model: Any, job: ReadJob) -> Iterator[Answer]:
-    """Any model with transformers' interface, its own end tokens, and the tokenizer beside it."""
+    """Answers by any model with transformers' interface, with its own end tokens and the tokenizer in its folder."""
     import torch
     from transformers import AutoTokenizer
 
@@ -85,7 +85,7 @@ def _mlx_lm(job: ReadJob) -> Iterator[Answer]:
     from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
 
-    import sapo_backends.mlx_backend  # noqa: F401 - before the first product: float32 stays float32
+    import sapo_backends.mlx_backend  # noqa: F401 - before the first matrix product: float32 stays float32
 
     model, tokenizer = load(job.path, tokenizer_config={"trust_remote_code": False})[:2]
 
@@ -98,7 +98,7 @@ def _mlx_lm(job: ReadJob) -> Iterator[Answer]:
 
 
 def _ids(tokenizer: Any, chat: Chat, thinking: bool) -> list[int]:
-    """The chat template as these libraries apply it."""
+    """Token ids by the chat template as these libraries apply it."""
     options = {"add_generation_prompt": True, "enable_thinking": thinking}
     text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
     return list(tokenizer.encode(text, add_special_tokens=False))
@@ -140,8 +140,8 @@ def _llama_cpp(job: ReadJob) -> Iterator[Answer]:
 
 
 def _without_repacking() -> None:
-    """llama-cpp-python 0.3.36 crashes in its repacked buffers with quantised weights on processors with AMX; its class
-    has no argument for it, and this process ends after the check."""
+    """llama-cpp-python 0.3.36 crashes in its repacked buffers with quantised weights on processors with AMX; its class has no
+    argument for it, and this process ends after the check."""
     from llama_cpp import llama_cpp as native
 
     defaults = native.llama_model_default_params

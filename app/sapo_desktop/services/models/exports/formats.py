@@ -1,4 +1,4 @@
-"""The formats, what is exported, and what is asked for."""
+"""The export formats, what is exported, and what is requested."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sapo_swarm.config import RunConfig
 Format = Literal["hf", "adapter", "gguf", "mlx"]
 Quant = Literal["f16", "q8_0", "q4_0", "same"]
 ADAPTER = "adapter.gguf"
-"""File of an adapter for a base that is a GGUF file."""
+"""File name of an adapter for a base that is a GGUF file."""
 QUANTS: tuple[Quant, ...] = get_args(Quant)
 """same: the types of the GGUF file that the model was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """what: one line for people. library: who reads it, as its import name. lossless: its numbers are the trained ones."""
+    """what: one line for people. library: the import name of the library that reads it. lossless: its numbers are exactly the
+    trained ones."""
 
     what: str
     library: str
@@ -33,19 +34,19 @@ FORMATS: dict[Format, FormatInfo] = {
     "gguf": FormatInfo("one GGUF file for llama.cpp, LM Studio and Ollama (with a Modelfile)", "llama_cpp", False),
     "mlx": FormatInfo("a folder for mlx_lm on Apple silicon", "mlx_lm", True),
 }
-"""format -> what a person and the checks know of it, in the order in which they are offered."""
+"""format -> its description, for people and for the checks, in the order in which they are offered."""
 
 
 class ExportFailed(AppError):
-    """The export did not happen; nothing is left behind. The message says why and what to do."""
+    """The export failed; nothing is left behind. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class ExportSource:
     """What is exported.
 
-    config: as the run keeps it (what "auto" means is filled in). checkpoint: the folder with state.json and engine/,
-    None for the base model. record: what the model card tells.
+    config: as the run stores it ("auto" is resolved). checkpoint: the folder with state.json and engine/, None for the base
+    model. record: the contents of the model card.
     """
 
     config: RunConfig
@@ -55,7 +56,7 @@ class ExportSource:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """One export. quant: of GGUF only. verify: load the result with the library it is for. Raises UsageError."""
+    """One export. quant: for GGUF only. verify: load the result with the library it is for. Raises UsageError."""
 
     format: Format
     target: Path
@@ -63,7 +64,7 @@ class ExportPlan:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse contradictory options."""
         if self.format not in FORMATS:
             raise UsageError(f"There is no format {self.format!r}. Use {', '.join(FORMATS)}.")
         if self.quant not in QUANTS:

@@ -1,4 +1,4 @@
-"""What a child process is asked to do and what it answers: JSON on its standard streams."""
+"""A child process's job and its replies: JSON on its standard streams."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ReferenceAnswer(msgspec.Struct, frozen=True):
 
 
 class WriteJob(msgspec.Struct, frozen=True, tag="write", kw_only=True):
-    """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file.
-    questions: held-out ones of the config's tasks to answer for the check afterwards, each in at most `tokens` tokens.
-    own_tasks: folder of the person's tasks, "" without one."""
+    """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file. questions: number of
+    held-out ones from the config's tasks to answer for the check afterwards, each in at most `tokens` tokens. own_tasks:
+    folder of the person's tasks, "" without one."""
 
     config: RunConfig
     checkpoint: str
@@ -32,9 +32,9 @@ class WriteJob(msgspec.Struct, frozen=True, tag="write", kw_only=True):
 
 
 class ReadJob(msgspec.Struct, frozen=True, tag="read", kw_only=True):
-    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter.
-    adapter: a GGUF file of one, put on the GGUF file `path`.
-    thinking: what the chat template's switch for reasoning is set to, where it has one."""
+    """Load an export with the library it is for, and answer. path: a folder, or a GGUF file. base: of an adapter. adapter: a
+    GGUF adapter file, applied to the GGUF file `path`. thinking: setting of the chat template's switch for reasoning, where
+    it has one."""
 
     library: str
     path: str
@@ -46,17 +46,17 @@ class ReadJob(msgspec.Struct, frozen=True, tag="read", kw_only=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """fraction in [0, 1] of this job, and what it does now."""
+    """fraction of this job in [0, 1], and the current step."""
 
     fraction: float
     phrase: str
 
 
 class WriteResult(msgspec.Struct, frozen=True, tag="written"):
-    """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained
-    ones in float32, and the answers were computed with them. gone: tasks of the config that are not here any more, or do not
-    load. system: the prompt that the model was trained under, "" where there is none. switch: its chat template has one for
-    reasoning. gguf: the file that an adapter was written for as GGUF, "" where it is for a folder."""
+    """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained ones
+    in float32, and the answers were computed with them. gone: tasks of the config that no longer exist or do not load.
+    system: the system prompt that the model was trained with, "" where there is none. switch: its chat template has a switch
+    for reasoning. gguf: the GGUF file that an adapter was written for, "" where it is for a folder."""
 
     method: str
     base: str
@@ -80,7 +80,7 @@ class LibraryMissing(msgspec.Struct, frozen=True, tag="missing"):
 
 
 class JobFailure(msgspec.Struct, frozen=True, tag="failed"):
-    """The message is for people. bug: it was not foreseen. code: the exit code that the shell gets."""
+    """The message is for people. bug: the error was not foreseen. code: the exit code for the shell."""
 
     message: str
     bug: bool = False

@@ -12,31 +12,31 @@ from sapo_desktop.errors import UsageError
 from sapo_swarm.protocol.safe_text import safe_text
 
 ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
-"""Pieces of a rendered conversation of so many messages, if the template writes each of them once."""
+"""Pieces of a rendered conversation of one, two or three messages, if the template writes each of them once."""
 _UNSAFE = ("{{", "}}", '"""')
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and line feed, separators of lines, and what turns the direction of writing."""
+"""Control characters except tab and line feed, line separators, and characters that change the writing direction."""
 
 
 def _holds(text: str) -> bool:
-    """Whether a text in three quotes is read back as it is: nothing in it closes them or begins an action of Go's templates, and
-    nothing is obeyed by a terminal that shows the file."""
+    """Whether a text in triple quotes is read back unchanged: nothing in it closes them or begins an action of Go's
+    templates, and nothing is obeyed by a terminal that shows the file."""
     return not (_OBEYED.search(text) or text.endswith('"') or any(mark in text for mark in _UNSAFE))
 
 
 def _stops(texts: list[str]) -> list[str]:
-    """A line breaks out of its instruction where a text has quotes or line breaks of its own: such a text is left out."""
-    whole = [text for text in texts if '"' not in text and "\n" not in text and _holds(text)]
-    lines = [f'PARAMETER stop "{text}"' for text in whole]
-    return lines if len(whole) == len(texts) else [*lines, "# A stop text that no line can hold is left out."]
+    """The stop texts as lines. A text with quotes or line breaks would break out of its instruction and is left out."""
+    usable = [text for text in texts if '"' not in text and "\n" not in text and _holds(text)]
+    lines = [f'PARAMETER stop "{text}"' for text in usable]
+    return lines if len(usable) == len(texts) else [*lines, "# A stop text that no line can hold is left out."]
 
 
 def render_modelfile(
     folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto", adapter: str = ""
 ) -> str:
-    """folder: the Hugging Face folder behind the file named `gguf`, which lies beside the Modelfile; its whole path where
-    `adapter` lies there instead. system: the prompt of its training, "" without one.
-    thinking: as in its training. Raises UsageError for a path that holds a line break."""
+    """folder: the Hugging Face folder behind the file named `gguf`, which lies beside the Modelfile; with `adapter`, that
+    file lies there instead and `gguf` is a whole path. system: the system prompt used in training, "" without one. thinking:
+    as in training. Raises UsageError for a path that holds a line break."""
     texts = _end_texts(folder)
     template, uses_system = _template(folder, texts[0] if texts else "", thinking)
     lines = [f"FROM {_one_line(gguf if adapter else f'./{gguf}')}"]
@@ -60,34 +60,40 @@ def _one_line(path: str) -> str:
 
 
 def _end_texts(folder: Path) -> list[str]:
-    """The texts of the tokens at which the model stops, first of that which ends a turn."""
+    """The texts of the tokens at which the model stops, first the one that ends a turn."""
     added = {int(t["id"]): str(t["content"]) for t in read_json(folder / "tokenizer.json").get("added_tokens", [])}
     tokenizer = HfTokenizer(folder)
     return [added[i] for i in dict.fromkeys((tokenizer.eot_id, *tokenizer.eos_ids)) if i in added]
 
 
 def _template(folder: Path, end: str, thinking: Thinking) -> tuple[str, bool]:
-    """The chat template in Go's syntax, "" where it cannot be said so; and whether it has a place for a system prompt.
+    """The chat template in Go's syntax, "" where it cannot be expressed; and whether it has a place for a system prompt.
 
-    Read off two rendered conversations: what stands before, between and behind the messages' texts.
+    Derived from two rendered conversations: the text before, between and after the messages.
     """
     settings = read_json(folder / "tokenizer_config.json")
     first, last = _special(settings, "bos_token"), _special(settings, "eos_token")
     chat = ChatTemplate.read(folder, settings, first, last, thinking)
     user = {"role": "user", "content": "U"}
     plain = _pieces(chat, [user])
-    again = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])
-    told = _pieces(chat, [{"role": "system", "content": "S"}, user])
-    uses_system = len(told) == TWO_TEXTS
-    if len(plain) != ONE_TEXT or len(again) != THREE_TEXTS or not all(map(_holds, (*plain, *again, *told, end))):
+    two_turns = _pieces(chat, [user, {"role": "assistant", "content": "A"}, user])
+    with_system = _pieces(chat, [{"role": "system", "content": "S"}, user])
+    uses_system = len(with_system) == TWO_TEXTS
+    if (
+        len(plain) != ONE_TEXT
+        or len(two_turns) != THREE_TEXTS
+        or not all(map(_holds, (*plain, *two_turns, *with_system, end)))
+    ):
         return "", uses_system
     before, after = plain[0], plain[2]
     head = ""
     if uses_system:
-        if not told[2].endswith(before):
+        if not with_system[2].endswith(before):
             return "", uses_system
-        head = f"{{{{ if .System }}}}{told[0]}{{{{ .System }}}}{told[2].removesuffix(before)}{{{{ end }}}}"
-    closing = again[4].removesuffix(before) if again[4].endswith(before) else end
+        head = (
+            f"{{{{ if .System }}}}{with_system[0]}{{{{ .System }}}}{with_system[2].removesuffix(before)}{{{{ end }}}}"
+        )
+    closing = two_turns[4].removesuffix(before) if two_turns[4].endswith(before) else end
     return f"{head}{before}{{{{ .Prompt }}}}{after}{{{{ .Response }}}}{closing}", uses_system
 
 

@@ -47,7 +47,8 @@ mlx_lm.chat --model .
 
 
 def loading_instructions(record: ModelCardRecord, plan: ExportPlan, gguf: str = "") -> str:
-    """The commands or lines of code that load it from within its folder. gguf: the file that an adapter is for, if it is one."""
+    """The commands or lines of code that load it from within its folder. gguf: the file that an adapter is for, if it is
+    one."""
     if gguf:
         return _GGUF_ADAPTER.format(slug=record.slug, base=shlex.quote(gguf), adapter=ADAPTER)
     on_hub = "/" in record.base_name

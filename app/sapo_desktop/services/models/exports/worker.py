@@ -1,6 +1,6 @@
 """The child process of an export: one job as JSON on standard input, replies as JSON lines on standard output.
 
-What the libraries print goes to standard error, which the parent keeps from the terminal.
+Output of libraries goes to standard error, which the parent keeps off the terminal.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from sapo_swarm.tasks.own.spec import BadTask
 
 
 class ReplyStream:
-    """The parent's end of standard output, which nothing else writes to from now on."""
+    """The stream to the parent, on the original standard output, which nothing else writes to from now on."""
 
     def __init__(self) -> None:
-        """Take the stream away from everybody else: what they print goes to standard error."""
+        """Take over standard output: whatever else prints goes to standard error."""
         self._stream = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
 
     def send(self, reply: Reply) -> None:
-        """One line. Raises BrokenPipeError when the parent is gone."""
+        """Send one line. Raises BrokenPipeError when the parent is gone."""
         self._stream.write(msgspec.json.encode(reply) + b"\n")
 
     def report(self, fraction: float, phrase: str) -> None:
-        """Progress, in the form that engines call it."""
+        """Report progress, with the signature that engines call."""
         self.send(JobProgress(fraction, phrase))
 
 
@@ -60,7 +60,7 @@ def _work(job: Job, outlet: ReplyStream) -> WriteResult | ReadResult | LibraryMi
 
 
 def _failure(error: Exception) -> JobFailure:
-    """The error as the parent tells it."""
+    """The error as the parent reports it."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return JobFailure("The disk is full. Free some space, or name a folder on another disk with --to.")
     if isinstance(error, AppError):
@@ -72,7 +72,7 @@ def _failure(error: Exception) -> JobFailure:
 
 
 def main() -> int:
-    """Run one job. A parent that went away ends it at the next report."""
+    """Run one job. If the parent is gone, the next report ends it."""
     outlet = ReplyStream()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:

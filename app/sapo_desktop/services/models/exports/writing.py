@@ -46,9 +46,9 @@ from sapo_swarm.types import Question
 
 Report = Callable[[float, str], None]
 LARGEST_CONTEXT = 8192
-"""Tokens that a Modelfile asks for: Ollama takes memory for all of them at once."""
+"""Context length that a Modelfile asks for: Ollama allocates memory for all of it at once."""
 MERGED = "merged"
-"""Folder of the whole weights while a GGUF file is made of them."""
+"""Folder of the merged weights while they are converted to a GGUF file."""
 
 
 def write_export(job: WriteJob, report: Report) -> WriteResult:
@@ -59,19 +59,19 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
         require_writable(base)
         if job.quant == "same":
             require_quantised_base(own)
-    gone = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.is_loadable_task(name))
-    here = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in gone))
-    chats = asyncio.run(held_out_chats(here, job.questions))
+    missing = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.is_loadable_task(name))
+    present = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in missing))
+    chats = asyncio.run(held_out_chats(present, job.questions))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
     report(0.4, "answering held-out questions")
     answers = _answers(engine, chats, job.tokens)
     report(0.6, "writing weights")
     folder, system = Path(job.folder), _system(engine, job.config)
     switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
-    found = WriteResult(engine.info.method, str(base), _is_exact(engine, job.format), answers, gone, system, switch)
+    result = WriteResult(engine.info.method, str(base), _is_exact(engine, job.format), answers, missing, system, switch)
     if job.format == "adapter" and own is not None:
         _write_gguf_adapter(job, engine, own, base, system)
-        found = msgspec.structs.replace(found, exact=False, gguf=str(own))
+        result = msgspec.structs.replace(result, exact=False, gguf=str(own))
     elif job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), build_load_request(job.config).lora_alpha, name, base, folder)
@@ -82,12 +82,12 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
     engine.close()
     for file in licence.licence_files(base):
         shutil.copyfile(file, folder / file.name)
-    return found
+    return result
 
 
 def _load(job: WriteJob, report: Report) -> Engine:
-    """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit. What was trained on a
-    base in 4 bits belongs to these rounded weights."""
+    """The checkpoint in float32, so that nothing is rounded; in the run's own type where that does not fit. What was trained
+    on a 4-bit base belongs to those rounded weights."""
     trainer = job.config.trainer.rpartition("+")[2]  # the half of a pair that holds the weights
     four = hardware.is_four_bit(job.config.precision)
     config = msgspec.structs.replace(
@@ -104,42 +104,45 @@ def _load(job: WriteJob, report: Report) -> Engine:
 
 
 def _is_exact(engine: Engine, format: str) -> bool:
-    """An adapter of a base in 4 bits is read on the base that nothing rounded: other answers are no other adapter."""
+    """Whether the answers must be identical: an adapter of a 4-bit base is read on the unrounded base, so other answers do
+    not mean another adapter."""
     four = hardware.is_four_bit(engine.info.precision)
     return engine.info.precision.endswith("float32") and not (four and format == "adapter")
 
 
 async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
-    """Conversations of the first held-out questions of every task of the config, the tasks in turn."""
+    """Conversations of the first held-out questions of every task in the config, the tasks in turn."""
     if not count or not config.tasks:
         return []
-    each = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates regenerate nothing
-    refs = sorted(held_out_items(config.tasks, config.preset, each), key=lambda ref: ref.index)
+    per_task = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates give no question
+    refs = sorted(held_out_items(config.tasks, config.preset, per_task), key=lambda ref: ref.index)
     async with Scorer() as scorer:
-        found = await scorer.questions(refs)
-    questions = [question for question in found if isinstance(question, Question)][:count]
+        candidates = await scorer.questions(refs)
+    questions = [question for question in candidates if isinstance(question, Question)][:count]
     return [build_conversation(question, config.answer_format) for question in questions]
 
 
 def _system(engine: Engine, config: RunConfig) -> str:
-    """The system prompt that the model was trained under; "" where its chat template leaves it out, as the starter's does."""
+    """The system prompt that the model was trained with; "" where its chat template leaves it out, as the starter's does."""
     system = system_prompt(config.tasks, config.answer_format)
-    told, other = (engine.tokenizer.encode_chat(build_messages("?", text)) for text in (system, f"{system}."))
-    return system if told != other else ""
+    with_prompt, with_other = (
+        engine.tokenizer.encode_chat(build_messages("?", text)) for text in (system, f"{system}.")
+    )
+    return system if with_prompt != with_other else ""
 
 
 def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> list[ReferenceAnswer]:
-    """Greedy answers to the conversations that fit into the model's context and are the same tokens to other programs."""
-    alike = [chat for chat in chats if not any(engine.tokenizer.spells_control(said["content"]) for said in chat)]
-    asked = [(chat, engine.tokenizer.encode_chat(chat)) for chat in alike]
-    asked = [(chat, ids) for chat, ids in asked if len(ids) + tokens <= engine.info.context_length]
-    groups = engine.generate([ids for _, ids in asked], 1, Sampling(0.0, 1.0, tokens), seed=0) if asked else []
-    pairs = zip(asked, groups, strict=True)
+    """Greedy answers to the conversations that fit into the model's context and that other programs tokenize identically."""
+    alike = [chat for chat in chats if not any(engine.tokenizer.spells_control(message["content"]) for message in chat)]
+    prompts = [(chat, engine.tokenizer.encode_chat(chat)) for chat in alike]
+    prompts = [(chat, ids) for chat, ids in prompts if len(ids) + tokens <= engine.info.context_length]
+    groups = engine.generate([ids for _, ids in prompts], 1, Sampling(0.0, 1.0, tokens), seed=0) if prompts else []
+    pairs = zip(prompts, groups, strict=True)
     return [ReferenceAnswer(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
 
 
 def _write_gguf_adapter(job: WriteJob, engine: Engine, own: Path, base: Path, system: str) -> None:
-    """The adapter for the person's own GGUF file, and a Modelfile that puts it there."""
+    """Write the adapter for the person's own GGUF file, and a Modelfile that applies it."""
     spec, folder = decoder_spec(read_json(base / "config.json")), Path(job.folder)
     write_adapter(spec, engine.adapter(), build_load_request(job.config).lora_alpha, folder / ADAPTER)
     context = min(context_length(spec), LARGEST_CONTEXT)
@@ -155,7 +158,7 @@ def require_quantised_base(own: Path | None) -> None:
 
 
 def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
-    """A file of 16 bits in the types of the base's: by llama.cpp's own quantiser. Raises BackendError."""
+    """Quantise a 16-bit file to the types of the base's file, with llama.cpp's own quantiser. Raises BackendError."""
     assert base is not None
     from sapo_backends.llamacpp_backend.native import quantise_gguf
 
@@ -170,10 +173,10 @@ def _write_gguf(job: WriteJob, engine: Engine, system: str, own: Path | None, re
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     if job.quant == "same":
-        whole = folder / f"{MERGED}.gguf"
-        write_gguf(merged, whole, "F16", progress=report)
-        quantise_like(whole, folder / job.file, own)
-        whole.unlink()
+        merged_file = folder / f"{MERGED}.gguf"
+        write_gguf(merged, merged_file, "F16", progress=report)
+        quantise_like(merged_file, folder / job.file, own)
+        merged_file.unlink()
     else:
         write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
     context = context_length(read_spec(merged))

@@ -1,4 +1,4 @@
-"""CSV: a column a figure, in alphabetical order; an empty cell where a row has no such figure."""
+"""CSV: one column per figure, in alphabetical order; an empty cell where a row lacks the figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def write(job: FigureJob) -> None:
-    """See formats.write."""
+    """See formats.write_figures."""
     columns = sorted({column for row in job.figures for column in row.figures})
     with whole_file(job) as file:
         table = csv.DictWriter(file, names := (*FIRST, *columns), restval="")
@@ -21,8 +21,8 @@ def write(job: FigureJob) -> None:
 
 
 def as_text(cell: object) -> object:
-    """A cell that a spreadsheet does not compute: names of tasks and swarms come from others, and one that begins like a formula
-    would be run as one."""
+    """A cell that a spreadsheet does not evaluate: names of tasks and swarms come from others, and one that starts like a
+    formula would be run as one."""
     if not isinstance(cell, str):
         return cell
     plain = safe_text(cell, len(cell), lines=False)

@@ -1,4 +1,4 @@
-"""TensorBoard: one event file in the folder, a scalar a figure, at the round and the time of its row."""
+"""TensorBoard: one event file in the folder, one scalar per figure, at the round and the time of its row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from sapo_desktop.services.models.figures.formats import FigureJob
 
 _VERSION = "brain.Event:2"
-"""What the first record of an event file says (tensorflow/core/util/events_writer.cc)."""
+"""Contents of the first record of an event file (tensorflow/core/util/events_writer.cc)."""
 
 
 def write(job: FigureJob) -> None:
-    """See formats.write. Other files in the folder stay."""
+    """See formats.write_figures. Other files in the folder stay."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -19,8 +19,8 @@ def write(job: FigureJob) -> None:
     target = job.target
     if target.exists() and not target.is_dir():
         raise job.taken("is a file, and TensorBoard reads folders")
-    there = sorted(target.glob("events.out.tfevents.*"))
-    if there and not job.force:
+    existing = sorted(target.glob("events.out.tfevents.*"))
+    if existing and not job.force:
         raise job.taken("holds event files")
     target.mkdir(exist_ok=True)
     first = job.figures[0].time
@@ -34,7 +34,7 @@ def write(job: FigureJob) -> None:
                 records.write(
                     Event(wall_time=row.time, step=row.round, summary=Summary(value=values)).SerializeToString()
                 )
-        for old in there:
+        for old in existing:
             old.unlink()
         os.replace(beside, target / f"events.out.tfevents.{int(first):010d}.{job.name}")
     finally:

@@ -1,4 +1,4 @@
-"""The formats of figures by name; what one needs is imported only when it is written."""
+"""The figure formats by name; what a format needs is imported only when it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Told = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class FigureFormat:
-    """what: for people. module: in this package. package: that it needs beside the app, "" none."""
+    """what: for people. module: in this package. package: what it needs besides the app, "" for nothing."""
 
     what: str
     module: str
@@ -27,9 +27,9 @@ class FigureFormat:
 
 @dataclass(frozen=True)
 class FigureJob:
-    """What a format's module gets: the figures of the model `name`, at least one row, and where they go.
+    """The input of a format's module: the figures of the model `name`, at least one row, and where they go.
 
-    force: in the place of those that lie there.
+    force: replace existing figures.
     """
 
     name: str
@@ -39,14 +39,14 @@ class FigureJob:
     told: Told
 
     def counted(self) -> Iterator[FigureRow]:
-        """The rows, and progress with them."""
+        """The rows, reporting progress."""
         for number, row in enumerate(self.figures):
             if number % 1000 == 0:
                 self.told(number / len(self.figures), f"figures of {self.name}")
             yield row
 
     def taken(self, what: str) -> AppError:
-        """What to say of a target where something lies."""
+        """The error for a target that already exists."""
         return AppError(f"{self.target} {what}. Name another place, or add --force to write in its place.")
 
 
@@ -63,12 +63,12 @@ def write_figures(format_: str, job: FigureJob) -> None:
 
     Raises EngineMissing with the command that installs what the format needs, AppError for what is in the way, OSError.
     """
-    chosen = FORMATS[format_]
-    if chosen.package and importlib.util.find_spec(chosen.package) is None:
+    entry = FORMATS[format_]
+    if entry.package and importlib.util.find_spec(entry.package) is None:
         raise EngineMissing(
-            f"The format {format_} needs {chosen.package}: {install_command(chosen.package)}. csv and jsonl need nothing."
+            f"The format {format_} needs {entry.package}: {install_command(entry.package)}. csv and jsonl need nothing."
         )
     if not job.figures:
         raise AppError(f"{job.name} has no figures yet: it has not been trained.")
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    importlib.import_module(f"sapo_desktop.services.models.figures.{chosen.module}").write(job)
+    importlib.import_module(f"sapo_desktop.services.models.figures.{entry.module}").write(job)

@@ -1,4 +1,4 @@
-"""JSON lines: an object a row, with the figures that the row has."""
+"""JSON lines: one object per row, with the figures that the row has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from sapo_desktop.streams import json_line
 
 
 def write(job: FigureJob) -> None:
-    """See formats.write."""
+    """See formats.write_figures."""
     with whole_file(job) as file:
         file.writelines(json_line(flatten_row(row)) + "\n" for row in job.counted())

@@ -1,7 +1,7 @@
-"""From a journal to rows of figures: one a round (or block of rounds), one a held-out result, one for each news of a swarm.
+"""From a journal to rows of figures: one per round (or block of rounds), one per held-out result, one per swarm update.
 
-Names are the same in every format. What belongs together shares the part before the slash: `reward/local`,
-`reward/external` and `reward/batch` are three figures and never one.
+Names are the same in every format. Related figures share the part before the slash: `reward/local`, `reward/external` and
+`reward/batch` are three figures, never one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted, SwarmUpdated
 
 KINDS = ("run_started", "round", "evaluation", "swarm")
-"""Events that have figures in them."""
+"""Kinds of events that contain figures."""
 _OF_A_ROUND = {
     "reward_local": "reward/local",
     "reward_external": "reward/external",
@@ -45,7 +45,7 @@ _SWARM = ("share", "uptake", "external_share", "nodes", "made", "accepted")
 
 
 class FigureRow(msgspec.Struct, frozen=True):
-    """round: rounds done by then, the last of `covers` that the row stands for. time: Unix seconds. questions: which held-out
+    """round: rounds done by then, the last of the `covers` rounds in this row. time: Unix seconds. questions: which held-out
     questions were asked, as the run names them. figures: finite numbers only."""
 
     kind: Literal["round", "held_out", "swarm"]
@@ -57,15 +57,15 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 def figure_rows(events: Iterable[Event]) -> Iterator[FigureRow]:
-    """The figures, in the order of the events. A round that was done again after a kill counts once, as it was last."""
-    told = list(events)
-    last = {event.round: event for event in told if isinstance(event, RoundFinished)}
+    """The figures, in the order of the events. A round redone after a kill counts once, with its last result."""
+    history = list(events)
+    final = {event.round: event for event in history if isinstance(event, RoundFinished)}
     done, questions = 0, ""
-    for event in told:
+    for event in history:
         match event:
             case RunStarted():
                 questions, done = event.held_out, event.round
-            case RoundFinished() if last[event.round] is event:
+            case RoundFinished() if final[event.round] is event:
                 done = event.round + 1
                 yield FigureRow("round", done, event.covers, event.time, "", _finite(_of_round(event)))
             case Evaluated():

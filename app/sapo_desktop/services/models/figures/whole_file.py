@@ -1,4 +1,4 @@
-"""A file that is written beside its place and put there when it is whole."""
+"""A file that is written under another name and moved into place when complete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sapo_desktop.services.models.figures.rows import FigureRow
 from sapo_swarm.whole_file import open_atomic
 
 FIRST = ("kind", "round", "covers", "time", "questions")
-"""What every row has, before its figures."""
+"""The columns of every row, before its figures."""
 
 
 @contextmanager
 def whole_file(job: FigureJob) -> Iterator[IO[str]]:
-    """The file to write into. Raises AppError where something lies in the way, OSError."""
+    """The file to write into. Raises AppError where something is in the way, OSError."""
     if job.target.is_dir():
         raise job.taken("is a folder")
     if job.target.exists() and not job.force:

@@ -1,1 +1,1 @@
-"""What the dashboard has done with models: screen 4 and F2."""
+"""The dashboard's operations on models: screen 4 and F2."""

@@ -1,4 +1,4 @@
-"""Screen 4's actions over this home, and its chat. What is heavy runs in threads or in processes of its own."""
+"""Screen 4's actions on this home, and its chat. Heavy work runs in threads or in separate processes."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ from sapo_desktop.services.nodes import children, supervisor
 from sapo_desktop.settings import flags
 from sapo_swarm.node.control_api import ControlClient, NodeError
 
-# A chat in the dashboard: the models are loaded in a process of their own, and a node that works waits meanwhile.
+# A chat in the dashboard: a separate process loads the models, and a working node waits meanwhile.
 
-# A node that works waits while the dashboard needs the processor and the memory for something else.
+# A working node waits while the dashboard needs the processor and the memory for something else.
 #
-# It waits as long as it is told so: a dashboard that is killed, or whose last word gets lost, holds it for LEASE_S at most.
+# The wait is a lease that is renewed: a dashboard that is killed, or whose last message gets lost, holds the node for
+# at most LEASE_S.
 
 _AT_WORK = ("running", "starting", "finishing")
 LEASE_S, RENEWED_S = 60.0, 20.0
-"""A node waits for so long, and is told again so often."""
+"""Seconds that a node waits without a renewal, and seconds between two renewals."""
 
 
 @asynccontextmanager
 async def node_held(home: Home, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[None]:
-    """A node that works waits in the block and goes on after it, unless it was asked to pause meanwhile or before, or another
-    block has it wait; one that is paused, or none, stays as it is."""
+    """A working node waits during the block and continues after it, unless it was asked to pause before or meanwhile, or
+    another block holds it; a paused node stays paused, and without a node nothing happens."""
     holder = 1 + secrets.randbelow(2**53 - 1)
     if not await _hold(home, holder):
         yield
@@ -79,7 +80,7 @@ async def _hold(home: Home, holder: int) -> bool:
 
 
 async def _renew(home: Home, holder: int, sleep: Callable[[float], Awaitable[None]]) -> None:
-    """Until cancelled."""
+    """Renew the lease until cancelled."""
     while True:
         await sleep(RENEWED_S)
         with contextlib.suppress(NodeError):
@@ -88,7 +89,7 @@ async def _renew(home: Home, holder: int, sleep: Callable[[float], Awaitable[Non
 
 
 class ChatProcess:
-    """A conversation that is open, over `sapo-desktop chat --json`; closing it gives the memory back."""
+    """An open conversation, over `sapo-desktop chat --json`; closing it releases the memory."""
 
     def __init__(self, home: Home, model: Model) -> None:
         self.labels = ("base", model.name)
@@ -101,7 +102,7 @@ class ChatProcess:
 
     @classmethod
     async def open(cls, home: Home, model: Model) -> ChatProcess:
-        """Pause the node if it works, load both models. Raises AppError; then the node goes on."""
+        """Pause the node if it is working, and load both models. Raises AppError; then the node continues."""
         chat = cls(home, model)
         try:
             await chat._open()
@@ -121,7 +122,7 @@ class ChatProcess:
         self.early, self.without_marks = str(opened.get("early", "")), str(opened.get("without_marks", ""))
 
     async def ask(self, question: str) -> AsyncIterator[ChatChunk]:
-        """What each says so far, until both are done. Raises AppError."""
+        """Each model's answer so far, until both are done. Raises AppError."""
         line = " ".join(question.split())
         if not line:
             return
@@ -130,16 +131,16 @@ class ChatProcess:
             yield _said(part)
 
     async def next_held_out(self) -> AsyncIterator[HeldOut | ChatChunk | Marks]:
-        """The next held-out question, what each says to it so far, and the marks; nothing where there is none left. Raises
-        AppError."""
+        """The next held-out question, each model's answer to it so far, and the marks; nothing where no question is left.
+        Raises AppError."""
         await self._write(NEXT)
         while "done" not in (part := await self._read()):
             match part.get("kind"):
                 case "HeldOut":
                     yield HeldOut(*(part[name] for name in HeldOut._fields))
                 case "Marks":
-                    rewards, right, asked, problem = (part[name] for name in Marks._fields)
-                    yield Marks(tuple(rewards), tuple(right), asked, problem)
+                    rewards, right, total, problem = (part[name] for name in Marks._fields)
+                    yield Marks(tuple(rewards), tuple(right), total, problem)
                 case _:
                     yield _said(part)
 
@@ -155,15 +156,15 @@ class ChatProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            words = [text async for text in children.stderr_lines(self._process)]
-            reason = words[-1].removeprefix("sapo-desktop: ") if words else "The chat ended without a word."
+            errors = [text async for text in children.stderr_lines(self._process)]
+            reason = errors[-1].removeprefix("sapo-desktop: ") if errors else "The chat ended without a word."
             raise AppError(reason)
-        found = json.loads(line)
-        assert isinstance(found, dict)
-        return found
+        message = json.loads(line)
+        assert isinstance(message, dict)
+        return message
 
     async def close(self) -> None:
-        """Give the memory back, and let a node that waited go on."""
+        """Release the memory, and let a waiting node continue."""
         await self._stack.aclose()
 
 
@@ -171,7 +172,7 @@ def _said(part: dict[str, Any]) -> ChatChunk:
     return ChatChunk(int(part["of"]), str(part["text"]), part["cut"] is True)
 
 
-# Screen 4's actions over this home. What is heavy runs in threads or in processes of its own.
+# Screen 4's actions on this home. Heavy work runs in threads or in separate processes.
 
 _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
@@ -199,11 +200,11 @@ class HomeModels:
         return ModelListing(models, training.record.id if training else "", problems)
 
     def _look(self) -> tuple[tuple[ModelOverview, ...], tuple[str, ...]]:
-        found = tuple(self._overview(model) for model in store.all_models(self._home))
-        return found, tuple(one.sentence for one in store.unreadable_models(self._home))
+        overviews = tuple(self._overview(model) for model in store.all_models(self._home))
+        return overviews, tuple(unreadable.sentence for unreadable in store.unreadable_models(self._home))
 
     def _overview(self, model: Model) -> ModelOverview:
-        """Read again only where something was written since."""
+        """The model's overview, read again only where something was written since."""
         stamp, id = store.last_change_time(model.folder), model.record.id
         if id not in self._known or self._known[id][0] != stamp:
             self._known[id] = stamp, load_overview(model)
@@ -218,7 +219,7 @@ class HomeModels:
     # Changing
 
     async def offer(self) -> NewModelInfo:
-        """What "New model" starts with."""
+        """The choices and defaults of "New model"."""
         return await asyncio.to_thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
@@ -234,16 +235,16 @@ class HomeModels:
         count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
-        ordered = sorted(presets, key=lambda pair: pair[0] != chosen.preset)
-        listing = local_models.scan_local_bases(chosen)
+        ordered = sorted(presets, key=lambda pair: pair[0] != run.preset)
+        listing = local_models.scan_local_bases(run)
         ordered_bases = (*listing.recommended, *(base for base in listing.trainable if base not in listing.recommended))
-        local = [(base.base, base.short) for base in ordered_bases if base.base != chosen.model]
-        best = len([base for base in listing.recommended if base.base != chosen.model])
+        local = [(base.base, base.short) for base in ordered_bases if base.base != run.model]
+        best = len([base for base in listing.recommended if base.base != run.model])
         bases = (*first, *local[:best], *toys, *mine, *local[best:])
         return NewModelInfo(store.unused_name(store.FIRST, store.taken_model_names(self._home)), bases, tuple(ordered))
 
     async def new(self, answers: NewModel) -> str:
-        """Make it and let the node train it; a sentence."""
+        """Create the model and let the node train it; returns a sentence."""
         model = await asyncio.to_thread(self._new, answers)
         await control.switch_model(self._home, model)
         return f"{model.name} starts from {model.record.base}; the node trains it now"
@@ -253,24 +254,26 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import creating
 
         config = settings.load_settings(self._home.settings).run
-        wanted = msgspec.structs.replace(
+        new_config = msgspec.structs.replace(
             config,
             model=answers.base,
             preset=answers.preset or config.preset,
             tasks=answers.tasks or config.tasks,
         )
         if answers.tasks:
-            wanted = fit_custom_tasks(wanted)
-        return creating.create_model(self._home, answers.name, flags.with_room(wanted, fetching.fetch_base_metadata))
+            new_config = fit_custom_tasks(new_config)
+        return creating.create_model(
+            self._home, answers.name, flags.with_room(new_config, fetching.fetch_base_metadata)
+        )
 
     async def proceed(self, id: str) -> str:
-        """The node goes on with this model; a sentence."""
+        """Let the node train this model; returns a sentence."""
         model = await self._find(id)
         status = await control.switch_model(self._home, model)
         return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
 
     async def rename(self, id: str, name: str) -> str:
-        """Give it another name; a sentence."""
+        """Rename it; returns a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -278,7 +281,7 @@ class HomeModels:
         return f"{model.name} is called {renamed.name} now"
 
     async def duplicate(self, id: str, name: str) -> str:
-        """Another model with the same weights and history; a sentence."""
+        """Create another model with the same weights and history; returns a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -286,22 +289,22 @@ class HomeModels:
         return f"{copy.name} has the weights and the history of {model.name}"
 
     async def delete(self, id: str) -> str:
-        """The node that trains it is stopped first; refused while another model starts from an export of it. A sentence that
-        says what is free again."""
+        """Delete it, stopping the node that trains it first; refused while another model starts from an export of it. Returns
+        a sentence that says how much space was freed."""
         model = await self._find(id)
         await asyncio.to_thread(mending.require_unused, self._home, model)
         freed = await control.stop_and_delete_model(self._home, model)
         return f"Deleted {model.name}: {size_text(freed)} are free again"
 
     async def spare(self, id: str) -> tuple[int, int]:
-        """(how many checkpoints may go, their bytes)."""
+        """(number of checkpoints that can be removed, their bytes)."""
         from sapo_desktop.services.models.shelf import keeping
 
-        found = await asyncio.to_thread(keeping.spare_checkpoints, await self._find(id), time.time())
-        return len(found), sum(one.size for one in found)
+        checkpoints = await asyncio.to_thread(keeping.spare_checkpoints, await self._find(id), time.time())
+        return len(checkpoints), sum(checkpoint.size for checkpoint in checkpoints)
 
     async def free(self, id: str) -> str:
-        """Remove them; a sentence."""
+        """Remove them; returns a sentence."""
         from sapo_desktop.services.models.shelf import keeping
 
         model = await self._find(id)
@@ -309,7 +312,7 @@ class HomeModels:
         return f"{size_text(freed)} are free again"
 
     async def kept_states(self, id: str) -> KeptTable:
-        """The states that it can go back to, the newest first."""
+        """The states that it can go back to, newest first."""
         from sapo_desktop.services.models import going_back
 
         model = await self._find(id)
@@ -318,8 +321,7 @@ class HomeModels:
         return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)
 
     async def go_back(self, id: str, target: int) -> str:
-        """Put the weights after so many rounds in place of the present ones, by the node that trains it or without one; a
-        sentence."""
+        """Restore the weights after `target` rounds, through the node that trains it or without one; returns a sentence."""
         from sapo_desktop.services.models import going_back
 
         return await going_back.go_back(self._home, await self._find(id), target)
@@ -327,19 +329,20 @@ class HomeModels:
     # Long work
 
     async def compare(self, first: str, second: str, items: int) -> AsyncGenerator[ProgressUpdate, None]:
-        """Both on the same held-out questions, so many a task; second "" = the base of the first. Closing it stops the work."""
-        one = await self._find(first)
-        pair = [one.name, (await self._find(second)).name if second else "base"]
+        """Both on the same held-out questions, `items` per task; second "" = the base of the first. Closing it stops the
+        work."""
+        model = await self._find(first)
+        pair = [model.name, (await self._find(second)).name if second else "base"]
         arguments = ["compare", *pair, "--items", str(items), "--table"]
-        async for told in _work(arguments):
-            if not told.result:
-                yield told
+        async for update in _work(arguments):
+            if not update.result:
+                yield update
                 continue
-            *table, data = told.result
+            *table, data = update.result
             yield ProgressUpdate(result=tuple(table), data=json.loads(data))
 
     async def chat(self, id: str) -> ChatProcess:
-        """Load base and trained model; a node that works pauses until the conversation is closed."""
+        """Load base and trained model; a working node pauses until the conversation is closed."""
         model = await self._find(id)
         if not model.trained:
             raise AppError(f"{model.name} has not been trained yet: there is nothing to compare the base with.")
@@ -374,10 +377,10 @@ class HomeModels:
         return id in self._known and locate.gguf_file(self._known[id][1].model.config.model) is not None
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[ProgressUpdate, None]:
-        """Write it. Closing it stops the work, and leaves nothing half written."""
+        """Export it. Closing the generator stops the work, and leaves nothing half written."""
         model = await self._find(id)
-        async for told in _work(["export", model.name, *choice.arguments]):
-            yield told
+        async for update in _work(["export", model.name, *choice.arguments]):
+            yield update
 
 
 def _folders(model: Model) -> list[str]:
@@ -385,7 +388,7 @@ def _folders(model: Model) -> list[str]:
 
 
 async def _work(arguments: list[str]) -> AsyncGenerator[ProgressUpdate, None]:
-    """A verb to its end: its error stream is the progress, its output the result. Raises USER_ERRORS."""
+    """Run a command to its end: its error stream is the progress, its output the result. Raises USER_ERRORS."""
     async with contextlib.aclosing(children.stream_verb(arguments)) as steps:
         async for step in steps:
             if isinstance(step, str):

@@ -1,4 +1,4 @@
-"""What screen 4 and HomeModels tell each other. Light: no engine is imported."""
+"""The data that screen 4 and HomeModels exchange. Light: no engine is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelListing:
-    """Every model, the one used last first. training: id of the one that a node trains now, "" = none. problems: sentences
+    """Every model, the one used last first. training: id of the model that a node trains now, "" = none. problems: sentences
     about models that cannot be read."""
 
     models: tuple[ModelOverview, ...] = ()
@@ -21,7 +21,7 @@ class ModelListing:
 
 @dataclass(frozen=True)
 class NewModel:
-    """The answers to "New model". preset: "" is that of the settings; tasks: none are those of the settings."""
+    """The answers to "New model". preset: "" uses the one in the settings; tasks: empty uses those in the settings."""
 
     name: str
     base: str
@@ -31,7 +31,7 @@ class NewModel:
 
 @dataclass(frozen=True)
 class NewModelInfo:
-    """What the dialog offers, the first entry being the default; bases and presets are (value, explanation)."""
+    """The choices in the dialog, the first entry being the default; bases and presets are (value, explanation)."""
 
     name: str
     bases: tuple[tuple[str, str], ...]
@@ -40,7 +40,8 @@ class NewModelInfo:
 
 @dataclass(frozen=True)
 class KeptRow:
-    """A state that a model can go back to: its weights after so many rounds, its line in the table, whether it has them now."""
+    """A state that a model can go back to: the number of rounds, its line in the table, whether the model has these weights
+    now."""
 
     round: int
     line: str
@@ -49,7 +50,7 @@ class KeptRow:
 
 @dataclass(frozen=True)
 class KeptTable:
-    """All of them, the newest first, with the names of the columns and what they mean."""
+    """All kept states, newest first, with the names of the columns and what they mean."""
 
     head: str
     rows: tuple[KeptRow, ...]
@@ -67,7 +68,7 @@ class ExportChoice:
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """A step of long work. progress: a line that the next one replaces. result: lines to keep; the last step has them.
+    """A step of long work. progress: a line that replaces the one before. result: lines to keep, in the last step.
 
     data: the result for a program, where there is one.
     """

@@ -1,4 +1,4 @@
-"""F2's actions over this home: the settings file, the settings of the model that is shown, and a node that runs."""
+"""F2's actions on this home: the settings file, the settings of the model shown, and a running node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from sapo_swarm.node.control_api import ControlClient, NodeError
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own import library
 
-# The settings of a model that is made for tasks of the person's own.
+# The settings of a model for custom tasks.
 
 
 def fit_custom_tasks(config: RunConfig) -> RunConfig:
-    """Room for the longest answers, and its levels of difficulty chosen from where a task has them. Raises BadTask."""
-    own = [task for task in config.tasks if catalogue.is_own(task)]
-    if config.curriculum == "uniform" and any(len(library.task_levels(task)) > 1 for task in own):
+    """The settings with room for the longest answers, and with levels of difficulty chosen from where a task has them. Raises
+    BadTask."""
+    tasks = [task for task in config.tasks if catalogue.is_own(task)]
+    if config.curriculum == "uniform" and any(len(library.task_levels(task)) > 1 for task in tasks):
         config = msgspec.structs.replace(config, curriculum="presets")
     return flags.with_room(config)
 
@@ -36,13 +37,13 @@ COUNTS = "when the node starts again; the model goes on from its weights"
 
 
 def model_setting_rows(home: Home, model: Model) -> tuple[SettingRow, ...]:
-    """Every setting: those of a run as this model has them, the others as the file has them. Raises UsageError, AppError.
+    """Every setting: a run's settings as this model has them, the others as the file has them. Raises UsageError, AppError.
 
     The default of a model's setting is what a new model would get.
     """
     defaults = settings.load_settings(home.settings).run
-    found = editing.setting_rows(home.settings)
-    return tuple(_row(row, model, defaults) if row.key.startswith("run.") else row for row in found)
+    rows = editing.setting_rows(home.settings)
+    return tuple(_row(row, model, defaults) if row.key.startswith("run.") else row for row in rows)
 
 
 def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
@@ -59,7 +60,7 @@ def _row(row: SettingRow, model: Model, defaults: RunConfig) -> SettingRow:
 
 
 def change_model_setting(model: Model, key: str, typed: str) -> str:
-    """Set one setting of the model's run; the value as it was understood. The weights stay what they are.
+    """Change one setting of the model's run; returns the value as it was understood. The weights do not change.
 
     Raises UsageError (another identity, a value that is not allowed), UnknownTask, AppError; then nothing was changed.
     """
@@ -75,38 +76,38 @@ def change_model_setting(model: Model, key: str, typed: str) -> str:
 
 
 def reset_model_setting(home: Home, model: Model, key: str) -> str:
-    """Back to what a new model would get, which it returns. Raises UsageError, UnknownTask, AppError."""
+    """Reset it to what a new model would get, and return that. Raises UsageError, UnknownTask, AppError."""
     name = editing.require_setting(key).removeprefix("run.")
     return change_model_setting(
         model, key, settings.format_value(getattr(settings.load_settings(home.settings).run, name))
     )
 
 
-# F2's actions over this home: the settings file, the model that is shown and, where one runs, the node.
+# F2's actions on this home: the settings file, the model shown and, where one runs, the node.
 
 
 class HomeSettings:
-    """Every method raises USER_ERRORS; a refused change leaves the file as it was. The disk is read and written in threads."""
+    """Every method raises USER_ERRORS; a refused change leaves the file as it was. Disk access happens in threads."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
 
     def describe(self) -> str:
-        """Where the settings lie."""
+        """Where the settings file is."""
         return str(self._home.settings)
 
     async def rows(self) -> tuple[SettingRow, ...]:
         """Every setting."""
         model = await control.current_model(self._home)
         if model is None:
-            found = await asyncio.to_thread(editing.setting_rows, self._home.settings)
+            all_rows = await asyncio.to_thread(editing.setting_rows, self._home.settings)
         else:
-            found = await asyncio.to_thread(model_setting_rows, self._home, model)
+            all_rows = await asyncio.to_thread(model_setting_rows, self._home, model)
         running = await self._running()
-        return tuple(replace(row, running=_other(row, running)) for row in found)
+        return tuple(replace(row, running=_other(row, running)) for row in all_rows)
 
     async def _running(self) -> dict[str, str]:
-        """Key -> value of the node that runs; empty without one."""
+        """Key -> value in use by the running node; empty without one."""
         if not self._home.socket.exists():
             return {}
         try:
@@ -115,16 +116,16 @@ class HomeSettings:
                 alone = (await node.status()).mode == "silo"
         except NodeError:
             return {}
-        chosen = {"run.rounds"} | ({"run.external_groups"} if alone else {"run.local_groups", "run.external_groups"})
+        settable = {"run.rounds"} | ({"run.external_groups"} if alone else {"run.local_groups", "run.external_groups"})
         values = {f"run.{name}": settings.format_value(getattr(config, name)) for name in config.__struct_fields__}
-        return {key: value for key, value in values.items() if key not in chosen}
+        return {key: value for key, value in values.items() if key not in settable}
 
     async def change(self, key: str, value: str, owner: str = "") -> None:
-        """Write one setting of the model that the row names, whichever is shown by now."""
+        """Write one setting of the model that the row names, even if another model is shown by now."""
         await asyncio.to_thread(self._put, key, value, owner)
 
     async def reset(self, key: str, owner: str = "") -> None:
-        """Back to the default, as `change`."""
+        """Reset it to the default, with `owner` as in `change`."""
         await asyncio.to_thread(self._put, key, None, owner)
 
     def _put(self, key: str, value: str | None, owner: str) -> None:
@@ -140,13 +141,13 @@ class HomeSettings:
             change_model_setting(store.find_model(home, owner), key, value)
 
     async def restart(self) -> str:
-        """The node finishes its round and starts again with what was changed here. A sentence."""
+        """Let the node finish its round and restart with the changes made here. Returns a sentence."""
         await control.restart_node(self._home, keep_mode=True)
         return "The node goes on with these settings now, from the same weights"
 
 
 def _other(row: SettingRow, running: dict[str, str]) -> str:
-    """What the node works with, "" where it is the same or its own choice ("auto", and 0 where 0 is automatic)."""
+    """The value that the node uses, "" where it is the same or the node's own choice ("auto", and 0 where 0 is automatic)."""
     value = running.get(row.key, row.value)
     own_choice = row.value == "auto" or (row.key in ("run.local_groups", "run.threads") and row.value == "0")
     return "" if value == row.value or own_choice else value

@@ -1,1 +1,1 @@
-"""What a model is on the disk: its record and name, its history, its making and keeping."""
+"""What a model is on the disk: its record and name, its history, how it is created and kept."""

@@ -1,7 +1,7 @@
-"""Runs of versions that had no models become models: data/runs/<id>/ moves to data/models/<name>/, journal and all.
+"""Converts runs of versions that had no models into models: data/runs/<id>/ moves to data/models/<name>/, journal and all.
 
-Each is two steps that a kill may come between: model.json is written into the run's folder, then the folder is renamed.
-The next start goes on with whatever is left.
+There are two steps, and a kill may come between them: model.json is written into the run's folder, then the folder is
+renamed. The next start continues with whatever is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sapo_swarm.types import UNREADABLE
 
 
 def migrate_runs(home: Home) -> list[str]:
-    """Move what is left of data/runs/; a sentence for each that moved or could not. Nothing while a node works there."""
+    """Move what is left of data/runs/; a sentence for each run that was or could not be moved. Does nothing while a node
+    works there."""
     waiting = sorted(path.parent for path in home.runs.glob("*/config.json"))
     if not waiting:
         return []
@@ -45,7 +46,7 @@ def _adopt(home: Home, run: Path, alone: bool) -> str:
 
 
 def _record(home: Home, run: Path, alone: bool) -> ModelRecord:
-    """The one that an earlier attempt wrote, else a new one, written. Raises AppError, OSError, MsgspecError."""
+    """The record that an earlier attempt wrote, else a new one, written now. Raises AppError, OSError, MsgspecError."""
     taken = store.taken_model_names(home)
     if (run / store.RECORD).exists():
         record = store.read_model(run).record
@@ -56,13 +57,13 @@ def _record(home: Home, run: Path, alone: bool) -> ModelRecord:
         ).record
     config = msgspec.convert(settings_of_today(msgspec.json.decode((run / "config.json").read_bytes())), RunConfig)
     journal = run / "journal.db"
-    last = (journal if journal.exists() else run).stat().st_mtime
-    fresh = store.record_of(_name(config, last, alone, taken), config, id=run.name, created=last)
-    return store.write_model_record(run, msgspec.structs.replace(fresh, trained=config, last_trained=last)).record
+    last_used = (journal if journal.exists() else run).stat().st_mtime
+    fresh = store.record_of(_name(config, last_used, alone, taken), config, id=run.name, created=last_used)
+    return store.write_model_record(run, msgspec.structs.replace(fresh, trained=config, last_trained=last_used)).record
 
 
 def _name(config: RunConfig, last: float, alone: bool, taken: Collection[str]) -> str:
-    """An only run becomes my-model; several are told apart by what they trained and when."""
+    """A single run becomes my-model; several are named by what they trained and when."""
     if alone and not taken:
         return store.FIRST
     when = time.strftime("%Y-%m-%d", time.localtime(last))

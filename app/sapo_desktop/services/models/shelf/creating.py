@@ -1,4 +1,5 @@
-"""A new model: everything is checked before a folder is made, the hub's word for a base that is not here yet included."""
+"""A new model: everything is checked before a folder is created, including what the hub says about a base that is not here
+yet."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from sapo_swarm.config import RunConfig
 
 
 def create_model(home: Home, name: str, config: RunConfig) -> Model:
-    """A model of that name that starts from config.model. A base on the hub is fetched when the model is trained first.
+    """A new model of that name that starts from config.model. A base on the hub is downloaded when training first starts.
 
     Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
     """

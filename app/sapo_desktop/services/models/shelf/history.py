@@ -1,4 +1,4 @@
-"""What a model's journal tells of its life: sessions, evaluations, rounds, tokens. Read while a node may be writing it."""
+"""What a model's journal says about its life: sessions, evaluations, rounds, tokens. Read while a node may be writing it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import new_tokens, with_limits
 
 STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
-"""Kinds of events that a model's history is told by."""
+"""Kinds of events that make up a model's history."""
 
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone: the
-    evaluations of weights that a rollback took back. backs: steps back that a person took."""
+    """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone:
+    evaluations of weights that a rollback discarded. backs: rollbacks by a person."""
 
     sessions: tuple[RunStarted, ...] = ()
     rounds: tuple[RoundFinished, ...] = ()
@@ -40,17 +40,17 @@ class TrainingHistory:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated in all rounds that the journal tells of."""
+        """Tokens generated in all rounds in the journal."""
         return sum(event.tokens_generated for event in self.rounds)
 
     @property
     def held_out(self) -> Evaluated | None:
-        """The newest evaluation of the weights, or of what they came from."""
+        """The newest evaluation of the weights, or of those they came from."""
         return next((event for event in reversed(self.evaluations) if event not in self.undone), None)
 
     @property
     def computed(self) -> str:
-        """By what, in which type and where it was computed the last time; "" where its engine did not say."""
+        """The engine, type and device of the last session; "" where its engine did not report them."""
         last = self.sessions[-1] if self.sessions else None
         if last is None or not last.computed_by:
             return ""
@@ -58,12 +58,12 @@ class TrainingHistory:
 
     @property
     def judged(self) -> bool:
-        """Its rewards are verdicts of a judge; else they are verified."""
+        """Whether its rewards are verdicts of a judge; else they are verified."""
         return bool(self.sessions) and self.sessions[-1].judged
 
 
 def load_history(folder: Path) -> TrainingHistory:
-    """The life of the model of that folder. Never raises: what cannot be read is told in `problem`."""
+    """The history of the model in that folder. Never raises: what cannot be read is described in `problem`."""
     try:
         events = _events(folder, STORY)
     except JournalError as error:
@@ -78,13 +78,13 @@ def load_history(folder: Path) -> TrainingHistory:
 
 
 def undone_evaluations(events: Sequence[Event]) -> list[Evaluated]:
-    """The evaluations of weights that the tripwire or a person took back. events: of a journal, in order."""
+    """The evaluations of weights that the tripwire or a person rolled back. events: of a journal, in order."""
     leads = leads_here(events)
-    found = [event for event in events if isinstance(event, Evaluated) and not leads(event.round)]
+    undone = [event for event in events if isinstance(event, Evaluated) and not leads(event.round)]
     for place, back in enumerate(events):
         if isinstance(back, ExternalSwitched) and back.by == "tripwire" and not back.taking:
-            found += [e for e in events[:place] if isinstance(e, Evaluated) and e.round > back.restored]
-    return found
+            undone += [e for e in events[:place] if isinstance(e, Evaluated) and e.round > back.restored]
+    return undone
 
 
 def describe_session(session: RunStarted) -> str:
@@ -93,7 +93,7 @@ def describe_session(session: RunStarted) -> str:
 
 
 def last_session(folder: Path) -> RunStarted | None:
-    """How training was begun the last time; None where it never was, or the journal cannot be read."""
+    """How training was started the last time; None where it never was, or the journal cannot be read."""
     try:
         events = _events(folder, ("run_started",), tail=1)
     except JournalError:
@@ -102,7 +102,7 @@ def last_session(folder: Path) -> RunStarted | None:
 
 
 def rounds_told(folder: Path) -> int:
-    """Rounds that the journal tells of; 0 where it cannot be read."""
+    """Rounds recorded in the journal; 0 where it cannot be read."""
     try:
         events = _events(folder, ("round",), tail=1)
     except JournalError:
@@ -116,18 +116,18 @@ def rounds_behind(model: Model) -> int:
 
 
 def practice_rounds(model: Model) -> int:
-    """Of the rounds behind the model those of practice, which planned rounds count."""
+    """The practice rounds among the model's rounds, which is what planned rounds count."""
     return max(0, rounds_behind(model) - _examples_rounds(model.folder))
 
 
 def _examples_rounds(folder: Path) -> int:
-    """Rounds of examples that the journal tells of; 0 where it cannot be read."""
+    """Rounds of examples recorded in the journal; 0 where it cannot be read."""
     try:
         events = _events(folder, ("examples", "base_trial"))
         last = next((e for e in reversed(events) if isinstance(e, ExamplesRead)), None)
         if last is not None and last.over and events[-1] is last:
             return last.step
-        rounds = _events(folder, ("round",))  # a phase is on its way, or may be: its rounds stand one by one
+        rounds = _events(folder, ("round",))  # a phase is or may be in progress: its rounds are listed one by one
     except JournalError:
         return 0
     step, since = (last.step, last.round) if last is not None and last.over else (0, 0)
@@ -135,15 +135,15 @@ def _examples_rounds(folder: Path) -> int:
 
 
 def with_room(config: RunConfig, folder: Path) -> RunConfig:
-    """The settings, with room for the answers that the model learned from examples: these may be longer than the default limit,
-    and figures of base and trained model need the same one. Raises BadTask."""
+    """The settings, with room for answers that the model learned from examples: these may be longer than the default limit,
+    and the results of base and trained model need the same limit. Raises BadTask."""
     try:
         trials = _events(folder, ("base_trial",), tail=1)
     except JournalError:
         return config
     limits = next((e.limits for e in trials if isinstance(e, TrialMeasured)), {})
-    more = {task: number for task, number in limits.items() if number > new_tokens(config, task)}
-    return with_limits(config, more) if more else config
+    limits_above = {task: number for task, number in limits.items() if number > new_tokens(config, task)}
+    return with_limits(config, limits_above) if limits_above else config
 
 
 def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:

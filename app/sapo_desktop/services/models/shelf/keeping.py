@@ -1,4 +1,4 @@
-"""Renaming, duplicating, deleting, and freeing room: what an owner does with a model besides training it."""
+"""Renaming, duplicating, deleting, and freeing space: what an owner does with a model besides training it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sapo_swarm.types import UNREADABLE
 
 _PARTIAL = ".partial-"
 _ABANDONED_S = 3600.0
-"""What a kill left is not taken for work in progress after so long."""
+"""After this, leftovers of a kill are no longer taken for work in progress."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RemovableFolder:
 
 
 def rename_model(home: Home, model: Model, name: str) -> Model:
-    """The model under its new name; its folder stays where it is, so this may happen while it trains.
+    """The model under its new name; its folder stays where it is, so this may happen during training.
 
     Raises UsageError, AppError.
     """
@@ -49,7 +49,7 @@ def rename_model(home: Home, model: Model, name: str) -> Model:
 
 
 def duplicate_model(home: Home, model: Model, name: str) -> Model:
-    """Another model with the same weights and history, its exports left out. Raises UsageError, AppError."""
+    """Another model with the same weights and history, without its exports. Raises UsageError, AppError."""
     store.check_model_name(name, store.taken_model_names(home))
     identity = store.record_of(name, model.config)
     partial = home.models / f"{_PARTIAL}{identity.id}"
@@ -69,12 +69,12 @@ def duplicate_model(home: Home, model: Model, name: str) -> Model:
 
 
 def _left_out(_folder: str, entries: list[str]) -> set[str]:
-    """Exports (they are made again in a moment), what is half written, and the journal, which is copied whole."""
+    """Exports (easy to make again), half-written files, and the journal, which is copied separately as a whole."""
     return {e for e in entries if e == "exports" or e.startswith((_PARTIAL, ".", "journal.db"))}
 
 
 def copy_journal(source: Path, target: Path, id: str) -> None:
-    """A journal that a node may be writing, its sessions under the copy's own id: the copy's life began there."""
+    """Copy a journal that a node may be writing; its sessions get the copy's own id: the copy's life began there."""
     if not source.exists():
         return
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
@@ -89,36 +89,36 @@ def copy_journal(source: Path, target: Path, id: str) -> None:
 
 
 def require_room(folder: Path, needed: int, what: str = "That needs") -> None:
-    """Raises AppError where fewer bytes are free on the disk of that folder. what: the beginning of its sentence."""
+    """Raise AppError where fewer bytes are free on the disk of that folder. what: the beginning of its sentence."""
     free = free_bytes(folder)
     if free < needed:
         raise AppError(f"{what} {size_text(needed)} and {size_text(free)} are free. Free some space first.")
 
 
 def delete_model(model: Model) -> int:
-    """Remove the model and everything that belongs to it; how many bytes that freed. No node may be training it.
+    """Remove the model and everything that belongs to it; returns the bytes freed. No node may be training it.
 
     Raises AppError.
     """
     freed = folder_bytes(model.folder)
-    left = model.folder
+    path = model.folder
     try:
-        left = left.rename(left.with_name(f"{_PARTIAL}{left.name}"))  # a kill in the middle leaves no half model behind
-        shutil.rmtree(left)
+        path = path.rename(path.with_name(f"{_PARTIAL}{path.name}"))  # a kill leaves no half-deleted model
+        shutil.rmtree(path)
     except OSError as error:
-        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {left}.") from error
+        raise AppError(f"{model.name} could not be removed ({error}). What is left lies in {path}.") from error
     return freed
 
 
 def spare_checkpoints(model: Model, now: float) -> list[RemovableFolder]:
-    """Checkpoints that are neither the newest nor the best, and what a kill left half written: a node may be writing another at
-    this moment. now: Unix time."""
+    """Checkpoints that are neither the newest nor the best, and half-written ones left by a kill: a node may be writing
+    another right now. now: Unix time."""
     folder, keep = model.folder / "checkpoints", _kept(model)
-    found = [
+    spare = [
         RemovableFolder(p, folder_bytes(p), "an older checkpoint") for p in model.checkpoints if p.name not in keep
     ]
     halves = [path for path in sorted(folder.glob(f"{_PARTIAL}*")) if now - _touched(path) > _ABANDONED_S]
-    return found + [RemovableFolder(path, folder_bytes(path), "half a checkpoint") for path in halves]
+    return spare + [RemovableFolder(path, folder_bytes(path), "half a checkpoint") for path in halves]
 
 
 def _touched(folder: Path) -> float:
@@ -130,8 +130,8 @@ def _touched(folder: Path) -> float:
 
 
 def _kept(model: Model) -> set[str]:
-    """The newest, those with the best held-out results (sampled and greedy), and the one that the tripwire put back or is about
-    to."""
+    """The newest checkpoint, those with the best held-out results (sampled and greedy), and the one that the tripwire
+    restored or is about to restore."""
     from sapo_swarm.evaluation import regular_items  # numpy: only when something is to be removed
     from sapo_swarm.sapo import tripwire
 
@@ -139,30 +139,30 @@ def _kept(model: Model) -> set[str]:
     try:
         regular = regular_items(model.config)
         events = read_only(journal, kinds=tripwire.KINDS) if journal.exists() else []
-    except (JournalError, UnknownTask, BadTask):  # nobody knows which one is the best
+    except (JournalError, UnknownTask, BadTask):  # the best one is unknown
         return {path.name for path in model.checkpoints}
     watch = tripwire.watch_of(events, regular, 0.0)
-    wanted = set(tripwire.pinned_rounds(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
-    pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in wanted]
+    rounds = set(tripwire.pinned_rounds(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
+    pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in rounds]
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 
 
 def remove_folders(leftovers: list[RemovableFolder]) -> int:
-    """Bytes freed; what the node removed itself meanwhile is no error. Raises AppError."""
+    """Remove them and return the bytes freed; what the node removed meanwhile is not an error. Raises AppError."""
     freed = 0
-    for one in leftovers:
+    for leftover in leftovers:
         try:
-            shutil.rmtree(one.path)
-            freed += one.size
+            shutil.rmtree(leftover.path)
+            freed += leftover.size
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise AppError(f"{one.path} could not be removed ({error}).") from error
+            raise AppError(f"{leftover.path} could not be removed ({error}).") from error
     return freed
 
 
 def remove_abandoned(home: Home, now: float) -> None:
-    """What a kill left of duplicates and deletions goes, once nothing has touched it for an hour. now: Unix time."""
+    """Remove what a kill left of duplicates and deletions, once nothing has touched it for an hour. now: Unix time."""
     for path in home.models.glob(f"{_PARTIAL}*"):
         with suppress(OSError):
             if now - path.stat().st_mtime > _ABANDONED_S:

@@ -1,4 +1,4 @@
-"""What is damaged or has moved: a model.json made anew of the journal and the weights, a base folder at another place."""
+"""Repairs: a model.json rebuilt from the journal and the weights, a base folder that has moved."""
 
 from __future__ import annotations
 
@@ -21,55 +21,57 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own.spec import BadTask
 
-# A base that is a folder of the person's own: it may be moved, renamed, or left on another machine.
+# A base in the person's own folder: it may be moved, renamed, or left on another machine.
 
 
 def models_by_base_folder(home: Home) -> dict[str, list[str]]:
     """Folder -> the names of the models that were made from it."""
-    found: dict[str, list[str]] = {}
+    by_folder: dict[str, list[str]] = {}
     for model in store.all_models(home):
         if _is_folder(model):
-            found.setdefault(_shown(model), []).append(model.name)
-    return found
+            by_folder.setdefault(_shown(model), []).append(model.name)
+    return by_folder
 
 
 def missing_base_hint(model: Model) -> str:
-    """What to do where the folder of the model's base is not there any more; "" where it is, or the base is no folder."""
+    """What to do where the folder of the model's base no longer exists; "" where it does, or the base is not a folder."""
     if not _is_folder(model) or os.path.exists(os.path.expanduser(model.config.model)):
         return ""
-    done = history.rounds_behind(model)
-    goal, why = (("--rounds", f"{done}"), f" (its {done:,} rounds are done: nothing is trained)") if done else ((), "")
+    rounds = history.rounds_behind(model)
+    goal, why = (
+        (("--rounds", f"{rounds}"), f" (its {rounds:,} rounds are done: nothing is trained)") if rounds else ((), "")
+    )
     cure = quote_command("sapo-desktop", "node", model.name, *goal, "--model", "NEWFOLDER")
     return f"{model.name} was made from {_shown(model)}, which is not there any more. Where is it now? {cure}{why}"
 
 
 def require_base_folder(model: Model) -> None:
     """Raise ModelNotFound where that folder is missing."""
-    if said := missing_base_hint(model):
-        raise ModelNotFound(said)
+    if hint := missing_base_hint(model):
+        raise ModelNotFound(hint)
 
 
 def require_unused(home: Home, model: Model) -> None:
-    """Raises UsageError where other models start from an export of this one, which is deleted with it."""
-    others = [other for other in store.all_models(home) if _starts_in(model.folder, other)]
-    if not others:
+    """Raise UsageError where other models start from an export of this one, which would be deleted with it."""
+    users = [other for other in store.all_models(home) if _starts_in(model.folder, other)]
+    if not users:
         return
-    names = ", ".join(sorted(other.name for other in others))
+    names = ", ".join(sorted(other.name for other in users))
     verb = quote_command("sapo-desktop", "models", "delete", model.name, "--even-in-use")
     raise UsageError(
-        f"{model.name} is in use: an export of it is the base of {names}. Delete {'those' if others[1:] else 'that'} first, "
-        f"move {_shown(others[0])} elsewhere, or delete {model.name} all the same: {verb}"
+        f"{model.name} is in use: an export of it is the base of {names}. Delete {'those' if users[1:] else 'that'} first, "
+        f"move {_shown(users[0])} elsewhere, or delete {model.name} all the same: {verb}"
     )
 
 
 def _starts_in(folder: Path, model: Model) -> bool:
-    """The model's base is there, below that folder."""
+    """Whether the model's base is below that folder."""
     base = os.path.expanduser(model.config.model)
     return _is_folder(model) and os.path.exists(base) and Path(base).resolve().is_relative_to(folder.resolve())
 
 
 def _shown(model: Model) -> str:
-    """A model's folder may come from anywhere."""
+    """The base's path, made safe to show: a model's folder may come from anywhere."""
     return safe_text(model.config.model, 4096, lines=False)
 
 
@@ -77,16 +79,17 @@ def _is_folder(model: Model) -> bool:
     return os.path.isabs(os.path.expanduser(model.config.model))
 
 
-# A model.json that is damaged or missing is made anew of what the journal and the weights tell: `runs check --repair`.
+# A damaged or missing model.json is rebuilt from the journal and the weights: `runs check --repair`.
 
 _PRECISIONS = ("float32", "bfloat16", "4bit")
 
 
 def repair_record(home: Home, one: UnreadableModel) -> Model:
-    """The model with a record again; what was damaged stays beside it as model.json.damaged. No node may work here.
+    """The model with a new record; the damaged one stays beside it as model.json.damaged. No node may work here.
 
-    Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session, the
-    rest is as in the settings of new models. Raises AppError where no session is told of, or a newer version wrote the record.
+    Base, engine, method, precision, LoRA rank, tasks, preset, algorithm, group size and seed are those of the last session,
+    the rest is taken from the settings of new models. Raises AppError where no session is recorded, or a newer version wrote
+    the record.
     """
     sessions = history.load_history(one.folder).sessions
     if not one.damaged:
@@ -118,7 +121,7 @@ def _config(config: RunConfig, last: RunStarted, rank: int) -> RunConfig:
 
 
 def _preset(config: RunConfig, held_out: str) -> str:
-    """The one whose held-out questions these are; that of the settings where none is."""
+    """The preset that these held-out questions belong to; the one in the settings where none matches."""
     from sapo_swarm.evaluation import held_out_name  # numpy
 
     for preset in (config.preset, *sorted({p for task in config.tasks for p in catalogue.CATALOGUE.get(task, ())})):
@@ -129,7 +132,7 @@ def _preset(config: RunConfig, held_out: str) -> str:
 
 
 def _rank(one: UnreadableModel) -> int:
-    """Of the newest LoRA adapter; 0 where there is none."""
+    """The rank of the newest LoRA adapter; 0 where there is none."""
     for state in sorted((one.folder / "checkpoints").glob("round-*/engine/state.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             return int(json.loads(state.read_bytes()).get("rank") or 0)

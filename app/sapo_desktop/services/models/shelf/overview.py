@@ -1,4 +1,4 @@
-"""A model in figures: what lists and screen 4 tell of it. Reads the disk; nothing here raises for a damaged journal."""
+"""A model in figures, for lists and screen 4. Reads the disk; nothing here raises for a damaged journal."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class ModelOverview:
 
     @property
     def rounds(self) -> int:
-        """Rounds behind the model, those in its log included."""
+        """Rounds that the model was trained for, those in its log included."""
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
     def last_trained(self) -> float:
-        """Unix time of its newest round, or of the beginning of its newest session; 0 = never."""
+        """Unix time of its newest round, or of the start of its newest session; 0 = never."""
         newest = self.story.rounds[-1].time if self.story.rounds else 0.0
         return max(self.model.record.last_trained, newest)
 
@@ -51,12 +51,12 @@ class ModelOverview:
 
     @property
     def judged(self) -> bool:
-        """Its rewards are verdicts of a judge; else they are verified."""
+        """Whether its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
 
 
 def shown_preset(config: RunConfig) -> str:
-    """How difficult its tasks are; "" where none has presets: those of the person's own have none."""
+    """The difficulty of its tasks; "" where none has presets, as with custom tasks."""
     return config.preset if any(task in CATALOGUE for task in config.tasks) else ""
 
 
@@ -67,13 +67,13 @@ def tasks_of(config: RunConfig) -> str:
 
 
 def load_overview(model: Model) -> ModelOverview:
-    """Everything of one model. Takes as long as its journal is long: not on an event loop."""
+    """Everything about one model. Takes longer the longer its journal is: not on an event loop."""
     return ModelOverview(model, history.load_history(model.folder), folder_bytes(model.folder))
 
 
 def format_gain(event: Evaluated | None, width: int = 0, judged: bool = False) -> str:
-    """Held-out pass@1 and its change against the base, or that it is the base's own, in a few words. width: 0 = all of it, else
-    as much as fits. judged: its tasks are, and it says so."""
+    """Held-out pass@1 and its change against the base, or that it is the base's own, in a few words. width: 0 = all of it,
+    else as much as fits. judged: its tasks are judged, which the text then says."""
     if event is None:
         return "not measured"
     mark = ("judged " if judged else "") + ("" if event.round else "base ")
@@ -81,13 +81,13 @@ def format_gain(event: Evaluated | None, width: int = 0, judged: bool = False) -
 
 
 def _figures(event: Evaluated, width: int) -> str:
-    share, whole = f"{100 * event.pass_at_1:.1f} %", format_rate(event.pass_at_1, event.low, event.high)
+    share, with_interval = f"{100 * event.pass_at_1:.1f} %", format_rate(event.pass_at_1, event.low, event.high)
     both = f"{share} sampled, {100 * event.greedy.pass_at_1:.1f} % greedy" if event.greedy is not None else ""
-    if (found := base_difference(event)) is None:
-        alone = (f"{whole}, {unpaired_reason(event)}", f"{share}, base not asked") if event.base_missing else ()
-        texts = (*alone, *([both] if both else []), whole)
+    if (difference := base_difference(event)) is None:
+        alone = (f"{with_interval}, {unpaired_reason(event)}", f"{share}, base not asked") if event.base_missing else ()
+        texts = (*alone, *([both] if both else []), with_interval)
     else:
-        delta, low, high = found
+        delta, low, high = difference
         short = "no measurable change" if low <= 0 <= high else f"{100 * delta:+.1f}"
         ends = format_interval(low, high, "+")
         texts = (

@@ -1,4 +1,5 @@
-"""My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/; and their names."""
+"""My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/; and their
+names."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from sapo_swarm.registry import suggest_names
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
-# What a model may be called: a name that is easy to type, and one that no verb and no system takes for something else.
+# Allowed model names: easy to type, and not mistaken for anything else by a command or a system.
 
 LONGEST = 40
 FIRST = "my-model"
-"""The name of the first model, where nobody gave one."""
+"""The name of the first model, unless one is given."""
 _PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 _WORDS = frozenset(
     {"base", "latest", "best", "new", "all", "none", "show", "rename", "duplicate", "delete", "prune", "check"}
@@ -35,7 +36,7 @@ _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("c
 
 
 def check_model_name(name: str, taken: Collection[str] = ()) -> str:
-    """The name. taken: names that there are already; capital and small letters are not told apart.
+    """The name, checked. taken: names in use; upper and lower case are not distinguished.
 
     Raises UsageError that says what a name looks like, or which model has this one.
     """
@@ -60,14 +61,14 @@ def _has_meaning(name: str) -> bool:
 
 
 def suggest_model_name(text: str) -> str:
-    """The nearest name to any text."""
+    """The nearest allowed name to any text."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST].rstrip(".-_") or FIRST
     return f"my-{name}"[:LONGEST].rstrip(".-_") if _has_meaning(name) else name
 
 
 def train_on(task: str, base: str = "", taken: Collection[str] = ()) -> str:
-    """The commands that train a new model on a task. base: that it was tried on, "" for the one of the settings; taken: names of
-    models that there are."""
+    """The commands that train a new model on a task. base: the base that it was tried on, "" for the one in the settings;
+    taken: names of existing models."""
     name = unused_name(suggest_model_name(task), taken)
     start = f" --base {shlex.quote(base)}" if base else ""
     return f"sapo-desktop new {name}{start} --tasks {task}, then: sapo-desktop node {name}"
@@ -75,13 +76,13 @@ def train_on(task: str, base: str = "", taken: Collection[str] = ()) -> str:
 
 def unused_name(name: str, taken: Collection[str]) -> str:
     """The name, or the name with the first number that makes it new: my-model-2."""
-    used = {other.lower() for other in taken}
-    found, number = name, 1
-    while found.lower() in used:
+    used = {taken_name.lower() for taken_name in taken}
+    candidate, number = name, 1
+    while candidate.lower() in used:
         number += 1
         ending = f"-{number}"
-        found = name[: LONGEST - len(ending)] + ending
-    return found
+        candidate = name[: LONGEST - len(ending)] + ending
+    return candidate
 
 
 # My models on disk: data/models/<folder>/ with model.json, journal.db, checkpoints/, evaluations/, exports/.
@@ -95,11 +96,11 @@ _NAME = re.compile(rb'"name": ?"([A-Za-z0-9._-]+)"')
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """model.json. config: what it trains with from the next start on; trained: what it trained with last, None before that.
+    """model.json. config: the settings from the next start on; trained: those of the last training, None before the first.
 
-    base, method, precision, lora_rank and trainer are what the weights are: config holds the same values, for ever.
-    tasks: name -> digest of the person's own tasks, as it trained on them last.
-    created, last_trained: Unix time, 0 = never. swarm: id of the swarm that it last trained in, "" = alone.
+    base, method, precision, lora_rank and trainer are the identity of the weights: config holds the same values, for ever.
+    tasks: name -> digest of the custom tasks at the last training. created, last_trained: Unix time, 0 = never. swarm: id of
+    the swarm that it last trained in, "" = alone.
     """
 
     format: int = FORMAT
@@ -119,7 +120,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Model:
-    """One model. rounds_done: rounds behind its newest checkpoint; checkpoints: their folders, oldest first."""
+    """One model. rounds_done: rounds in its newest checkpoint; checkpoints: their folders, oldest first."""
 
     folder: Path
     record: ModelRecord
@@ -132,39 +133,39 @@ class Model:
 
     @property
     def config(self) -> RunConfig:
-        """What it trains with from the next start on."""
+        """The settings from the next start on."""
         return self.record.config
 
     @property
     def rounds_done(self) -> int:
-        """Rounds behind its newest checkpoint."""
+        """Rounds in its newest checkpoint."""
         return rounds_of(self.checkpoints[-1]) if self.checkpoints else 0
 
     @property
     def trained(self) -> bool:
-        """It has weights of its own to go on from."""
+        """Whether it has weights of its own to continue from."""
         return bool(self.checkpoints)
 
     @property
     def used(self) -> float:
-        """When it was trained last, or made where it was not trained: Unix time."""
+        """When it was last trained, or created where it was not trained: Unix time."""
         return self.record.last_trained or self.record.created
 
 
 def rounds_of(checkpoint: Path) -> int:
-    """Rounds behind a checkpoint folder, 0 where its name does not tell."""
-    found = _ROUND.fullmatch(checkpoint.name)
-    return int(found[1]) if found else 0
+    """Rounds in a checkpoint folder, 0 where its name does not say."""
+    match = _ROUND.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
 
 
 class RecordDamaged(AppError):
-    """A model.json that says nothing any more; what is trained lies beside it."""
+    """A model.json without usable content; what was trained is still beside it."""
 
 
 @dataclass(frozen=True)
 class UnreadableModel:
-    """A model whose model.json cannot be read. name: as the file, or else its folder, tells. damaged: the app never wrote it
-    so; else a newer version did, or it may not be read. sentence: what is wrong, and what to do."""
+    """A model whose model.json cannot be read. name: from the file, else from its folder. damaged: the app never wrote it
+    like that; otherwise a newer version did, or it cannot be opened. sentence: what is wrong, and what to do."""
 
     folder: Path
     name: str
@@ -173,19 +174,19 @@ class UnreadableModel:
 
 
 def all_models(home: Home) -> list[Model]:
-    """Every readable model, the one used last first; a duplicate comes behind what it was made from."""
-    found = [model for model in _look(home.models) if isinstance(model, Model)]
-    return sorted(found, key=lambda m: (-m.used, m.record.created, m.name))
+    """Every readable model, the one used last first; a duplicate comes after its original."""
+    models = [model for model in _look(home.models) if isinstance(model, Model)]
+    return sorted(models, key=lambda m: (-m.used, m.record.created, m.name))
 
 
 def unreadable_models(home: Home) -> list[UnreadableModel]:
-    """The others: they are there, too, and their names are taken."""
-    return [one for one in _look(home.models) if isinstance(one, UnreadableModel)]
+    """The unreadable models: they exist too, and their names are taken."""
+    return [model for model in _look(home.models) if isinstance(model, UnreadableModel)]
 
 
 def taken_model_names(home: Home, but: Path | None = None) -> list[str]:
-    """The names of all models, but of the one in that folder."""
-    return [one.name for one in _look(home.models) if one.folder != but]
+    """The names of all models except the one in that folder."""
+    return [model.name for model in _look(home.models) if model.folder != but]
 
 
 def _look(folder: Path) -> Iterator[Model | UnreadableModel]:
@@ -201,15 +202,16 @@ def _look(folder: Path) -> Iterator[Model | UnreadableModel]:
 
 
 def told_name(folder: Path) -> str:
-    """The name in a model.json that need not be readable as a whole; "" where it holds none."""
+    """The name in a model.json that need not be readable as a whole; "" where it contains none."""
     with contextlib.suppress(OSError):
-        if found := _NAME.search((folder / RECORD).read_bytes()):
-            return found[1].decode("ascii")
+        if match := _NAME.search((folder / RECORD).read_bytes()):
+            return match[1].decode("ascii")
     return ""
 
 
 def read_model(folder: Path) -> Model:
-    """The model of a folder. Raises AppError that says what is wrong with its model.json, RecordDamaged where it is of no use."""
+    """The model in a folder. Raises AppError that says what is wrong with its model.json, RecordDamaged where it is
+    unusable."""
     path = folder / RECORD
     try:
         data = msgspec.json.decode(path.read_bytes())
@@ -221,8 +223,8 @@ def read_model(folder: Path) -> Model:
             if isinstance(data.get(key), dict):
                 data[key] = settings_of_today(data[key])
         record = msgspec.convert(data, ModelRecord)
-        shown = {name: safe_text(getattr(record, name), 4096, lines=False) for name in ("name", "base")}
-        record = msgspec.structs.replace(record, **shown)  # a folder may come from anywhere
+        safe = {name: safe_text(getattr(record, name), 4096, lines=False) for name in ("name", "base")}
+        record = msgspec.structs.replace(record, **safe)  # a folder may come from anywhere
     except FileNotFoundError as error:
         raise RecordDamaged(f"{path} is missing.") from error
     except OSError as error:
@@ -248,9 +250,9 @@ def write_model_record(folder: Path, record: ModelRecord) -> Model:
 
 
 def find_model(home: Home, name: str = "", trained: bool = False) -> Model:
-    """The model of that name; "" is the one used last. trained: only one that has weights of its own.
+    """The model of that name; "" is the one used last. trained: only one with weights of its own.
 
-    Raises UsageError that names the nearest, or says how to make one; AppError where that model cannot be read.
+    Raises UsageError that names the nearest, or says how to create one; AppError where that model cannot be read.
     """
     models = all_models(home)
     if (broken := find_unreadable_model(home, name)) is not None:
@@ -264,35 +266,35 @@ def find_model(home: Home, name: str = "", trained: bool = False) -> Model:
         if not ready:
             raise UsageError(f"{models[0].name} has not been trained yet. Train it: sapo-desktop node {models[0].name}")
         return ready[0]
-    found = _named(models, name)
-    if not found:
-        known = suggest_names(name, {m.name for m in models})
+    matches = _named(models, name)
+    if not matches:
+        suggestions = suggest_names(name, {m.name for m in models})
         raise UsageError(
-            f"There is no model {name[:60]!r}. {known} To make it: sapo-desktop new {suggest_model_name(name)}"
+            f"There is no model {name[:60]!r}. {suggestions} To make it: sapo-desktop new {suggest_model_name(name)}"
         )
-    if trained and not found[0].trained:
-        raise UsageError(f"{found[0].name} has not been trained yet. Train it: sapo-desktop node {found[0].name}")
-    return found[0]
+    if trained and not matches[0].trained:
+        raise UsageError(f"{matches[0].name} has not been trained yet. Train it: sapo-desktop node {matches[0].name}")
+    return matches[0]
 
 
 def find_unreadable_model(home: Home, name: str = "") -> UnreadableModel | None:
-    """The model that cannot be read where it is the one of that name, or may be the one used last; else None."""
-    models, others = all_models(home), unreadable_models(home)
+    """The unreadable model of that name, or, for "", the one that may have been used last; else None."""
+    models, unreadable = all_models(home), unreadable_models(home)
     if not name:
         last = models[0].used if models else 0.0
-        return next((one for one in others if last_change_time(one.folder) > last), None)
-    fitting = (one for one in others if name.lower() in (one.name.lower(), one.folder.name))
+        return next((model for model in unreadable if last_change_time(model.folder) > last), None)
+    fitting = (model for model in unreadable if name.lower() in (model.name.lower(), model.folder.name))
     return None if _named(models, name) else next(fitting, None)
 
 
 def _named(models: list[Model], name: str) -> list[Model]:
-    found = [m for m in models if m.name == name] or [m for m in models if m.name.lower() == name.lower()]
-    return found or [m for m in models if m.record.id == name]
+    matches = [m for m in models if m.name == name] or [m for m in models if m.name.lower() == name.lower()]
+    return matches or [m for m in models if m.record.id == name]
 
 
 def create_model_folder(home: Home, name: str, config: RunConfig, base: str = "") -> Model:
-    """A new model that starts from config.model. Everything about the config has been checked by then. base: what the person
-    calls that, where it is not its path: a model of Ollama's lies in a file that is called by a hash.
+    """A new model that starts from config.model. The config must have been checked already. base: what the person calls the
+    base, where that is not its path: a model of Ollama's is in a file named by a hash.
 
     Raises UsageError for the name, AppError when the disk refuses; then nothing is left behind.
     """
@@ -328,13 +330,13 @@ def record_of(name: str, config: RunConfig, id: str = "", created: float = 0.0) 
 
 
 def with_config(record: ModelRecord, config: RunConfig) -> ModelRecord:
-    """The record with other settings; a base that was moved is called by its new place."""
+    """The record with other settings; a moved base is recorded at its new place."""
     base = record.base if config.model == record.config.model else config.model
     return msgspec.structs.replace(record, config=config, base=base)
 
 
 def free_folder(models: Path, name: str) -> str:
-    """The name of a folder for a model of that name: a renamed model keeps its own, so another may have it."""
+    """A folder name for a new model of that name: a renamed model keeps its folder, so the name may be taken."""
     return unused_name(name.lower(), [path.name for path in models.glob("*")])
 
 

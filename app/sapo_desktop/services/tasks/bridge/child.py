@@ -1,7 +1,7 @@
-"""The other side of the bridge: runs in the environment's own Python, which has `verifiers` and nothing of this app.
+"""The environment's side of the bridge: runs in the environment's own Python, which has `verifiers` and nothing of this app.
 
 The job comes as one JSON object on stdin, so that the endpoint's token is in no process list; each rollout goes out as one
-JSON line on stdout, behind MARK, because environments print too.
+JSON line on stdout, after MARK, because environments print too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LONGEST = 8000
 
 
 def emit_message(kind: str, **values: Any) -> None:
-    """One line to the app."""
+    """Send one line to the app."""
     print(MARK + json.dumps({"kind": kind, **values}), flush=True)
 
 
 def resolve_environment(name: str, arguments: dict[str, Any]) -> Any:
-    """`package` that has load_environment(), or `module:Class`."""
+    """Resolve `package` with load_environment(), or `module:Class`."""
     module, _, attribute = name.partition(":")
     if attribute:
         return getattr(importlib.import_module(module), attribute)(**arguments)
@@ -44,10 +44,10 @@ def client_config(url: str) -> Any:
 
 
 async def run_evaluation(job: dict[str, Any]) -> None:
-    """Evaluate and tell every rollout."""
-    found = resolve_environment(job["environment"], job["arguments"])
+    """Run the evaluation and report every rollout."""
+    environment = resolve_environment(job["environment"], job["arguments"])
     sampling = {"temperature": job["temperature"], "max_tokens": job["max_tokens"]}
-    done = await found.evaluate(
+    results = await environment.evaluate(
         client=client_config(job["url"]),
         model=job["model"],
         sampling_args=sampling,
@@ -55,7 +55,7 @@ async def run_evaluation(job: dict[str, Any]) -> None:
         rollouts_per_example=job["samples"],
         max_concurrent=4,
     )
-    for output in done["outputs"]:
+    for output in results["outputs"]:
         error = output.get("error")
         emit_message(
             "rollout",
@@ -67,7 +67,7 @@ async def run_evaluation(job: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when every rollout was told."""
+    """Exit code 0 when every rollout was reported."""
     job = json.loads(sys.stdin.readline())
     os.environ[TOKEN] = job.pop("token")
     try:

@@ -1,4 +1,4 @@
-"""This app's side of the bridge: starts the environment's own Python and reads what comes of it."""
+"""This app's side of the bridge: starts the environment's own Python and reads its output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sapo_desktop.services.tasks.bridge.child import MARK
 from sapo_swarm.types import UNREADABLE
 
 VERSION = "0.1.14"
-"""Of verifiers: what the child speaks to, tried with this one."""
+"""Version of verifiers that the child is written for and tested with."""
 LONGEST_LINE = 2**18
 PASSED = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "TEMP", "TMP", "LD_LIBRARY_PATH", "HF_HOME", "SSL_CERT_FILE")
-"""What of this process's environment the other one gets: no secret of the person's."""
+"""The environment variables passed to the child: none of the person's secrets."""
 
 
 class BridgeJob(msgspec.Struct, frozen=True):
-    """What is to be run: an environment, on the model behind `url`. items: its evaluation examples; samples: of each."""
+    """What to run: an environment, on the model behind `url`. items: its evaluation examples; samples: of each."""
 
     environment: str
     arguments: dict[str, object]
@@ -40,7 +40,7 @@ class BridgeJob(msgspec.Struct, frozen=True):
 
 
 class BridgeMessage(msgspec.Struct, frozen=True):
-    """One line of the child."""
+    """One line from the child."""
 
     kind: Literal["rollout", "failed", "done"]
     reward: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.0
@@ -56,7 +56,7 @@ UNREAD = BridgeMessage("rollout", error="its line cannot be read: the reward is 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentResult:
-    """What an environment says of a model. rewards: of each rollout without an error, as the environment gives them."""
+    """An environment's result for a model. rewards: of each rollout without an error, as the environment gives them."""
 
     rewards: tuple[float, ...]
     failed: int
@@ -64,12 +64,12 @@ class EnvironmentResult:
 
     @property
     def mean(self) -> float:
-        """0 without a rollout."""
+        """The mean reward, 0 without a rollout."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
 
 
 def how_to_install(python: Path) -> str:
-    """The commands that make the environment's own Python."""
+    """The commands that create the environment's own Python."""
     folder = python.parent.parent
     return f"Make it: uv venv {folder} && uv pip install --python {python} verifiers=={VERSION} PACKAGE"
 
@@ -77,7 +77,7 @@ def how_to_install(python: Path) -> str:
 async def run_environment(
     python: Path, job: BridgeJob, show: Callable[[BridgeMessage], None], seconds: float
 ) -> EnvironmentResult:
-    """Run the environment to its end, at most so many seconds. Raises AppError."""
+    """Run the environment to its end, for at most `seconds`. Raises AppError."""
     child = files("sapo_desktop").joinpath("services", "tasks", "bridge", "child.py")
     try:
         process = await _started(python, str(child))
@@ -117,30 +117,30 @@ async def _talk(
 ) -> EnvironmentResult:
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(ConnectionError):  # it ended at once: what it said is read below
+    with contextlib.suppress(ConnectionError):  # it ended at once: its output is read below
         process.stdin.write(msgspec.json.encode(job) + b"\n")
         await process.stdin.drain()
         process.stdin.close()
     rewards: list[float] = []
     failed = 0
     while line := await _line(process.stdout):
-        told = _told(line)
-        if told is None:
+        message = _told(line)
+        if message is None:
             continue
-        if told.kind == "failed":
-            raise AppError(f"The environment {job.environment!r} did not run: {told.reason}")
-        if told.kind == "done":
-            return EnvironmentResult(tuple(rewards), failed, told.version)
-        if told.error:
+        if message.kind == "failed":
+            raise AppError(f"The environment {job.environment!r} did not run: {message.reason}")
+        if message.kind == "done":
+            return EnvironmentResult(tuple(rewards), failed, message.version)
+        if message.error:
             failed += 1
         else:
-            rewards.append(told.reward)
-        show(told)
+            rewards.append(message.reward)
+        show(message)
     raise AppError(f"The environment's Python ended before it was done (exit code {await process.wait()}).")
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """The next line; one that is too long counts as one that is not for us."""
+    """The next line; one that is too long counts as not for us."""
     try:
         return await stream.readline()
     except ValueError:
@@ -148,7 +148,8 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
 
 
 def _told(line: bytes) -> BridgeMessage | None:
-    """A line that is meant for us, a failed rollout where it cannot be read; None for what the environment prints."""
+    """The message in a line for this app, or a failed rollout where it cannot be read; None for other output of the
+    environment."""
     mark = MARK.encode()
     if not line.startswith(mark):
         return None

@@ -1,4 +1,4 @@
-"""From a file of rows to a proposed task: which columns, where the answer stands, how it is judged. Nothing is run."""
+"""From a file of rows to a proposed task: which columns, where the answer is, how it is judged. Nothing is run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from sapo_swarm.tasks.own.spec import (
 )
 
 RESERVED = ("new", "check", "show", "judge", "examples", "delete", "remove", "share", "unshare", "offered", "accept")
-"""Verbs of `tasks`: a task of such a name could not be asked for."""
+"""Subcommands of `tasks`: a task with such a name could not be addressed."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the person said about the file; "" is for the app to propose. base: the model that will be asked; reasons: it thinks
-    before it answers, so that no answer is short."""
+    """What the person said about the file; "" lets the app propose. base: the model to be asked; reasons: it reasons before
+    it answers, so that no answer is short."""
 
     name: str = ""
     question: str = ""
@@ -56,17 +56,17 @@ class ImportOptions:
 
     @property
     def tagged(self) -> bool:
-        """Answers stand between tags: the person said so, or the base was trained to write them."""
+        """Whether answers are between tags: the person said so, or the base was trained to write them."""
         made_for_tags = self.base in BUNDLED or self.base.partition(":")[0] == "fake"
         return self.extract == "tags" or (not self.extract and made_for_tags)
 
 
 @dataclass(frozen=True)
 class TaskDraft:
-    """A task that is not stored yet. table: everything that was read, as the task has it, for its row numbers; reason: why this
-    verifier; proposals: every verifier on offer, the proposed one first. columns: those of the file; question: the one that is
-    asked, "" where the person wrote the wording. guessed: which columns, where a name did not say it, "" where it did; notes:
-    what was made of the file, and which columns are not used."""
+    """A task that is not stored yet. table: everything that was read, in the task's form, for its row numbers; reason: why
+    this verifier; proposals: every proposed verifier, the chosen one first. columns: those of the file; question: the
+    question column, "" where the person wrote the wording. guessed: the guessed columns, "" where names decided them; notes:
+    how the file was interpreted, and which columns are not used."""
 
     task: OwnTask
     table: RowTable
@@ -79,20 +79,22 @@ class TaskDraft:
 
 
 def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None) -> TaskDraft:
-    """A proposed task from a file. table: what it holds, where it was read already. Raises BadTask, UsageError, OSError."""
+    """A proposed task from a file. table: its content, where it was read already. Raises BadTask, UsageError, OSError."""
     file = table or read_table(path, encoding=wishes.encoding)
     wished = {columns.find_column(file, wishes.question), columns.find_column(file, wishes.answer)}
     table = file if RATING in wished else without_bad(file)
     if not table.rows:
-        first = f" {table.problems[0]}" if table.problems else ""
-        raise UsageError(f"{path.name} holds no usable row.{first}")
+        problem = f" {table.problems[0]}" if table.problems else ""
+        raise UsageError(f"{path.name} holds no usable row.{problem}")
     choice = _options(table, wishes)
     merged = choice if choice is not None and choice.sure else None
     question, answer = _question_and_answer(table, wishes, merged)
     sides = [table]
     if wishes.heldout is not None:
         sides.append(read_table(wishes.heldout, table.names, wishes.encoding))
-    taken = [encoding_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file]
+    encodings = [
+        encoding_taken(file.name, side) for file, side in zip((path, wishes.heldout), sides, strict=False) if file
+    ]
     if merged:
         sides = [options.put_in(side, merged) for side in sides]
     pairs = [(row.get(question, ""), row[answer].strip()) for row in sides[0].rows if row.get(answer, "").strip()]
@@ -103,9 +105,9 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
         )
     truths = [truth for _, truth in pairs]
     offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
-    chosen, code = _judged(offered, wishes)
+    proposal, code = _judged(offered, wishes)
     names = [columns.column_heading(table, name) if name else "" for name in (question, answer)]
-    asked = WordingInput(question, names[0], names[1], pairs, chosen.verifier, wishes.tagged)
+    asked = WordingInput(question, names[0], names[1], pairs, proposal.verifier, wishes.tagged)
     wording = _wording(table, wishes, asked, merged is not None)
     spec = TaskSpec(
         name=free_name(wishes.name or path.stem),
@@ -129,13 +131,13 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
             "to measure with."
         )
-    said = {
+    answer_given = {
         "question": wishes.question != "",
         "answer": wishes.answer != "" or (bool(merged) and answer in options.KEYS),
     }
     used = {*spec.columns, *columns.HARDNESS, *(merged.columns if merged else ()), *([] if table is file else [RATING])}
     notes = (
-        *taken,
+        *encodings,
         options.describe_options(table, choice) if choice else "",
         columns.no_header(table),
         why_not,
@@ -144,11 +146,11 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     return TaskDraft(
         build_task(spec, train, held_out, code=code),
         sides[0],
-        chosen.reason,
+        proposal.reason,
         offered,
         tuple(table.columns),
         question,
-        columns.describe_guessed_columns(table, {"question": question, "answer": answer}, said),
+        columns.describe_guessed_columns(table, {"question": question, "answer": answer}, answer_given),
         tuple(filter(None, notes)),
     )
 
@@ -156,18 +158,18 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
 def _question_and_answer(
     table: RowTable, wishes: ImportOptions, merged: options.OptionColumns | None
 ) -> tuple[str, str]:
-    """The columns of both; no question where the person wrote the wording. Raises UsageError."""
-    left = [name for name in table.columns if merged is None or name not in merged.columns]
+    """The question and answer columns; no question where the person wrote the wording. Raises UsageError."""
+    remaining = [name for name in table.columns if merged is None or name not in merged.columns]
     guess = not (wishes.rubric or wishes.reward)
-    answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, left, guess)
+    answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, remaining, guess)
     if wishes.prompt:
         return "", answer
-    return columns.find_question_column(table, wishes.question, [name for name in left if name != answer]), answer
+    return columns.find_question_column(table, wishes.question, [name for name in remaining if name != answer]), answer
 
 
 def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, lettered: bool) -> QuestionWording:
-    """How it is asked: in the person's words where there are some. lettered: the options of each row have letters. What runs
-    code or is judged by a rubric is asked as it stands in the file."""
+    """The wording of the question: the person's own where there is one. lettered: the options of each row have letters. What
+    runs code or is judged by a rubric is asked as it is in the file."""
     prompt = _holes(table, wishes.prompt)
     if wishes.reward or wishes.environment or wishes.rubric:
         extract: Extract = "tags" if wishes.reward is None else "whole"
@@ -178,12 +180,12 @@ def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, letter
 
 
 def _holes(table: RowTable, prompt: str) -> str:
-    """The wording, its columns called as the task calls them."""
+    """The wording with its columns named as in the task."""
     return re.sub(r"\{([^{}]+)\}", lambda hole: f"{{{table.names.get(hole[1].strip(), hole[1])}}}", prompt)
 
 
 def encoding_taken(name: str, table: RowTable) -> str:
-    """A sentence on the encoding that a file was read in where it does not say it itself."""
+    """A sentence about the encoding that a file was read in, where the file does not declare it."""
     if not table.encoding:
         return ""
     return (
@@ -193,14 +195,14 @@ def encoding_taken(name: str, table: RowTable) -> str:
 
 
 def rows_of(task: OwnTask, path: Path, encoding: str = "") -> RowTable:
-    """A file's rows as the task that was made of it has them, for their numbers. Raises BadTask, OSError."""
+    """A file's rows in the form of the task made from it, for their numbers. Raises BadTask, OSError."""
     table = read_table(path, encoding=encoding)
-    found = options.find_options(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
-    return table if found is None or not found.sure else options.put_in(table, found)
+    merged = options.find_options(table, "", task.spec.answer) if options.COLUMN in task.spec.columns else None
+    return table if merged is None or not merged.sure else options.put_in(table, merged)
 
 
 def _options(table: RowTable, wishes: ImportOptions) -> options.OptionColumns | None:
-    """Those of a multiple-choice file. A wording without {options} says what is asked, code and rubrics what is right."""
+    """The options of a multiple-choice file; None where a wording without {options}, code or a rubric decides instead."""
     elsewhere = wishes.rubric or wishes.reward or wishes.environment
     if elsewhere or (wishes.prompt and f"{{{options.COLUMN}}}" not in wishes.prompt):
         return None
@@ -210,11 +212,11 @@ def _options(table: RowTable, wishes: ImportOptions) -> options.OptionColumns | 
 
 
 def _of_letters(table: RowTable, truths: Sequence[str]) -> tuple[VerifierProposal, ...]:
-    """The letter of the right option, and what else fits letters."""
+    """The verifier for the letter of the right option, and what else fits letters."""
     best = VerifierProposal(
         ChoiceVerifier(options=options.option_letters(table.rows)), "the letter of the right option"
     )
-    return (best, *(one for one in propose_verifiers(truths) if one.kind != best.kind))
+    return (best, *(proposal for proposal in propose_verifiers(truths) if proposal.kind != best.kind))
 
 
 def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple[VerifierProposal, bytes]:
@@ -231,18 +233,18 @@ def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple
 
 
 def _wished(offered: Sequence[VerifierProposal], kind: str) -> VerifierProposal:
-    """The first one, or the one of that kind. Raises UsageError."""
-    found = next((one for one in offered if kind in ("", one.kind)), None)
-    if found is None:
-        known = ", ".join(one.kind for one in offered)
+    """The first proposal, or the one of that kind. Raises UsageError."""
+    proposal = next((candidate for candidate in offered if kind in ("", candidate.kind)), None)
+    if proposal is None:
+        kinds = ", ".join(candidate.kind for candidate in offered)
         if kind in KINDS:
-            raise UsageError(f"The file's own answers are wrong by {kind!r}. Mend them, or choose another: {known}.")
-        raise UsageError(f"{kind!r} cannot be made from a file alone: write it into task.toml. From a file: {known}.")
-    return found
+            raise UsageError(f"The file's own answers are wrong by {kind!r}. Mend them, or choose another: {kinds}.")
+        raise UsageError(f"{kind!r} cannot be made from a file alone: write it into task.toml. From a file: {kinds}.")
+    return proposal
 
 
 def free_name(text: str) -> str:
-    """A task's name from a file's. Raises UsageError."""
+    """A task name from a file name. Raises UsageError."""
     name = column_slug(text) or "my_task"
     if name in CATALOGUE or name in RESERVED:
         raise UsageError(f"The name {name!r} is taken. Give the task another with --name.")

@@ -1,4 +1,5 @@
-"""How the rows of a file are asked, so that the question says what the verifier wants, and whether an answer has that form."""
+"""The wording of the questions in a file, so that the question says what the verifier wants, and whether an answer has that
+form."""
 
 from __future__ import annotations
 
@@ -31,20 +32,20 @@ from sapo_swarm.types import AnswerFormat
 
 # Whether an answer has the form of a right one, right or not: one of the options, a number, JSON with the truth's keys.
 #
-# It tells apart what a model has to learn: to write answers as they are wanted, or to find the right ones.
+# This separates two things a model has to learn: writing answers in the wanted form, and finding the right ones.
 
 LONGER = 2
-"""Times as long as the right answer a text may be, and ROOM characters more, to pass for an answer."""
+"""How many times as long as the right answer, plus ROOM characters, a text may be to count as an answer."""
 ROOM = 20
 
 
 def written_answer_of(task: OwnTask, text: str, answer_format: AnswerFormat, in_reasoning: bool = False) -> str:
-    """The answer that is judged in a completion of this task; "" where it holds none."""
+    """The answer that is judged in a completion of this task; "" where it has none."""
     return extract_answer(task.spec.extract, after_reasoning(cap_completion(text), in_reasoning), answer_format) or ""
 
 
 def has_form(task: OwnTask, row: Mapping[str, str], answer: str) -> bool:
-    """The answer looks like one to every verifier that knows what one looks like. row: with the right answer."""
+    """Whether the answer has the right form for every verifier that knows the form. row: with the right answer."""
     return bool(answer) and all(
         _fits(part, answer, row.get(truth_column(task.spec, part), "")) for part in task.spec.verifier
     )
@@ -58,28 +59,31 @@ def _fits(part: Verifier, answer: str, truth: str) -> bool:
         return value is not None and (bool(unit) or not part.need_unit)
     if isinstance(part, JsonEqual):
         try:
-            found, wanted = parse_json(answer), parse_json(truth)
+            given_json, true_json = parse_json(answer), parse_json(truth)
         except (ValueError, RecursionError):
             return False
-        return type(found) is type(wanted) and (not isinstance(wanted, dict) or set(found) == set(wanted))
+        return type(given_json) is type(true_json) and (
+            not isinstance(true_json, dict) or set(given_json) == set(true_json)
+        )
     if isinstance(part, ExactVerifier) and (form := date_form([truth])):
         return date_form([answer]) == form
     return not isinstance(part, ExactVerifier) or len(answer) <= LONGER * len(truth) + ROOM
 
 
-# How the rows of a file are asked, so that the question says what the verifier wants: the options of a choice, the form of a
-# number, a date or a list, the keys of JSON. Wording and verifier are settled together; neither is right without the other.
+# How the rows of a file are worded, so that the question says what the verifier wants: the options of a choice, the
+# form of a number, a date or a list, the keys of JSON. Wording and verifier are chosen together; neither is right
+# without the other.
 #
-# A bundled starter is asked as it was trained to be asked: its answer between <answer> tags, a plain question in its own words.
-# Every other model is asked for the answer alone, for small models write no tags that they were never shown.
+# A bundled starter is asked as it was trained: its answer between <answer> tags, a plain question in its own words.
+# Every other model is asked for the answer alone, for small models do not write tags that they were never shown.
 
 SYSTEM = "Give only the answer that is asked for, without an explanation."
-"""Of a task whose answers stand alone: the app's own prompt asks for steps and tags."""
+"""System prompt of a task whose answers stand alone: the app's own prompt asks for steps and tags."""
 NO_NAMES = frozenset(
     {*QUESTIONS, "content", "body", "x", "output", "target", "completion", "expected", "response", "solution"}
     | {"result", "to", "answer", "correct_answer", "right_answer", "y", "gold", "antwort", "losung", "respuesta"}
 )
-"""Columns whose name says nothing of what is in them."""
+"""Column names that say nothing about their content."""
 SORTED_INTO = frozenset(
     (
         "category",
@@ -106,7 +110,7 @@ LONGEST_NAME = 30
 SLACK = 16
 """Tokens beyond the longest answer: a few words before it are no reason to cut it off."""
 REWRITTEN = 0.5
-"""Share of an answer's words that stand in its question from which on it is the question in another form."""
+"""Share of an answer's words found in its question above which the answer is a rewriting of the question."""
 _ASKS = re.compile(
     r"(what|which|who|whom|whose|how|when|where|why|is|are|was|were|does|do|did|can|could|should|will|would|has|have|if|"
     r"calculate|compute|convert|count|evaluate|solve|simplify|find|give|list|name|tell|say|write|translate|sort|reverse|"
@@ -119,8 +123,8 @@ _PLACES = ("no", "one", "two", "three", "four", "five", "six")
 
 @dataclass(frozen=True)
 class WordingInput:
-    """What a wording is made from. question: the column; question_name, answer_name: what the file calls both columns; pairs:
-    (question, right answer) of the rows; verifier: how they are judged; tagged: the answer stands in tags."""
+    """The input for a wording. question: the column; question_name, answer_name: the file's names for both columns; pairs:
+    (question, right answer) of the rows; verifier: how they are judged; tagged: the answer is between tags."""
 
     question: str
     question_name: str
@@ -137,7 +141,7 @@ class WordingInput:
 
 @dataclass(frozen=True)
 class QuestionWording:
-    """How it is asked and judged. system, max_new_tokens: as in task.toml."""
+    """The wording and the verifier. system, max_new_tokens: as in task.toml."""
 
     prompt: str
     verifier: Verifier
@@ -147,7 +151,7 @@ class QuestionWording:
 
 
 def propose_wording(asked: WordingInput) -> QuestionWording:
-    """A question that names what counts as right, and the verifier that wants just that."""
+    """A question that says what counts as right, and a verifier that wants exactly that."""
     verifier = asked.verifier if asked.tagged and asks_itself(asked) else _strict(asked)
     asked = WordingInput(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
     cell, shown = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
@@ -160,7 +164,7 @@ def propose_wording(asked: WordingInput) -> QuestionWording:
 
 
 def plain_wording(prompt: str, asked: WordingInput) -> QuestionWording:
-    """A wording that is there already, with where its answer stands and how long that may be."""
+    """An existing wording, with where its answer is and how long it may be."""
     if asked.tagged:
         return QuestionWording(prompt, asked.verifier)
     lines = any("\n" in answer.strip() for answer in asked.answers)
@@ -169,7 +173,7 @@ def plain_wording(prompt: str, asked: WordingInput) -> QuestionWording:
 
 
 def asks_itself(asked: WordingInput) -> bool:
-    """The cells are questions or orders: nothing need be said before them."""
+    """Whether the cells are questions or instructions themselves: nothing need be said before them."""
     if asked.question in ASKING:
         return True
     cells = [text.strip() for text, _ in asked.pairs[:200]]
@@ -178,13 +182,13 @@ def asks_itself(asked: WordingInput) -> bool:
 
 
 def reply_form(asked: WordingInput) -> str:
-    """One sentence on what the reply shall be, as the verifier wants it. "" where tags say it and nothing is to be added."""
-    thing = _form(asked)
+    """One sentence about the reply that the verifier wants. "" where tags say it and nothing needs to be added."""
+    form = _form(asked)
     if asked.tagged:
-        return f"The answer is {thing}." if "," in thing or "(" in thing else ""
+        return f"The answer is {form}." if "," in form or "(" in form else ""
     if isinstance(asked.verifier, ChoiceVerifier) and _yes_or_no(asked.verifier.options):
-        return f"Reply {thing} only."
-    return f"Reply only with {thing}." if "," in thing or "(" in thing else f"Reply with {thing} only."
+        return f"Reply {form} only."
+    return f"Reply only with {form}." if "," in form or "(" in form else f"Reply with {form} only."
 
 
 def _form(asked: WordingInput) -> str:
@@ -208,7 +212,7 @@ def _form(asked: WordingInput) -> str:
 
 
 def _instruction(asked: WordingInput, shown: str) -> str:
-    """What is to be done with the row, as a person would say it."""
+    """The instruction for the row, as a person would say it."""
     verifier, name = asked.verifier, _shown(asked.answer_name)
     if isinstance(verifier, ChoiceVerifier) and verifier.options:
         return _choose(verifier.options, shown, name)
@@ -224,17 +228,17 @@ def _instruction(asked: WordingInput, shown: str) -> str:
 
 
 def _choose(options: Sequence[str], shown: str, name: str) -> str:
-    """The order to choose between these, for a column of that name."""
+    """The instruction to choose between these, for a column of that name."""
     if _yes_or_no(options):
-        what = re.sub(r"^(is|has|are) ", "", name or "right")
-        return f"Read this {shown} and decide: {what}, {_or(options)}?"
+        noun = re.sub(r"^(is|has|are) ", "", name or "right")
+        return f"Read this {shown} and decide: {noun}, {_or(options)}?"
     if not name or name.rpartition(" ")[2] in SORTED_INTO:
         return f"Sort this {shown} into one of these {plural_noun(name or 'category')}: {', '.join(options)}."
     return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
 
 
 def _options(asked: WordingInput) -> str:
-    """The options of a choice behind a question that does not name them."""
+    """The options of a choice, to follow a question that does not name them."""
     if (
         not isinstance(asked.verifier, ChoiceVerifier)
         or not asked.verifier.options
@@ -248,8 +252,8 @@ def _options(asked: WordingInput) -> str:
 
 
 def _strict(asked: WordingInput) -> Verifier:
-    """The verifier, wanting what the wording asks for: a unit where there are several, the case where the question is right but
-    for its case."""
+    """The verifier, requiring what the wording asks for: a unit where there are several, the case where the question has the
+    answer except for its case."""
     verifier = asked.verifier
     if isinstance(verifier, NumberVerifier) and len(verifier.units) > 1:
         units = sum(answer.strip()[-1:].isdigit() for answer in asked.answers)
@@ -275,7 +279,7 @@ def _number_form(verifier: NumberVerifier, answers: Sequence[str]) -> str:
 
 
 def _json_form(answers: Sequence[str]) -> str:
-    """The keys of the objects, with what their values are; those that stand in every answer first."""
+    """The keys of the objects, with what their values are; keys found in every answer first."""
     keys: dict[str, Counter[str]] = {}
     objects = 0
     for text in answers:
@@ -285,12 +289,12 @@ def _json_form(answers: Sequence[str]) -> str:
             continue
         if isinstance(value, dict):
             objects += 1
-            for key, held in value.items():
-                keys.setdefault(key, Counter())[_kind(held)] += 1
+            for key, content in value.items():
+                keys.setdefault(key, Counter())[_kind(content)] += 1
     if not keys or 2 * objects < len(answers):
         return "JSON"
     shown = [f'"{key}" ({_or(sorted(keys[key]))})' for key in sorted(keys, key=lambda key: keys[key].total() < objects)]
-    some = "" if all(found.total() == objects for found in keys.values()) else ", without those that have no value"
+    some = "" if all(counts.total() == objects for counts in keys.values()) else ", without those that have no value"
     return f"one JSON object, with the key{'s' * (len(shown) > 1)} {_and(shown)}{some}"
 
 
@@ -313,7 +317,7 @@ def _shown(name: str) -> str:
 
 
 def plural_noun(name: str) -> str:
-    """Several of them, in English: category is categories."""
+    """The English plural: category is categories."""
     if name.endswith(("s", "data")) and not name.endswith(("class", "ss")):
         return name
     if re.search(r"[^aeiou]y\Z", name):
@@ -341,21 +345,22 @@ def _yes_or_no(options: Sequence[str]) -> bool:
 
 def _alphabetical(asked: WordingInput) -> bool:
     mark = getattr(asked.verifier, "separator", ",")
-    lists = [found for answer in asked.answers if len(found := split_items(answer, mark)) > 1]
-    return bool(lists) and all(found == sorted(found) for found in lists)
+    lists = [items for answer in asked.answers if len(items := split_items(answer, mark)) > 1]
+    return bool(lists) and all(items == sorted(items) for items in lists)
 
 
 def _rewritten(asked: WordingInput) -> bool:
-    """Most words of the answers stand in their questions."""
+    """Whether most words of the answers are in their questions."""
     shares = []
     for text, answer in asked.pairs[:200]:
         words = re.findall(r"\w+", answer.casefold())
-        known = set(re.findall(r"\w+", text.casefold()))
-        shares.append(sum(word in known for word in words) / len(words) if len(words) > 1 else 0.0)
+        asked_words = set(re.findall(r"\w+", text.casefold()))
+        shares.append(sum(word in asked_words for word in words) / len(words) if len(words) > 1 else 0.0)
     return bool(shares) and sum(shares) / len(shares) >= REWRITTEN
 
 
 def _tokens(text: str) -> int:
-    """More tokens than any usual tokenizer makes of the text: digits, marks and foreign letters may be one or more each."""
+    """An upper bound on the tokens of the text for usual tokenizers: digits, marks and foreign letters may be one or more
+    each."""
     letters = sum(char.isascii() and char.isalpha() for char in text)
     return (letters + 1) // 2 + len(text.encode("utf-8", "replace")) - letters

@@ -1,1 +1,1 @@
-"""What the dashboard has done with tasks of the person's own: the wizard from a file to training, and rated answers."""
+"""The dashboard's operations on custom tasks: the wizard from a file to training, and rated answers."""

@@ -1,4 +1,4 @@
-"""The wizard over this home. Files are read in threads; what loads a model runs in a process of its own."""
+"""The wizard on this home. Files are read in threads; what loads a model runs in a separate process."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from sapo_swarm.tasks.own.import_rows import RowTable, read_table
 from sapo_swarm.tasks.own.spec import Extract
 
 NAMED = 200
-"""Rows that were left out and are named: a screen can be scrolled."""
+"""Left-out rows that are listed: a screen can be scrolled."""
 Stamp = tuple[str, int, int]
-"""A file as it was read: its path, when it was written, its size."""
+"""A file as it was read: its path, modification time, size."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -55,17 +55,17 @@ class HomeTasks:
         self._last: tuple[Stamp, WizardAnswers, TaskDraft, TaskPreview] | None = None
 
     async def places(self, typed: str) -> tuple[FileChoice, ...]:
-        """Tables and folders where the typed path leads, the newest tables first."""
+        """Tables and folders at the typed path, the newest tables first."""
         return await _thread(self._places, typed)
 
     def _places(self, typed: str) -> tuple[FileChoice, ...]:
         rated = () if typed else ratings.rated_files(self._home)
         mine = tuple(FileChoice(path.name, str(path), "answers that you rated in the chat") for path in rated)
-        found = suggest_files(typed, time.time())
-        return (*found, *mine)
+        choices = suggest_files(typed, time.time())
+        return (*choices, *mine)
 
     async def look(self, answers: WizardAnswers) -> TaskPreview:
-        """Read the file (once) and propose the rest. One at a time: the thread of a look that was given up goes on."""
+        """Read the file (once) and propose the rest. One at a time: the thread of an abandoned call goes on."""
         while self._looking is not None and not self._looking.done():
             await asyncio.wait([self._looking])
         self._looking = asyncio.create_task(_thread(self._look, answers))
@@ -74,22 +74,22 @@ class HomeTasks:
     def _look(self, answers: WizardAnswers) -> TaskPreview:
         path = typed_path(answers.path)
         if self._last is not None and path.exists():
-            stamp, asked, draft_of, seen = self._last
-            whole = replace(seen.answers, name="")
-            same = (asked, whole, replace(whole, extract="" if seen.extract else whole.extract))
+            stamp, last_answers, draft_of, preview = self._last
+            completed = replace(preview.answers, name="")
+            same = (last_answers, completed, replace(completed, extract="" if preview.extract else completed.extract))
             if stamp == _stamp(path) and replace(answers, name="") in same:
-                return _renamed(seen, draft_of, answers.name or path.stem)
-        found = self._draft(answers)
-        seen = self._seen(answers, found)
-        if self._read is not None and found.table.rows:
-            self._last = self._read[0], replace(answers, name=""), found, seen
-        return seen
+                return _renamed(preview, draft_of, answers.name or path.stem)
+        draft = self._draft(answers)
+        preview = self._seen(answers, draft)
+        if self._read is not None and draft.table.rows:
+            self._last = self._read[0], replace(answers, name=""), draft, preview
+        return preview
 
     def _seen(self, answers: WizardAnswers, found: TaskDraft) -> TaskPreview:
         spec = found.task.spec
         table = found.table if found.table.rows else None
         config = looking.config_for(found.task, answers.base, self._home) if answers.base else None
-        said = looking.told_by_rows(found.task, table, config, NAMED)
+        warnings = looking.told_by_rows(found.task, table, config, NAMED)
         return TaskPreview(
             columns=found.columns,
             answers=WizardAnswers(
@@ -103,15 +103,15 @@ class HomeTasks:
                 base=answers.base,
             ),
             rows=tuple(looking.preview_rows(found.task)),
-            verifiers=tuple((one.kind, one.reason) for one in found.proposals),
+            verifiers=tuple((proposal.kind, proposal.reason) for proposal in found.proposals),
             summary=tuple(looking.describe_task(found.task, found.reason)),
-            said=(*filter(None, [found.guessed]), *found.notes, *said),
+            said=(*filter(None, [found.guessed]), *found.notes, *warnings),
             asked=tuple(looking.preview_question(found.task)),
             extract=spec.extract if not answers.extract else "",
         )
 
     def _draft(self, answers: WizardAnswers) -> TaskDraft:
-        """The task that the file would be. Raises BadTask, UsageError, OSError."""
+        """The task that the file would become. Raises BadTask, UsageError, OSError."""
         path = typed_path(answers.path)
         if answers.path in examples.example_names() and not path.exists():
             task = examples.load_example(answers.path)
@@ -138,7 +138,7 @@ class HomeTasks:
         return self._read[1]
 
     async def keep(self, answers: WizardAnswers, replace: bool) -> str:
-        """Store the task; its name."""
+        """Store the task; returns its name."""
         return await _thread(self._keep, answers, replace)
 
     def _keep(self, answers: WizardAnswers, replace: bool) -> str:
@@ -148,17 +148,17 @@ class HomeTasks:
         return task.spec.name
 
     async def taken(self, name: str) -> bool:
-        """A task of that name is stored already."""
+        """Whether a task of that name is stored already."""
         library.set_task_folder(self._home.tasks)
         return await _thread(library.has_task, name)
 
     async def models(self) -> tuple[tuple[str, str], ...]:
-        """(base, explanation) to try and to train, the first one being the default."""
+        """(base, explanation) of the models to try and to train, the default first."""
         return (await self._models.offer()).bases
 
     async def measure(self, name: str, base: str, source: str) -> AsyncGenerator[MeasurementStep, None]:
-        """Shortcuts of a stored task, and what an untrained base does with it. Closing it stops the work. source: the file whose
-        row numbers are told. A node that works waits meanwhile: it would make every figure too slow."""
+        """Shortcuts in a stored task, and how an untrained base does on it. Closing the generator stops the work. source: the
+        file whose row numbers are shown. A working node waits meanwhile: it would slow down every figure."""
         arguments = ["tasks", "check", name, "--json", "--keep-shots", "--model", base]
         arguments += ["--source", source] if source not in examples.example_names() else []
         async with node_held(self._home), contextlib.aclosing(children.stream_verb(arguments)) as steps:
@@ -169,14 +169,14 @@ class HomeTasks:
                     yield MeasurementStep(measured=msgspec.convert(json.loads(step), TaskMeasurement))
 
     async def train(self, name: str, base: str) -> str:
-        """A new model that starts from the base, on this task alone; the node trains it now. A sentence."""
+        """A new model that starts from the base, on this task alone; the node trains it now. Returns a sentence."""
         library.set_task_folder(self._home.tasks)
         taken = await asyncio.to_thread(store.taken_model_names, self._home)
         called = store.unused_name(store.suggest_model_name(name), taken)
         return await self._models.new(NewModel(called, base, tasks=(name,)))
 
     async def rate(self, model: str, question: str, text: str, good: bool) -> str:
-        """Keep a thumb up or down on an answer of that model as a row. A sentence."""
+        """Store a thumb up or down on an answer of that model as a row; returns a sentence."""
         up, down = await _thread(self._rate, model, question, text, good)
         return f"Rated {'good' if good else 'bad'}: {up} good and {down} bad answers of {model}. m makes a task of them"
 
@@ -186,8 +186,8 @@ class HomeTasks:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return str(path), found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return str(path), status.st_mtime_ns, status.st_size
 
 
 def _renamed(seen: TaskPreview, found: TaskDraft, name: str) -> TaskPreview:
@@ -199,7 +199,7 @@ def _renamed(seen: TaskPreview, found: TaskDraft, name: str) -> TaskPreview:
 
 
 async def _thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a worker thread; a file that cannot be read is a sentence."""
+    """Run in a worker thread; a file that cannot be read becomes an AppError with a sentence."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
     except OSError as error:

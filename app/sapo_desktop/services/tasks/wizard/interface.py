@@ -1,4 +1,4 @@
-"""What the wizard's screens and HomeTasks tell each other. Light: no engine is imported."""
+"""The data that the wizard's screens and HomeTasks exchange. Light: no engine is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FileChoice:
-    """A file or folder on offer. path: what choosing it puts into the field; detail: its size and age; folder: it is opened."""
+    """A file or folder on offer. path: what choosing it puts into the field; detail: its size and age; folder: choosing it
+    opens it."""
 
     name: str
     path: str
@@ -33,9 +34,10 @@ class WizardAnswers:
 class TaskPreview:
     """A file as a task that is not stored yet.
 
-    answers: with everything that was left to the app. rows: (question, answer) of the first ones, cut. verifiers: (kind, why),
-    the chosen one first where nothing was chosen. summary: sentences on what it is; said: things to look at, with row numbers.
-    asked: the first row's question in lines, as the model will read it; extract: where the answer stands, as the app proposes it.
+    answers: completed with everything that was left to the app. rows: (question, answer) of the first ones, cut. verifiers:
+    (kind, why), the proposed one first where none was chosen. summary: sentences about what it is; said: things to check,
+    with row numbers. asked: the first row's question in lines, as the model will read it; extract: where the answer is, as
+    the app proposes it.
     """
 
     columns: tuple[str, ...]
@@ -50,7 +52,7 @@ class TaskPreview:
 
 @dataclass(frozen=True)
 class TaskMeasurement:
-    """What asking verifier and model told. shortcuts: figures; warnings: what to mend; expectation: of the model."""
+    """The result of trying verifier and model. shortcuts: figures; warnings: what to fix; expectation: of the model."""
 
     shortcuts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class TaskMeasurement:
 
 @dataclass(frozen=True)
 class WizardResult:
-    """What the wizard ends with: a stored task, and the base that a new model shall start from."""
+    """The wizard's result: a stored task, and the base that a new model shall start from."""
 
     task: str
     base: str
@@ -67,7 +69,7 @@ class WizardResult:
 
 @dataclass(frozen=True)
 class MeasurementStep:
-    """A step of measuring. progress: a line that the next one replaces; measured: the end of it."""
+    """A step of measuring. progress: a line that replaces the one before; measured: the result, in the last step."""
 
     progress: str = ""
     measured: TaskMeasurement | None = None

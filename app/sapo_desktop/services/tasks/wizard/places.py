@@ -1,4 +1,4 @@
-"""Files to make a task from: what lies where the person points to. Names only; nothing is opened."""
+"""Files to make a task from, at the place that the person types. Names only; nothing is opened."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from sapo_swarm.node.clock import format_age
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
 MOST = 200
-"""Entries that are shown of a folder."""
+"""Entries of a folder that are shown."""
 LOOKED_AT = 20_000
-"""Entries of a folder that are looked at."""
+"""Entries of a folder that are scanned."""
 
 
 def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
-    """The folder of the typed path, narrowed to what begins with its last part: tables, the newest first, then folders.
+    """The folder of the typed path, narrowed to entries that start with its last part: tables, the newest first, then
+    folders.
 
     now: Unix seconds. Raises AppError where there is no such folder, UsageError.
     """
@@ -36,23 +37,23 @@ def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
         raise AppError(f"{folder} cannot be read ({error.strerror}). Type another folder.") from error
     tables = sorted((e for e in entries if not e[2]), key=lambda entry: -entry[1].st_mtime)
     folders = sorted((e for e in entries if e[2]), key=lambda entry: entry[0].name.casefold())
-    found = [
+    choices = [
         FileChoice(p.name, str(p), f"{size_text(s.st_size)}, {format_age(now - s.st_mtime)} ago") for p, s, _ in tables
     ]
     up = [FileChoice("..", f"{folder.parent}{os.sep}", "the folder above", True)] if folder.parent != folder else []
-    found += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
+    choices += [*up, *(FileChoice(f"{p.name}{os.sep}", f"{p}{os.sep}", "folder", True) for p, _, _ in folders)]
     shipped = [] if typed else [FileChoice(name, name, "an example that ships") for name in store.example_names()]
-    return (*found[: MOST - len(shipped)], *shipped)
+    return (*choices[: MOST - len(shipped)], *shipped)
 
 
 def dropped_file(text: str) -> str:
-    """The path of a table, of what a terminal writes when a file is dropped on it: plain, in quotes, with backslashes before
-    spaces, or as a file:// address. "" where it is none or nothing is there."""
+    """The path of a table, from what a terminal types when a file is dropped on it: plain, quoted, with backslashes before
+    spaces, or as a file:// address. "" where it is not a table or does not exist."""
     line = text.strip()
     if not line or "\n" in line or len(line) > 4096:
         return ""
     readings = [line]
-    with contextlib.suppress(ValueError):  # a quote that does not end
+    with contextlib.suppress(ValueError):  # an unclosed quote
         readings += shlex.split(line)[:1] if len(shlex.split(line)) == 1 else []
     if line.startswith("file://"):
         readings.append(url2pathname(urlsplit(line).path))
@@ -65,7 +66,7 @@ def dropped_file(text: str) -> str:
 
 
 def _split(typed: str) -> tuple[Path, str]:
-    """(folder, how the entry's name begins)."""
+    """(folder, beginning of the entry's name)."""
     path = typed_path(typed) if typed else Path.cwd()
     if not typed or typed.endswith(("/", os.sep)) or typed == "~":
         return path, ""
@@ -73,8 +74,8 @@ def _split(typed: str) -> tuple[Path, str]:
 
 
 def _entries(folder: Path, begin: str) -> Iterator[tuple[Path, os.stat_result, bool]]:
-    with os.scandir(folder) as found:
-        for count, entry in enumerate(found):
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
             if count >= LOOKED_AT:
                 return
             name = entry.name.casefold()
@@ -84,5 +85,5 @@ def _entries(folder: Path, begin: str) -> Iterator[tuple[Path, os.stat_result, b
                 is_folder = entry.is_dir()
                 if is_folder or Path(name).suffix in TABLES:
                     yield Path(entry.path), entry.stat(), is_folder
-            except OSError:  # a link to nowhere, or gone meanwhile
+            except OSError:  # a dangling link, or gone meanwhile
                 continue
