@@ -20,19 +20,19 @@ from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
 
-# A chart as a sentence: where a figure stands, where it came from, and its last values.
+# A chart as a sentence: the metric's current value, its change, and its last values.
 
 SMOOTH = 20
 """Rounds that a mean is of, as in the charts."""
 _LAST = 10
 _AGO = ((86_400.0, "a day ago"), (3600.0, "an hour ago"), (600.0, "ten minutes ago"))
-"""The longest of these that the record reaches back is told; with less than the shortest: the beginning."""
+"""The change is stated over the longest of these that the record covers, or since the beginning if it covers none."""
 _SAME = 0.005
-"""A change that is smaller is none."""
+"""A smaller change counts as none."""
 
 
 def trend_sentence(name: str, series: Series, clock: RoundClock, share: bool = False, smooth: int = SMOOTH) -> str:
-    """One figure over rounds. share: as percent. smooth: rounds that a mean is of, 1 is the value as it was told."""
+    """One metric over rounds. share: show it as a percentage. smooth: rounds in the moving mean, 1 for raw values."""
     now = series.tail_mean(smooth)
     if now is None:
         return f"{name}: no value yet"
@@ -76,7 +76,7 @@ def _figure(value: float, share: bool) -> str:
 
 # What the dashboard's screens show, as sentences: pure functions of the state and the clock, one line a fact.
 #
-# No drawing, no columns, no meaning in a place or a glyph: what stands in a line is all there is to it.
+# No drawing and no columns: no position or glyph carries meaning, the words of a line say everything.
 
 NEWEST = 5
 """Rollout groups, and marks of the charts, that are told."""
@@ -86,14 +86,14 @@ _SPOKEN = ((" · ", ", "), ("⏎", ", new line, "))
 
 
 def speakable_text(text: str) -> str:
-    """Without the signs that a screen reader would read out or drop."""
+    """The text without symbols that a screen reader would read out or drop."""
     for sign, words in _SPOKEN:
         text = text.replace(sign, words)
     return " ".join(text.split())
 
 
 def now_sentence(state: DashboardState, now: float) -> str:
-    """What goes on, for how long, and how far it is."""
+    """What the node is doing, for how long, and its progress."""
     _, sentence, seconds = status_summary(state, now)
     said = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
     since = f", {format_age(seconds)}" if seconds >= 1 else ""
@@ -108,7 +108,7 @@ def now_sentence(state: DashboardState, now: float) -> str:
 
 
 def dashboard_facts(state: DashboardState, now: float) -> list[str]:
-    """Screen 1."""
+    """The content of screen 1."""
     figures = state.figures
     rows = [f"This is {run_identity(state)}", now_sentence(state, now)]
     rows += [trend_sentence(f"Reward, {line.label}", line.series, figures.clock) for line in reward_lines(state)]
@@ -141,7 +141,7 @@ def _held_out(state: DashboardState) -> list[str]:
 
 
 def round_sentence(event: RoundFinished, examples_rounds: int = 0) -> str:
-    """The figures of one round. examples_rounds: rounds of examples so far, which are counted by themselves."""
+    """The metrics of one round. examples_rounds: rounds of examples so far, which are counted separately."""
     if event.examples:
         return f"Examples, step {examples_rounds}: {event.examples} right answers imitated, {sum(event.seconds.values()):.1f} s"
     external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
@@ -196,7 +196,7 @@ def group_sentence(event: GroupRecorded) -> str:
 
 
 def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
-    """Screen 3: the newest groups, numbered; with a number that one in full."""
+    """The content of screen 3: the newest groups, numbered; with `number` that group in full."""
     newest = state.groups.newest(max(number, NEWEST))
     if not newest:
         return ["No rollouts yet: the first come with the first round"]
@@ -211,7 +211,7 @@ def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
 
 
 def _in_full(event: GroupRecorded) -> list[str]:
-    """Question and attempts, each attempt under a line that judges it."""
+    """The question and the attempts, each attempt under its verdict."""
     group = event.group
     used = "trained on" if event.trained else "not trained on"
     rows = [group_sentence(event), f"It was {used}. The question:", *text_lines(group.question.prompt)]
@@ -226,12 +226,12 @@ def _in_full(event: GroupRecorded) -> list[str]:
 
 
 def text_lines(text: str) -> list[str]:
-    """What a model was asked or wrote, its lines as they are."""
+    """The lines of a prompt or completion, without blank ones."""
     return [line.strip() for line in plain_text(text, lines=True).splitlines() if line.strip()]
 
 
 def swarm_facts(state: DashboardState, now: float) -> list[str]:
-    """Screen 2: the swarm, what it brought, who takes part."""
+    """The content of screen 2: the swarm, its contribution, its members."""
     told = state.swarm
     if told is None and (state.run is None or state.absent):
         return ["No node is at work with an open model: nothing is known of a swarm"]
@@ -264,7 +264,7 @@ def _peers(now: SwarmUpdated) -> list[str]:
 
 
 def log_facts(state: DashboardState, now: float, text: str = "") -> list[str]:
-    """Screen 5: the last lines, those with a text in them where one is given."""
+    """The content of screen 5: the last log lines, only those that contain `text` if it is not empty."""
     found = lines_in_order(state.log, text.casefold())
     told = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [
