@@ -206,7 +206,9 @@ class SapoDashboard(DashboardActions):
     def redraw(self) -> None:
         """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
         self._follow_caption()
-        screen = next((one for one in reversed(self.screen_stack) if isinstance(one, BaseScreen)), None)
+        screen = next(
+            (open_screen for open_screen in reversed(self.screen_stack) if isinstance(open_screen, BaseScreen)), None
+        )
         if screen is not None and screen.is_mounted:
             with suppress(NoMatches):  # a tick while the screen is being taken down
                 screen.show(self.state, self.feed.now())

@@ -95,7 +95,7 @@ class DashboardHost(App[QuitChoice]):
 
     async def told(self, work: Awaitable[str]) -> bool:
         """Say what came of it, or why it was refused; whether it went well."""
-        said = await self.outcome(work)
-        if said is not None:
-            self.say(said)
-        return said is not None
+        sentence = await self.outcome(work)
+        if sentence is not None:
+            self.say(sentence)
+        return sentence is not None

@@ -126,10 +126,10 @@ def draw_sparkline(values: Iterable[float | None], width: int, glyphs: GlyphSet)
     bars = min(width, len(points))
     edges = [len(points) * bar // bars for bar in range(bars + 1)] if bars else []
     cells = [mean_of(points[first:last]) for first, last in pairwise(edges)]
-    known = [value for value in cells if value is not None]
-    if not known:
+    present = [value for value in cells if value is not None]
+    if not present:
         return " " * width
-    low, high = min(known), max(known)
+    low, high = min(present), max(present)
     span = high - low
     top = len(glyphs.bars) - 1
     text = "".join(
@@ -141,8 +141,8 @@ def draw_sparkline(values: Iterable[float | None], width: int, glyphs: GlyphSet)
 
 def mean_of(values: Sequence[float | None]) -> float | None:
     """The mean of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 # Plain ASCII for terminals that cannot show more: every line is translated, cell by cell, as it is painted.
@@ -191,8 +191,8 @@ def _cells(char: str) -> str:
     if char.isascii():
         return char
     other = "+" if "\u2500" <= char <= "\u257f" else "#" if "\u2580" <= char <= "\u259f" else "?"
-    known = _LOOKS_LIKE.get(char, other)
-    return known.ljust(cell_len(char), known)[: cell_len(char)]
+    replacement = _LOOKS_LIKE.get(char, other)
+    return replacement.ljust(cell_len(char), replacement)[: cell_len(char)]
 
 
 class AsciiFilter(LineFilter):
@@ -309,8 +309,8 @@ def own_bindings(owner: type) -> Iterator[Binding]:
     """The bindings of a screen, a widget or the app, those of its own bases too, and none of Textual's; nothing twice."""
     seen: set[str] = set()
     for base in owner.__mro__:
-        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
-            binding = found if isinstance(found, Binding) else Binding(*found)
+        for entry in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
+            binding = entry if isinstance(entry, Binding) else Binding(*entry)
             keys = set(binding.key.split(","))
             if not keys <= seen:
                 seen |= keys
@@ -335,12 +335,12 @@ def key_label(key: str) -> str:
 
 def binding_rows(owner: type) -> Rows:
     """Every key of a screen, a widget or the app, those of one action together; not shift with an arrow, which < and > are."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    by_action: dict[str, tuple[list[str], list[str]]] = {}
     for binding in own_bindings(owner):
-        keys, texts = found.setdefault(binding.action.partition("(")[0], ([], []))
+        keys, texts = by_action.setdefault(binding.action.partition("(")[0], ([], []))
         keys += [key_label(key) for key in binding.key.split(",") if not key.startswith("shift+")]
         texts.append(describe_binding(owner, binding))
-    return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in found.values()]
+    return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in by_action.values()]
 
 
 # How numbers, ages, foreign text and a round's stage are shown: plain strings or Content, never markup.

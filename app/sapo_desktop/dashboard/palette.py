@@ -78,7 +78,7 @@ def _of_app(app: DashboardHost, title: str, text: str, action: str) -> SystemCom
 def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
     """What the keys of the screens do: those of the one that is open first, the others with their screen. They are
     found by typing, so that the list before it stays short."""
-    here = next((one for one in reversed(app.screen_stack) if one.__module__.startswith("sapo_desktop")), None)
+    here = next((screen for screen in reversed(app.screen_stack) if screen.__module__.startswith("sapo_desktop")), None)
     modes = {mode: (title, _owner(mode)) for mode, title, _ in _SCREENS if mode in app.modes}
     if here is not None and type(here) not in [owner for _, owner in modes.values()]:
         for binding in _told(type(here)):
@@ -100,8 +100,8 @@ def create_mode_screen(mode: str) -> Screen[None]:
 
 def _owner(mode: str) -> type[Screen[None]]:
     module, _, name = OWNERS[mode].partition(":")
-    found: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
-    return found
+    screen: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
+    return screen
 
 
 def _told(owner: type) -> Iterator[Binding]:

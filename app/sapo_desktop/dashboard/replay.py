@@ -184,12 +184,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def place_in(recording: Sequence[Event], text: str) -> float:
     """Where a recording is to begin, in Unix seconds: "120" a round, "0" the beginning, "50%" of its time, "2h", "90m", "30s".
     Raises UsageError."""
-    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
+    if match is None:
         raise UsageError(
             f"{text!r} is no place in a recording. Write a round (120), a share (50%) or a time (2h, 90m, 30s)."
         )
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     recording = fix_timestamps(recording)
     first, last = recording[0].time, recording[-1].time
     if unit == "%":

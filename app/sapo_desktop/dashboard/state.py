@@ -390,6 +390,6 @@ def evaluation_sentence(event: Evaluated) -> str:
     """A held-out result, and how it stands to the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {format_after_round(event.round)} ({items})"
-    said = describe_difference(event)
+    difference = describe_difference(event)
     at_0 = describe_greedy(event)
-    return (f"{text}: {said}" if said else text) + (f"; {at_0}" if at_0 else "")
+    return (f"{text}: {difference}" if difference else text) + (f"; {at_0}" if at_0 else "")

@@ -37,18 +37,18 @@ def trend_sentence(name: str, series: Series, clock: RoundClock, share: bool = F
     if now is None:
         return f"{name}: no value yet"
     mean = f", mean of {smooth} rounds" if smooth > 1 and (series.last_x or 0) > smooth else ""
-    said = f"{name} {_figure(now, share)}{mean}{_change(series, clock, now, share, smooth)}"
+    sentence = f"{name} {_figure(now, share)}{mean}{_change(series, clock, now, share, smooth)}"
     last = series.newest(_LAST)
     spread = series.range()
     if len(last) > 1:
-        told = ["none" if value is None else _figure(value, share) for value in last]
-        same = len(set(told)) == 1
-        said += (
-            f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(told)}"
+        values = ["none" if value is None else _figure(value, share) for value in last]
+        same = len(set(values)) == 1
+        sentence += (
+            f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(values)}"
         )
     if spread is not None and spread.high > spread.low:
-        said += f"; between {_figure(spread.low, share)} and {_figure(spread.high, share)} so far"
-    return said
+        sentence += f"; between {_figure(spread.low, share)} and {_figure(spread.high, share)} so far"
+    return sentence
 
 
 def _change(series: Series, clock: RoundClock, now: float, share: bool, smooth: int) -> str:
@@ -95,7 +95,7 @@ def speakable_text(text: str) -> str:
 def now_sentence(state: DashboardState, now: float) -> str:
     """What the node is doing, for how long, and its progress."""
     _, sentence, seconds = status_summary(state, now)
-    said = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
+    text = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
     since = f", {format_age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
     done = (
@@ -103,8 +103,8 @@ def now_sentence(state: DashboardState, now: float) -> str:
         if phase is not None and not (state.paused or state.absent) and phase.fraction > 0
         else ""
     )
-    left = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
-    return speakable_text(f"{said}{since}{done}{left}")
+    remaining = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
+    return speakable_text(f"{text}{since}{done}{remaining}")
 
 
 def dashboard_facts(state: DashboardState, now: float) -> list[str]:
@@ -131,13 +131,13 @@ def _held_out(state: DashboardState) -> list[str]:
         return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
     before = base_scores(latest, state.base)
     rows = [evaluation_sentence(latest)]
-    told = []
+    scores = []
     for score in latest.tasks:
         base = before.get(score.task)
         came = "" if base is None else f"from {100 * base:.0f} to "
         note = ", with an answer-only shortcut" if score.shortcut else ""
-        told.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
-    return [*rows, "By task: " + "; ".join(told)] if told else rows
+        scores.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
+    return [*rows, "By task: " + "; ".join(scores)] if scores else rows
 
 
 def round_sentence(event: RoundFinished, examples_rounds: int = 0) -> str:
@@ -164,11 +164,11 @@ def _updated(event: RoundFinished) -> str:
 
 
 def _marks(state: DashboardState, now: float) -> list[str]:
-    told = [
-        f"{MEANINGS[one.letter]} at round {one.round:.0f}, {format_clock_time(one.time, now)}"
-        for one in state.moments[-NEWEST:]
+    marks = [
+        f"{MEANINGS[moment.letter]} at round {moment.round:.0f}, {format_clock_time(moment.time, now)}"
+        for moment in state.moments[-NEWEST:]
     ]
-    return ["Marked in the charts, the newest last: " + "; ".join(told)] if told else []
+    return ["Marked in the charts, the newest last: " + "; ".join(marks)] if marks else []
 
 
 def _machine(state: DashboardState) -> str:
@@ -232,20 +232,20 @@ def text_lines(text: str) -> list[str]:
 
 def swarm_facts(state: DashboardState, now: float) -> list[str]:
     """The content of screen 2: the swarm, its contribution, its members."""
-    told = state.swarm
-    if told is None and (state.run is None or state.absent):
+    swarm = state.swarm
+    if swarm is None and (state.run is None or state.absent):
         return ["No node is at work with an open model: nothing is known of a swarm"]
-    if told is None:
+    if swarm is None:
         alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
-    rows = [as_it_was(state, now) + plain_text(told.sentence, 400)]
-    rows += [f"{format_count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
-    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(told)]
+    rows = [as_it_was(state, now) + plain_text(swarm.sentence, 400)]
+    rows += [f"{format_count(swarm.nodes)} nodes, {swarm.rounds_per_s:.2f} rounds a second of all"]
+    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(swarm)]
     rows += [from_others(state), improved_tasks_sentence(state), *on_trial(state), plain_text(state.external_off, 400)]
-    rows += [f"{format_count(told.made)} groups made, {format_count(told.accepted)} accepted"]
-    rows.append(f"Received, not taken: {'; '.join(in_words(told.rejected)) or 'none'}")
-    rows.append(f"Sent, not taken: {'; '.join(in_words(told.refused, told.made)) or 'none'}")
-    rows += _peers(told)
+    rows += [f"{format_count(swarm.made)} groups made, {format_count(swarm.accepted)} accepted"]
+    rows.append(f"Received, not taken: {'; '.join(in_words(swarm.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(in_words(swarm.refused, swarm.made)) or 'none'}")
+    rows += _peers(swarm)
     trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
     rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
     return [speakable_text(row) for row in rows if row]
@@ -265,10 +265,11 @@ def _peers(now: SwarmUpdated) -> list[str]:
 
 def log_facts(state: DashboardState, now: float, text: str = "") -> list[str]:
     """The content of screen 5: the last log lines, only those that contain `text` if it is not empty."""
-    found = lines_in_order(state.log, text.casefold())
-    told = {"info": "", "warning": "warning: ", "error": "error: "}
+    lines = lines_in_order(state.log, text.casefold())
+    prefixes = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [
-        f"{format_clock_time(line.time, now)} {told[line.level]}{plain_text(line.text, 600)}" for line in found[-LOG:]
+        f"{format_clock_time(line.time, now)} {prefixes[line.level]}{plain_text(line.text, 600)}"
+        for line in lines[-LOG:]
     ]
     return [speakable_text(row) for row in rows] or [
         f"No line of the log has {text!r} in it" if text else "The log is empty"

@@ -39,9 +39,9 @@ class TypedLines:
             if self._reading is None:
                 self._reading = asyncio.get_running_loop().create_future()
                 threading.Thread(target=self._read, args=(self._reading,), daemon=True).start()
-            found = await asyncio.shield(self._reading)
+            chunk = await asyncio.shield(self._reading)
             self._reading = None
-            self._bytes, self._ended = self._bytes + found, not found
+            self._bytes, self._ended = self._bytes + chunk, not chunk
         first, _, self._bytes = self._bytes.partition(b"\n")
         if self._ended and not first:
             return None
@@ -49,11 +49,11 @@ class TypedLines:
 
     def _read(self, reading: asyncio.Future[bytes]) -> None:
         try:
-            found = os.read(self._descriptor, _CHUNK)
+            chunk = os.read(self._descriptor, _CHUNK)
         except OSError:  # the terminal is gone
-            found = b""
+            chunk = b""
         try:
-            reading.get_loop().call_soon_threadsafe(_tell, reading, found)
+            reading.get_loop().call_soon_threadsafe(_tell, reading, chunk)
         except RuntimeError:  # the event loop has closed
             return
 
@@ -93,7 +93,7 @@ class FirstRunQuestions:
             invite = await self._invite(info) if mode == "swarm" else ""
             hardware = await self._pick("Hardware", info.hardware)
             model = await self._model(info)
-            tasks = await self._pick("Tasks", [one for one in info.tasks if one[0] != OWN])
+            tasks = await self._pick("Tasks", [task for task in info.tasks if task[0] != OWN])
             limits = await self._pick("Limits", info.limits)
             name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
         except Left:
@@ -411,8 +411,8 @@ class LinearSession:
             await self._verb(arguments)
         finally:
             waiting, self._held = self._held, None
-            for told in waiting:
-                self._say(told)
+            for line in waiting:
+                self._say(line)
 
 
 def _number(text: str) -> int:

@@ -38,8 +38,8 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML ({error}). Mend that line or delete the file.") from error
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror}).") from error
-    found = _old_names(tables)
-    return _migrate(path, text, tables, found) if found else tables
+    renamed = _old_names(tables)
+    return _migrate(path, text, tables, renamed) if renamed else tables
 
 
 def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple
         else table
         for section, table in tables.items()
     }
-    said = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
+    changes = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
     try:
         edited = _edited(text, found)
         if _parsed(edited) == current:
@@ -77,7 +77,7 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple
         outcome = f"{path} was brought up to date"
     except AppError as error:
         outcome = f"it counts, but {path} still has the old name. {error}"
-    logging.getLogger(__name__).warning("Settings: %s; %s.", said, outcome.rstrip("."))
+    logging.getLogger(__name__).warning("Settings: %s; %s.", changes, outcome.rstrip("."))
     return current
 
 
@@ -327,11 +327,11 @@ _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "boo
 def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
     """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind; without a place it is a sentence of
     the schema's own."""
-    said, at, where = message.partition(" - at `$")
+    reason, at, where = message.partition(" - at `$")
     if not at:
         return message
-    key, said = where.rstrip("`").lstrip("."), said.rstrip(".")
-    said = next((plain for kind, plain in _NO_SUCH.items() if said == f"Expected `{kind}`, got `str`"), said)
+    key, reason = where.rstrip("`").lstrip("."), reason.rstrip(".")
+    reason = next((plain for kind, plain in _NO_SUCH.items() if reason == f"Expected `{kind}`, got `str`"), reason)
     allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields if f.key == key), "")
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
-    return f"{start}{said[0].lower()}{said[1:]}.{allowed}"
+    return f"{start}{reason[0].lower()}{reason[1:]}.{allowed}"

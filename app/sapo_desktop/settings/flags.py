@@ -41,20 +41,20 @@ def add_flags(parser: argparse._ActionsContainer, fields: Iterable[SettingField]
     """A flag for each, which sets nothing when it is not typed."""
     for field in fields:
         flag, default = f"--{field.key.replace('_', '-')}", format_value(field.default)
-        said = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
+        help_text = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
         if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=said)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text)
         else:
             metavar = _METAVARS.get(field.kind.partition(",")[0], "TEXT")
             metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
-            parser.add_argument(flag, default=argparse.SUPPRESS, help=said, metavar=metavar)
+            parser.add_argument(flag, default=argparse.SUPPRESS, help=help_text, metavar=metavar)
 
 
 def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, made: bool = False) -> RunConfig:
     """The run's settings with the typed flags over them. look: see with_room. made: they are those of a model, which keeps its
     limit of new tokens unless something changes that asks for room. Raises UsageError, UnknownTask, BadTask."""
-    given = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    typed = split_lists(given, schema_fields(RunConfig))
+    flags = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
+    typed = split_lists(flags, schema_fields(RunConfig))
     if "model" in typed:
         typed["model"] = absolute_model(typed["model"])
     run = {**msgspec.to_builtins(base.run), **typed}
@@ -87,8 +87,8 @@ def as_kept(model: str) -> str:
     that program has none of the name."""
     from sapo_backends.checkpoints import local_models
 
-    found = absolute_model(model)
-    return model if local_models.is_named(model) else found
+    path = absolute_model(model)
+    return model if local_models.is_named(model) else path
 
 
 def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:

@@ -92,14 +92,14 @@ def _available(config: RunConfig) -> list[str]:
     from sapo_backends import registry
 
     engines.choose_trainer(config)
-    found = []
+    names = []
     for name in registry.known_backends():
         try:
             registry.get_backend(name).check()
         except BackendUnavailable:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 async def _warn(home: Home) -> None:
@@ -117,26 +117,26 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
         print("\n".join(speed.bench_header(subject)), end="\n\n")
         print("\n".join(speed.table_header()), flush=True)
     measured: dict[EngineCandidate, EngineMeasurement] = {}
-    for one in _measurements(subject, config, available, args.quick):
-        again = one.candidate in measured
-        measured[one.candidate] = one
+    for measurement in _measurements(subject, config, available, args.quick):
+        again = measurement.candidate in measured
+        measured[measurement.candidate] = measurement
         if not args.json:
-            print("\n".join(speed.candidate_lines(subject, one, again=again)), flush=True)
-    found = list(measured.values())
-    choice = choose_engine(found, subject.workload, speed.engine_preference(config))
-    kept = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
-    if choice is not None and kept:
-        speed.save_measurements(home, config, found)
+            print("\n".join(speed.candidate_lines(subject, measurement, again=again)), flush=True)
+    results = list(measured.values())
+    choice = choose_engine(results, subject.workload, speed.engine_preference(config))
+    saved = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
+    if choice is not None and saved:
+        speed.save_measurements(home, config, results)
     plan = memory_plan.plan_round_memory(config)
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
-        for line in speed.bench_json_objects(subject, found, choice, memory, busy):
+        for line in speed.bench_json_objects(subject, results, choice, memory, busy):
             print(json_line(line))
     else:
-        said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
+        memory_sentence = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(speed.bench_footer(subject, choice, said, busy, kept=kept)))
-    return 0 if any(not one.failure for one in found) else 1
+        print("\n".join(speed.bench_footer(subject, choice, memory_sentence, busy, kept=saved)))
+    return 0 if any(not measurement.failure for measurement in results) else 1
 
 
 def _busy() -> float:
@@ -182,17 +182,19 @@ def _measurements(
 
     wanted, work = speed.engine_preference(config), subject.workload
     gpu = subject.limits.get("torch", MachineLimits()).device == "cuda" and config.device != "cpu"
-    found: dict[EngineCandidate, EngineMeasurement] = {}
+    results: dict[EngineCandidate, EngineMeasurement] = {}
 
     def measure(waiting: Sequence[EngineCandidate], doing: str) -> Iterator[EngineMeasurement]:
         for number, candidate in enumerate(waiting, 1):
             _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
-            one = probe.in_child(
+            measurement = probe.in_child(
                 candidate, load_request.build_load_request(config), _QUICK_S if quick else probe.SECONDS
             )
             _progress("")
-            found[candidate] = choice.merge_measurements(found[candidate], one) if candidate in found else one
-            yield found[candidate]
+            results[candidate] = (
+                choice.merge_measurements(results[candidate], measurement) if candidate in results else measurement
+            )
+            yield results[candidate]
 
     apple, threads = engines.apple_silicon(), hardware.default_threads()
     fast = hardware.detect_hardware().fast_bfloat16
@@ -202,9 +204,9 @@ def _measurements(
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
     yield from measure(singles, "measuring")
-    yield from measure(choice.list_pair_candidates(available, list(found.values()), work, wanted), "measuring")
+    yield from measure(choice.list_pair_candidates(available, list(results.values()), work, wanted), "measuring")
     if not quick:
-        yield from measure(choice.find_finalists(list(found.values()), work), "measuring again")
+        yield from measure(choice.find_finalists(list(results.values()), work), "measuring again")
 
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:

@@ -76,9 +76,9 @@ def _require_theme(name: str) -> None:
 
     from sapo_desktop.dashboard.look import THEMES
 
-    known = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
-    if name not in known:
-        raise UsageError(f"There is no theme {name!r}. {suggest_names(name, known)}")
+    names = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
+    if name not in names:
+        raise UsageError(f"There is no theme {name!r}. {suggest_names(name, names)}")
 
 
 def _tell_whose(key: str) -> None:

@@ -64,8 +64,8 @@ def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
 
 def is_new(home: Home) -> bool:
     """Nothing was answered yet, no model was made by a verb, and no node runs."""
-    known = (home.settings, home.socket, *home.models.glob("*/model.json"))
-    return not any(path.exists() for path in known)
+    traces = (home.settings, home.socket, *home.models.glob("*/model.json"))
+    return not any(path.exists() for path in traces)
 
 
 def _feed(home: Home) -> ControlFeed:

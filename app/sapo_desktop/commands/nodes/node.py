@@ -145,12 +145,12 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
         return
     from sapo_backends.checkpoints import locate
 
-    one = card.build_base_card(home, config, measure=config.model not in locate.BUNDLED)
-    for line in card.base_card_lines(one):
+    base_card = card.build_base_card(home, config, measure=config.model not in locate.BUNDLED)
+    for line in card.base_card_lines(base_card):
         reporter.say(line)
-    if one.over_budget:
-        raise UsageError(f"{config.model} is too large: {one.over_budget}")
-    memory_plan.require_round_memory(config, room, size=one.size, fallback=bool(one.slow))
+    if base_card.over_budget:
+        raise UsageError(f"{config.model} is too large: {base_card.over_budget}")
+    memory_plan.require_round_memory(config, room, size=base_card.size, fallback=bool(base_card.slow))
 
 
 def _with_swarm(session: training.TrainingSession, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
@@ -208,17 +208,17 @@ async def _work(
     if invite is not None:
         who = await asyncio.to_thread(membership.load_identity, home)
         cap = DataCap(home.network, setup.limits)
-        setup.exchange, said = await membership.join_swarm(
+        setup.exchange, sentences = await membership.join_swarm(
             invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
         )
-        begun = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
-        if begun and not setup.trial:  # the host opened the swarm
-            setup.trial, setup.config = begun.name, trial.trial_config(setup.config)
+        running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
+        if running_trial and not setup.trial:  # the host opened the swarm
+            setup.trial, setup.config = running_trial.name, trial.trial_config(setup.config)
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
-        reporter.say(said[0])
+        reporter.say(sentences[0])
         if setup.trial:
             reporter.say(trial.RULES)
-        setup.notes = tuple(said[1:])
+        setup.notes = tuple(sentences[1:])
     return await _serve(home, setup, session, reporter, bound)
 
 
@@ -233,12 +233,12 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    asked = (
+    trial_end = (
         trial.TrialEndPrompt(await asyncio.to_thread(trial.progress_from_journal, node.journal, setup.trial))
         if setup.trial
         else None
     )
-    took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
+    durations: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
         metrics.serve_metrics(node, bound),
@@ -251,10 +251,10 @@ async def _serve(
                     with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
                         await asyncio.to_thread(training.record_session_start, session)
                 if isinstance(event, RoundFinished) and not event.examples:
-                    took.append(sum(event.seconds.values()))
+                    durations.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):
                     reporter.show(event)
-                    if asked is not None and (sentence := asked.after(event)):
+                    if trial_end is not None and (sentence := trial_end.after(event)):
                         reporter.say(sentence)
 
         printer = asyncio.create_task(print_events())
@@ -264,5 +264,5 @@ async def _serve(
             await printer
             reporter.summary(setup.folder)
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(speed.remember_rounds, home, setup.config, took)
+                await asyncio.to_thread(speed.remember_rounds, home, setup.config, durations)
     return 0

@@ -51,8 +51,10 @@ def main(args: argparse.Namespace) -> int:
 
     captions: list[ReplayCaption] = []
     if args.told == "tour":
-        events, said = recording.load_tour()
-        captions = [ReplayCaption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+        events, texts = recording.load_tour()
+        captions = [
+            ReplayCaption(place_in(events, str(caption.round)), caption.text, caption.screen) for caption in texts
+        ]
         speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
     else:
         _, path = recording.find_recording(Home.find(), args.file)

@@ -32,6 +32,10 @@ def main(args: argparse.Namespace) -> int:
             editing.apply_preset(home.settings, args.preset)
         print(login.install_login_service(login.login_service(home, args.name)))
     else:
-        one = login.login_service(home)
-        print(login.uninstall_login_service(one) if args.action == "uninstall" else login.login_service_status(one))
+        service = login.login_service(home)
+        print(
+            login.uninstall_login_service(service)
+            if args.action == "uninstall"
+            else login.login_service_status(service)
+        )
     return 0

@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.add_argument(
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
-    told = {"store": "the app's data folder", "tasks": "all"}
+    defaults = {"store": "the app's data folder", "tasks": "all"}
     fields = schema_fields(CoordinatorSettings)
-    flags.add_flags(parser, (field._replace(default=told.get(field.key, field.default)) for field in fields))
+    flags.add_flags(parser, (field._replace(default=defaults.get(field.key, field.default)) for field in fields))
     if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
 

@@ -148,27 +148,27 @@ async def _show_one(what: str) -> int:
 
 
 async def _show_all(home: Home, fresh: bool) -> int:
-    found = await directories.read_directories(home, fresh)
-    if not found:
+    directories_read = await directories.read_directories(home, fresh)
+    if not directories_read:
         print("No directory is in your settings, and none is built in. Add one that somebody told you of:")
         print("  sapo-desktop directory add 'https://host/file.json#key=…'")
-    for directory in found:
+    for directory in directories_read:
         print("\n".join(_lines(directory)))
-    return 0 if not found or any(one.read for one in found) else 1
+    return 0 if not directories_read or any(directory.read for directory in directories_read) else 1
 
 
 def _lines(directory: SwarmDirectory) -> list[str]:
     """What a directory lists, as plain text."""
-    said = f"{directory.name or 'Directory'} ({directory.place})"
+    title = f"{directory.name or 'Directory'} ({directory.place})"
     if not directory.read:
-        return [f"{said}: {directory.note}"]
+        return [f"{title}: {directory.note}"]
     seconds = time.time() - directory.read
-    lines = [said + (f", read {format_age(seconds)} ago" if seconds >= 60 else "")]
+    lines = [title + (f", read {format_age(seconds)} ago" if seconds >= 60 else "")]
     lines += [f"  {directory.note}"] if directory.note else []
-    for one in directory.swarms:
-        nodes = f"{one.nodes:,} node{'' if one.nodes == 1 else 's'}"
-        lines.append(f"  {one.name}: {nodes}, {one.rounds_per_hour:,.0f} rounds/h. Trains on {one.trains}.")
-        lines.append(f"    Checked: {one.checks}.")
-        how = f"sapo-desktop node --join '{one.join}'" if one.join else one.why
-        lines.append(f"    {'Anyone may join' if one.anyone else 'By invite'}: {how}")
-    return lines or [said]
+    for swarm in directory.swarms:
+        nodes = f"{swarm.nodes:,} node{'' if swarm.nodes == 1 else 's'}"
+        lines.append(f"  {swarm.name}: {nodes}, {swarm.rounds_per_hour:,.0f} rounds/h. Trains on {swarm.trains}.")
+        lines.append(f"    Checked: {swarm.checks}.")
+        how = f"sapo-desktop node --join '{swarm.join}'" if swarm.join else swarm.why
+        lines.append(f"    {'Anyone may join' if swarm.anyone else 'By invite'}: {how}")
+    return lines or [title]

@@ -67,11 +67,11 @@ def _show(invites: Sequence[Invite], code: bool) -> None:
 
 def select_invite(views: Sequence[InviteView], which: str) -> InviteView:
     """The invite of that label or beginning of its id. Raises UsageError."""
-    found = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
-    if len(found) != 1:
-        known = ", ".join(_name(v) for v in views if not v.revoked) or "none"
-        raise UsageError(f"{'Several invites are' if found else 'No invite is'} called {which!r}. Known: {known}.")
-    return found[0]
+    matches = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
+    if len(matches) != 1:
+        labels = ", ".join(_name(v) for v in views if not v.revoked) or "none"
+        raise UsageError(f"{'Several invites are' if matches else 'No invite is'} called {which!r}. Known: {labels}.")
+    return matches[0]
 
 
 def _name(view: InviteView) -> str:
@@ -107,9 +107,9 @@ async def _member(state: hosting.HostedCoordinator, beginning: str) -> str:
         return beginning
     async with state.visitor() as client:
         nodes = [row.node for row in (await client.leaderboard()).nodes]
-    found = [node for node in nodes if beginning and node.startswith(beginning)]
-    if len(found) != 1:
+    matches = [node for node in nodes if beginning and node.startswith(beginning)]
+    if len(matches) != 1:
         raise UsageError(
-            f"{'Several nodes begin' if found else 'No active node begins'} with {beginning!r}. Type the whole id."
+            f"{'Several nodes begin' if matches else 'No active node begins'} with {beginning!r}. Type the whole id."
         )
-    return found[0]
+    return matches[0]

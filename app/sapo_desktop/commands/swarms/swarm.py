@@ -68,11 +68,11 @@ async def _status(state: hosting.HostedCoordinator) -> int:
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
     with contextlib.suppress(CoordinatorError, OSError):  # it hangs or is just ending
         async with state.visitor() as client:
-            seen, hour = (await client.info()).nodes, await client.leaderboard()
+            active, leaderboard = (await client.info()).nodes, await client.leaderboard()
         print(
-            f"Seen in the last 5 minutes: {seen} node{'' if seen == 1 else 's'}. Groups in the last hour: {hour.total:,}"
+            f"Seen in the last 5 minutes: {active} node{'' if active == 1 else 's'}. Groups in the last hour: {leaderboard.total:,}"
         )
-        for row in hour.nodes[:LEADING]:
+        for row in leaderboard.nodes[:LEADING]:
             named = f"{safe_text(row.name, 40, lines=False)}, {safe_text(row.model, 40, lines=False)}"
             print(f"{row.node}  {row.groups:>7,} groups, taken {row.uptake:,} times  {named}")
     return 0
@@ -83,11 +83,11 @@ async def _members(state: hosting.HostedCoordinator, action: str, node: str) -> 
     async with state.client() as admin:
         if action == "approve":
             await admin.approve(node)
-        found = await admin.waiting()
-    for member in found:
-        said = f"{safe_text(member.name, 40, lines=False)}, {safe_text(member.model, 40, lines=False)}"
-        print(f"{member.node}  {said}")
-    print("Let them in: sapo-desktop swarm approve [NODE]" if found else "Nobody waits.")
+        waiting = await admin.waiting()
+    for member in waiting:
+        description = f"{safe_text(member.name, 40, lines=False)}, {safe_text(member.model, 40, lines=False)}"
+        print(f"{member.node}  {description}")
+    print("Let them in: sapo-desktop swarm approve [NODE]" if waiting else "Nobody waits.")
     return 0
 
 

@@ -16,10 +16,10 @@ def list_tasks() -> int:
     for name in library.task_names():
         try:
             task = library.load_task(name)
-            said = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
+            description = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
         except BadTask as error:
-            said = str(error)
-        print(f"{name:<28} {safe_text(said, 200, lines=False)}")
+            description = str(error)
+        print(f"{name:<28} {safe_text(description, 200, lines=False)}")
     for name, presets in catalogue.CATALOGUE.items():
         print(f"{name:<28} {', '.join(presets)}")
     return 0
@@ -31,9 +31,9 @@ async def print_samples(task: str, preset: str, count: int) -> int:
     from sapo_swarm.scoring.scorer import Scorer
 
     async with Scorer() as scorer:
-        for found in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
-            text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
-            print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
+        for question in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
+            text = question.prompt if isinstance(question, Question) else f"(does not regenerate: {question.reason})"
+            print(f"--- {question.ref.label}\n{safe_text(text).strip()}\n")
     if not catalogue.is_own(task):
         print("\n".join(looking.describe_acceptance(task, preset)))
     return 0

@@ -55,14 +55,14 @@ def create_custom_task(args: argparse.Namespace) -> int:
     if args.target in shipped.example_names() and not Path(args.target).exists():
         task, reason = shipped.load_example(args.target), "as it ships"
     else:
-        found = draft_task(_path(args.target), _wishes(args, base))
-        task, table, reason = found.task, found.table, found.reason
-        guessed = [f"{found.guessed} Other columns: --question, --answer."] if found.guessed else []
-        unsure = [*guessed, *found.notes]
-    kept = store_task(task, home, args.replace)
+        draft = draft_task(_path(args.target), _wishes(args, base))
+        task, table, reason = draft.task, draft.table, draft.reason
+        guessed = [f"{draft.guessed} Other columns: --question, --answer."] if draft.guessed else []
+        unsure = [*guessed, *draft.notes]
+    replaced = store_task(task, home, args.replace)
     _say([*looking.describe_task(task, reason), *unsure])
-    if kept is not None:
-        print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
+    if replaced is not None:
+        print(f"The task of that name that was here is kept in {replaced} until the next one is replaced.")
     _asked(task)
     name = task.spec.name
     if args.allow_code and task.code:
@@ -137,11 +137,11 @@ def check_judge(args: argparse.Namespace) -> int:
     typed = {name: getattr(args, name) for name in ("judge_url", "judge_model") if getattr(args, name)}
     config = msgspec.structs.replace(config, **typed)
     file = _path(args.ratings) if args.ratings else None
-    made = asyncio.run(
+    calibration = asyncio.run(
         judging.calibrate_judge(home, config, args.target, file, args.encoding, lambda text: _say([text]))
     )
-    _say(judging.describe_calibration(args.target, made, config))
-    return 1 if judging.judge_refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
+    _say(judging.describe_calibration(args.target, calibration, config))
+    return 1 if judging.judge_refusal(args.target, calibration.found, calibration.endpoint, config.judge_kappa) else 0
 
 
 async def _shortcuts(task: OwnTask) -> review.ShortcutScores:
@@ -221,23 +221,29 @@ async def _look(
     """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
     as many worked examples as the trial finds best."""
     config = looking.config_for(task, args.model, home)
-    said = looking.told_by_rows(task, table, config)
+    warnings = looking.told_by_rows(task, table, config)
     if task.spec.rubric:
-        _say(["", *(f"- {line}" for line in said), looking.compare_judge(task.spec.name)])
-        return bool(said)
+        _say(["", *(f"- {line}" for line in warnings), looking.compare_judge(task.spec.name)])
+        return bool(warnings)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
-        said += review.shortcut_warnings(found)
-        _say(["", *review.describe_shortcuts(found)[:2]])
-        if said:
-            _say(["", f"{len(said)} thing{'s' if len(said) > 1 else ''} to look at:", *(f"- {line}" for line in said)])
+        shortcuts = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
+        warnings += review.shortcut_warnings(shortcuts)
+        _say(["", *review.describe_shortcuts(shortcuts)[:2]])
+        if warnings:
+            _say(
+                [
+                    "",
+                    f"{len(warnings)} thing{'s' if len(warnings) > 1 else ''} to look at:",
+                    *(f"- {line}" for line in warnings),
+                ]
+            )
         else:
             print("\nNothing to warn of.")
         if not args.no_model:
             shown = expectation.shown_model(config.model)
             print(f"\nTrying {shown} on training questions …", flush=True)
             _say(await _try(task, config, scorer, lambda _: None, home if keep_better else None))
-    return bool(said)
+    return bool(warnings)
 
 
 async def _try(
@@ -245,16 +251,16 @@ async def _try(
 ) -> list[str]:
     """What the model does with the task, in sentences. keep_in: where the task gets the worked examples that help."""
     try:
-        found = await expectation.measure_expectation(task, config, scorer, show)
+        measured = await expectation.measure_expectation(task, config, scorer, show)
     except BackendError as error:
         return [f"It could not be tried: {error}"]
-    if found is None:
+    if measured is None:
         return ["None of the questions fits into the model's context."]
-    kept = keep_in is not None and found.shots != task.spec.shots
-    if keep_in is not None and kept:
-        keep_shots(task, found.shots, keep_in)
+    shots_changed = keep_in is not None and measured.shots != task.spec.shots
+    if keep_in is not None and shots_changed:
+        keep_shots(task, measured.shots, keep_in)
     time = await asyncio.to_thread(card.expected_training_time, Home.find(), config, measure=True)
-    return expectation.describe_expectation(found, kept, time)
+    return expectation.describe_expectation(measured, shots_changed, time)
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> TaskMeasurement:
@@ -269,19 +275,19 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Task
         return TaskMeasurement((), (), (looking.compare_judge(task.spec.name),))
     show("looking for shortcuts", 0.0)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
+        shortcuts = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
         trying = partial(show, f"trying {expectation.shown_model(config.model)}")
-        said = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
+        sentences = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
     return TaskMeasurement(
-        tuple(review.describe_shortcuts(found)[:2]), tuple(review.shortcut_warnings(found)), tuple(said)
+        tuple(review.describe_shortcuts(shortcuts)[:2]), tuple(review.shortcut_warnings(shortcuts)), tuple(sentences)
     )
 
 
 def _asked(task: OwnTask) -> None:
     """The first question as a model reads it, then the first rows."""
     _say(["", "Asked:", *(f"  | {line}" for line in looking.preview_question(task)), ""])
-    for number, (asked, answer) in enumerate(looking.preview_rows(task), 1):
-        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
+    for number, (question, answer) in enumerate(looking.preview_rows(task), 1):
+        _say([f"{number}. {question}", *([f"   answer: {answer}"] if answer else [])])
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -54,17 +54,21 @@ def _invite(home: Home, given: str) -> Invite:
 async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
     """What the swarm offers; with a name what exactly one accepts. join: the flag that the next command needs."""
     async with sharing.member_client(home, invite) as client:
-        found = await sharing.list_task_offers(client, home)
+        offers = await sharing.list_task_offers(client, home)
         if name:
-            offer = _named(found, name)
+            offer = _named(offers, name)
             print("\n".join(sharing.preview_offer(offer, await client.task(offer))))
             print(f"\nAccept it: sapo-desktop tasks accept {name}{join} --yes {offer.hash}")
             return 0
-        for offer in found:
-            said = _STANDING[offer_status(offer, client.invite.swarm)]
-            print(safe_text(f"{offer.name:<28} {said}: {offer.train:,} rows. {offer.description}", 200, lines=False))
+        for offer in offers:
+            standing = _STANDING[offer_status(offer, client.invite.swarm)]
+            print(
+                safe_text(f"{offer.name:<28} {standing}: {offer.train:,} rows. {offer.description}", 200, lines=False)
+            )
     print(
-        f"Look at one: sapo-desktop tasks offered NAME{join}" if found else "This swarm has no tasks of its host's own."
+        f"Look at one: sapo-desktop tasks offered NAME{join}"
+        if offers
+        else "This swarm has no tasks of its host's own."
     )
     return 0
 
@@ -96,8 +100,8 @@ async def _accept(home: Home, name: str, version: str, invite: Invite, join: str
 def _named(found: tuple[TaskOffer, ...], name: str) -> TaskOffer:
     offer = next((offer for offer in found if offer.name == name), None)
     if offer is None:
-        known = ", ".join(offer.name for offer in found) or "none"
-        raise UsageError(f"This swarm offers no task {name!r}. It offers: {known}.")
+        names = ", ".join(offer.name for offer in found) or "none"
+        raise UsageError(f"This swarm offers no task {name!r}. It offers: {names}.")
     return offer
 
 

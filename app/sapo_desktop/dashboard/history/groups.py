@@ -50,7 +50,7 @@ MAX_WORDS = 16
 
 @dataclass(frozen=True)
 class GroupFilter:
-    """ An empty field does not filter. reward "mixed": unequal rewards in the group. text: words; the last may be a prefix."""
+    """An empty field does not filter. reward "mixed": unequal rewards in the group. text: words; the last may be a prefix."""
 
     task: str = ""
     source: Source = ""
@@ -291,19 +291,21 @@ class RecordedGroups:
 
     def read(self, numbers: Sequence[int]) -> list[Numbered]:
         """See GroupSource."""
-        found = [(number, self._groups[number]) for number in numbers if number in self._groups]
-        return [(number, msgspec.structs.replace(event, seq=number)) for number, event in found]
+        groups = [(number, self._groups[number]) for number in numbers if number in self._groups]
+        return [(number, msgspec.structs.replace(event, seq=number)) for number, event in groups]
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def _read(rows: Sequence[tuple[int, bytes]]) -> list[Numbered]:
-    found: list[Numbered] = []
+    groups: list[Numbered] = []
     for number, body in rows:
         event = decode_event_row(body)
-        found.append((number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None))
-    return found
+        groups.append(
+            (number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None)
+        )
+    return groups
 
 
 # The index of a source's groups: one row per group, and a full-text table that does not store the texts. It is a separate
@@ -345,7 +347,7 @@ class GroupIndex:
     """The index of one source. Not thread-safe; several processes may use the same file."""
 
     def __init__(self, source: GroupSource, folder: Path | None = None) -> None:
-        """folder: where index files are kept. With None, or a source without a name, the index is in memory. Raises JournalError."""
+        """folder: where index files are kept; None, or a source without a name: the index is in memory. Raises JournalError."""
         self.source = source
         self.path = folder / f"{_key(source.name)}.db" if folder is not None and source.name else None
         self._looked: int | None = None
@@ -444,11 +446,11 @@ class GroupIndex:
 
     def _drop(self, low: int, high: int) -> None:
         with self._writing():
-            kept = set(self.source.numbers(low, high))
-            gone = [row for row in self._db.execute("SELECT seq FROM groups").fetchall() if row[0] not in kept]
+            current = set(self.source.numbers(low, high))
+            gone = [row for row in self._db.execute("SELECT seq FROM groups").fetchall() if row[0] not in current]
             self._db.executemany("DELETE FROM groups WHERE seq = ?", gone)
             stale = self._number("SELECT coalesce((SELECT value FROM about WHERE name = 'gone'), 0)") + len(gone)
-            if stale > max(_SPARE, len(kept)):
+            if stale > max(_SPARE, len(current)):
                 for table in ("groups", "about WHERE name = 'span'"):
                     self._db.execute(f"DELETE FROM {table}")
                 self._db.execute("INSERT INTO words (words) VALUES ('delete-all')")
@@ -477,11 +479,11 @@ class GroupIndex:
         return self._db.total_changes, self._number("PRAGMA data_version")
 
     def _still(self, name: str, version: object, count: Callable[[], Counted]) -> Counted:
-        """The cached count for that version: counting scans all groups, so it runs once per version and not at every key press."""
+        """The cached count for that version: counting scans all groups, so it runs once per version, not at every key press."""
         if name not in self._counted or self._counted[name][0] != version:
             self._counted[name] = version, count()
-        found: Counted = self._counted[name][1]
-        return found
+        counted: Counted = self._counted[name][1]
+        return counted
 
     def _total(self, wanted: GroupFilter, upto: int) -> int:
         tables, where, values = self._asked(wanted)
@@ -492,8 +494,8 @@ class GroupIndex:
 
     def _asked(self, wanted: GroupFilter) -> tuple[str, str, list[object]]:
         """The tables, the WHERE condition and its values."""
-        found = self._db.execute("SELECT number FROM tasks WHERE name = ?", (wanted.task,)).fetchone()
-        task = found[0] if found else -1
+        row = self._db.execute("SELECT number FROM tasks WHERE name = ?", (wanted.task,)).fetchone()
+        task = row[0] if row else -1
         if wanted.words:
             return "words CROSS JOIN groups", f"words MATCH ?{_JOINED}", [wanted.match(task)]
         where, values = "flags & ? = ?", [wanted.flags, wanted.flags]
@@ -597,7 +599,7 @@ def export_groups(source: GroupSource, folder: Path | None, wanted: GroupFilter,
 
 
 def write_groups(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
-    """Write a new file, readable by its owner only; returns the number of groups. Raises AppError, JournalError; then no file is left."""
+    """Write a new file, private to its owner; the number of groups. Raises AppError, JournalError; then no file is left."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -639,7 +641,7 @@ class GroupQuery:
 
 @dataclass(frozen=True)
 class GroupQueryResult:
-    """groups: newest first. total: all matches. indexed, of: groups indexed out of all. tasks: known tasks. problem: "" if none."""
+    """groups: newest first. total: all matches. indexed, of: groups indexed, out of all. tasks: known tasks. problem: "" = none."""
 
     wish: GroupQuery
     groups: tuple[GroupRecorded, ...] = ()
@@ -694,9 +696,9 @@ class GroupReader:
 
     def _serve(self, index: GroupIndex, wish: GroupQuery) -> None:
         growing, told_at, pause = True, 0.0, 0.0
-        asked: GroupQuery | None = wish
-        while asked is not None:
-            wish = asked
+        request: GroupQuery | None = wish
+        while request is not None:
+            wish = request
             self._answer(index, wish)
             told_at = time.monotonic()
             while isinstance(newer := self._next(pause), _Nothing):
@@ -707,7 +709,7 @@ class GroupReader:
                 if grew and wish.first and (done or time.monotonic() - told_at > _TELL_S):
                     self._answer(index, wish)
                     told_at = time.monotonic()
-            asked = newer
+            request = newer
 
     def _next(self, wait: float) -> GroupQuery | _Nothing | None:
         """The newest request, None when the reader is closed, or _Nothing after `wait` seconds."""

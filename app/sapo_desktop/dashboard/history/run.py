@@ -148,10 +148,12 @@ class RunMilestone:
 
 def add_milestones(known: tuple[RunMilestone, ...], event: Event, rounds: int) -> tuple[RunMilestone, ...]:
     """The milestones plus any from this event. rounds: done so far. When there are very many, old ones are thinned out."""
-    found = _of(event, rounds)
-    if not found or (found[0].letter == "S" and any(m.letter == "S" and m.round == found[0].round for m in known)):
+    milestones = _of(event, rounds)
+    if not milestones or (
+        milestones[0].letter == "S" and any(m.letter == "S" and m.round == milestones[0].round for m in known)
+    ):
         return known
-    known = (*known, *found)
+    known = (*known, *milestones)
     return known if len(known) < _MOST else (*known[: _MOST // 2 : 2], *known[_MOST // 2 :])
 
 

@@ -124,9 +124,9 @@ def share_title(state: DashboardState) -> str:
 
 def milestone_marks(state: DashboardState) -> list[ChartMark]:
     """What happened in the run, and the best held-out result."""
-    found = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
+    marks = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
     held = state.figures.held_out
-    return [*found, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else found
+    return [*marks, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else marks
 
 
 def empty_chart_text(state: DashboardState, now: float) -> str:

@@ -152,8 +152,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self._say_speed(self.speeds[wanted] or "its speed is not known: see sapo-desktop bench")
 
     def _say_speed(self, sentence: str) -> None:
-        said = " " * _DETAIL + plain_text(sentence, 120)
-        self.query_one("#speed", Static).update(Content.styled(said, "$muted"))
+        text = " " * _DETAIL + plain_text(sentence, 120)
+        self.query_one("#speed", Static).update(Content.styled(text, "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
         """What is pasted anywhere but into a field: an invite means to join this swarm, a file's path, which is what a terminal

@@ -115,8 +115,8 @@ class HelpScreen(TextDialog):
 
     def _table(self, title: str, rows: Iterable[tuple[str, str]], style: str, width: int) -> list[Content]:
         """Meanings with the marks that the screens show here. What is longer than its column pushes them to the right."""
-        told = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
-        lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in told]
+        translated = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
+        lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in translated]
         return [Content.styled(title, "bold"), *lines, Content("")]
 
 

@@ -43,14 +43,14 @@ class LogScreen(SearchableScreen, BaseScreen):
         if (state.log, wanted, width) == self._drawn:
             return
         self._drawn = (state.log, wanted, width)
-        found = in_order(state.log, wanted)
+        lines = in_order(state.log, wanted)
         box = self.query_one("#lines", VerticalScroll)
         at_end = box.scroll_y >= box.max_scroll_y - 1
-        self.query_one("#log-text", Static).update(log_text(found[-_SHOWN:], wanted, width))
+        self.query_one("#log-text", Static).update(log_text(lines[-_SHOWN:], wanted, width))
         title = (
-            f"Log  {len(found):,} of {len(state.log):,} lines"
+            f"Log  {len(lines):,} of {len(state.log):,} lines"
             if wanted
-            else f"Log  {len(found):,} line{'' if len(found) == 1 else 's'}"
+            else f"Log  {len(lines):,} line{'' if len(lines) == 1 else 's'}"
         )
         box.border_title = Content.styled(title, "bold")
         if at_end:

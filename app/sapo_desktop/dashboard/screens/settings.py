@@ -166,8 +166,8 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         listing = self.query_one("#rows", OptionList)
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
-        found = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
-        groups = [[row for row in found if (row.key in SIMPLE) == simple] for simple in (True, False)]
+        matches = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        groups = [[row for row in matches if (row.key in SIMPLE) == simple] for simple in (True, False)]
         if not (self.advanced or wanted):
             groups[1] = []
         self.listed = [row for group in groups for row in group]
@@ -183,8 +183,8 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         if self.listed:
             keys = [row.key for row in self.listed]
             named = min(keys, key=lambda key: _distance(key, wanted))
-            kept = chosen is not None and chosen.key in keys and not searched
-            listing.highlighted = listing.get_option_index(chosen.key if chosen and kept else named)
+            stays = chosen is not None and chosen.key in keys and not searched
+            listing.highlighted = listing.get_option_index(chosen.key if chosen and stays else named)
         self._tell()
 
     @property

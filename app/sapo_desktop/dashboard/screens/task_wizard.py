@@ -78,17 +78,17 @@ class MeasuringScreen(Dialog[WizardResult | None]):
         return self._actions.measure(self._task_name, self._base, self._source)
 
     async def _follow(self) -> None:
-        told = self.query_one("#told", Static)
-        what = f"Asking {self._base} training questions of the task, as it is now. A node that trains waits meanwhile."
+        output = self.query_one("#told", Static)
+        intro = f"Asking {self._base} training questions of the task, as it is now. A node that trains waits meanwhile."
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:
                     if step.measured is not None:
-                        told.update(_found(step.measured))
+                        output.update(_found(step.measured))
                     else:
-                        told.update(Content(f"{plain_text(what, 300)}\n\n{plain_text(step.progress, 200)}"))
+                        output.update(Content(f"{plain_text(intro, 300)}\n\n{plain_text(step.progress, 200)}"))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
+            output.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._finished()
 
     def _finished(self) -> None:
@@ -220,7 +220,7 @@ class DraftScreen(Dialog[WizardResult | None]):
     def _answers(self) -> WizardAnswers:
         if self._seen is None:
             return self._asked
-        found = WizardAnswers(
+        answers = WizardAnswers(
             path=self._asked.path,
             name=self.query_one("#name", Input).value.strip(),
             question=self._value("question"),
@@ -230,9 +230,9 @@ class DraftScreen(Dialog[WizardResult | None]):
             verifier=self._value("verifier"),
             base=self._value("base"),
         )
-        if found.answer != self._asked.answer:  # other answers are judged in another way
-            found = replace(found, verifier="")
-        return found
+        if answers.answer != self._asked.answer:  # other answers are judged in another way
+            answers = replace(answers, verifier="")
+        return answers
 
     def _value(self, name: str) -> str:
         return self.query_one(f"#{name}", Choice).value
@@ -246,48 +246,48 @@ class DraftScreen(Dialog[WizardResult | None]):
         first = self._seen is None
         if not first:
             await asyncio.sleep(_SETTLED_S)
-        asked = self._answers()
+        answers = self._answers()
         try:
             if first:
                 bases = await self._actions.models()
-                self._offer("base", bases, asked.base)
-                asked = WizardAnswers(asked.path, base=self._value("base"))
-            seen = await self._actions.look(asked)
+                self._offer("base", bases, answers.base)
+                answers = WizardAnswers(answers.path, base=self._value("base"))
+            preview = await self._actions.look(answers)
         except USER_ERRORS as error:
             self.complain(str(error))
             if first:
                 self._unreadable()
             return
-        self._asked, self._seen = seen.answers, seen
-        self._proposed = seen.extract or self._proposed
-        self._show(seen, first)
+        self._asked, self._seen = preview.answers, preview
+        self._proposed = preview.extract or self._proposed
+        self._show(preview, first)
 
     def _show(self, seen: TaskPreview, first: bool) -> None:
-        found = seen.answers
+        proposed = seen.answers
         columns = tuple((name, "") for name in seen.columns)
-        for name, value in (("question", found.question), ("answer", found.answer)):
+        for name, value in (("question", proposed.question), ("answer", proposed.answer)):
             self.query_one(f"#{name}", Choice).display = bool(columns)
             if columns:
                 self._offer(name, columns, value or self._value(name))
         self.query_one("#wording").display = bool(columns)
-        self._offer("extract", EXTRACTS, found.extract)
-        self._offer("verifier", seen.verifiers, found.verifier)
+        self._offer("extract", EXTRACTS, proposed.extract)
+        self._offer("verifier", seen.verifiers, proposed.verifier)
         if first:
-            self.query_one("#name", Input).value = found.name
-            self.query_one("#prompt", Input).value = found.prompt
+            self.query_one("#name", Input).value = proposed.name
+            self.query_one("#prompt", Input).value = proposed.prompt
         count = len(seen.said)
         heading = f"{count} thing{'s' if count != 1 else ''} to look at" if count else "Nothing to warn of."
         self.query_one("#complaint", Static).update(Content(plain_text(seen.summary[0], 300)))
         self.query_one("#rows", Static).update(_rows(seen.asked, seen.rows))
-        said = [Content.styled(heading, "bold" if count else "$muted")]
-        said += [Content.assemble(("- ", "$warning"), plain_text(line, 600)) for line in seen.said]
-        self.query_one("#said", Static).update(Content("\n").join(said))
+        warnings = [Content.styled(heading, "bold" if count else "$muted")]
+        warnings += [Content.assemble(("- ", "$warning"), plain_text(line, 600)) for line in seen.said]
+        self.query_one("#said", Static).update(Content("\n").join(warnings))
 
     def _offer(self, name: str, answers: Sequence[tuple[str, str]], value: str) -> None:
         """Put these answers on offer, the one of that value chosen."""
         choice = self.query_one(f"#{name}", Choice)
         choice.answers = tuple(answers)
-        choice.place = next((place for place, (one, _) in enumerate(answers) if one == value), 0)
+        choice.place = next((place for place, (offered, _) in enumerate(answers) if offered == value), 0)
         choice.refresh()
 
     def _unreadable(self) -> None:
@@ -317,9 +317,9 @@ class DraftScreen(Dialog[WizardResult | None]):
         """again: a task that has the name already is replaced."""
         answers = self._answers()
         try:
-            seen = await self._actions.look(answers)
-            if not again and await self._actions.taken(seen.answers.name):
-                self._ask_to_replace(seen.answers.name)
+            preview = await self._actions.look(answers)
+            if not again and await self._actions.taken(preview.answers.name):
+                self._ask_to_replace(preview.answers.name)
                 return
             name = await self._actions.keep(answers, again)
         except USER_ERRORS as error:

@@ -42,9 +42,9 @@ def zoom_view(view: ChartView, axis: Axis | None, steps: int, share: float | Non
     if axis is None or not steps:
         return replace(view, window=0, end=None)
     first, last = axis.whole
-    seen = axis.last - axis.first
-    window = max(seen * 0.5**steps, axis.least)
-    if isclose(window, seen, rel_tol=1e-6):
+    visible = axis.last - axis.first
+    window = max(visible * 0.5**steps, axis.least)
+    if isclose(window, visible, rel_tol=1e-6):
         return view
     if window >= last - first:
         return replace(view, window=0, end=None)
@@ -86,9 +86,11 @@ def chart_legend(
 
     Where it is narrow the words go first, then the letters, then the figures; the names of the lines stay.
     """
-    known = [(line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None]
-    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in known]
-    bare = [_named(line, "", glyphs, style) for line, _ in known]
+    with_mean = [
+        (line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None
+    ]
+    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
+    bare = [_named(line, "", glyphs, style) for line, _ in with_mean]
     held = [Content.styled(f"{glyphs.mark} held-out", style("mark"))] if any(m.y is not None for m in marks) else []
     letters = _letters(marks, axis)
     words = [Content.styled(f"{letter} {word}", style("mark")) for letter, word in letters]
@@ -118,11 +120,11 @@ def at_crosshair(
     place = max(round(axis.round_at(axis.share(view.cross))), 1)
     at = f" {glyphs.dot} {format_weekday_time(view.cross)}" if axis.clock is not None else ""
     head = [Content.styled(f"round {place}{at}", style("cross"))]
-    found = [
+    with_mean = [
         (line, mean) for line in lines if (mean := curve_value(line.series, span, line.smooth(view.smooth))) is not None
     ]
-    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in found]
-    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in found]
+    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
+    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in with_mean]
     near = [m for m in marks if axis.column(_place(m, axis), columns) == column]
     tail = [Content.styled(f"{glyphs.mark} {_measurement(m)}", style("mark")) for m in near[-1:] if m.y is not None]
     tail += [Content.styled(f"{letter} {word}", style("mark")) for letter, word in _letters(near, axis)]
@@ -165,8 +167,8 @@ def _letters(marks: list[ChartMark], axis: Axis | None) -> list[tuple[str, str]]
     """Letters that are seen, the weightiest first, each with its word."""
     if axis is None:
         return []
-    seen = {m.letter for m in marks if m.y is None and 0 <= axis.share_of_round(m.x, m.time) <= 1}
-    return [(letter, word) for letter, word in MEANINGS.items() if letter in seen]
+    visible = {m.letter for m in marks if m.y is None and 0 <= axis.share_of_round(m.x, m.time) <= 1}
+    return [(letter, word) for letter, word in MEANINGS.items() if letter in visible]
 
 
 # From what the dashboard remembers of a run to marks of a chart.

@@ -143,9 +143,13 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
     """(style, sentence, seconds since) of what is going on; a lost node outranks everything but its last words."""
     link = state.link
     if state.gone and link is not None:
-        said = state.state in ("stopped", "failed")
-        sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest)
-        return _LOOKS[state.state if said else "failed"][0], f"{sentence} · space starts the node again", now - since
+        explained = state.state in ("stopped", "failed")
+        sentence, since = (state.sentence, state.since) if explained else (link.sentence, state.newest)
+        return (
+            _LOOKS[state.state if explained else "failed"][0],
+            f"{sentence} · space starts the node again",
+            now - since,
+        )
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
     besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
@@ -190,10 +194,10 @@ def header_line(
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain_text(sentence, 200)}"
     since = f" · {format_age(seconds)}" if seconds >= 1 else ""
-    most = max(width - max(len(badge), 12) - 3 - len(since), 10)
-    if state.gone and cell_len(right) > most:  # the log has all of it; the way out must not be what is cut
+    room_right = max(width - max(len(badge), 12) - 3 - len(since), 10)
+    if state.gone and cell_len(right) > room_right:  # the log has all of it; the way out must not be what is cut
         right = f"{mark} Not working: 5 says why · space starts the node again"
-    right = shorten_phrases(right, most)
+    right = shorten_phrases(right, room_right)
     name = "sapo-desktop"
     if badge:
         name = badge

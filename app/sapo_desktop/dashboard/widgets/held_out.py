@@ -35,10 +35,10 @@ def difficulty_rows(state: DashboardState, width: int) -> list[Content]:
                 own[ref.dataset, ref.preset.removeprefix(LEVEL_PREFIX)].append(mean)
             elif ref.preset != PRESET:
                 usual["", ref.preset].append(mean)
-    asked = {**(usual if len(usual) > 1 else {}), **own}
-    total = sum(map(len, asked.values()))
+    by_level = {**(usual if len(usual) > 1 else {}), **own}
+    total = sum(map(len, by_level.values()))
     rows = []
-    for (task, level), rates in sorted(asked.items()):
+    for (task, level), rates in sorted(by_level.items()):
         name = fit_width(plain_text(f"{task} {level}".strip(), 60), max(width - 26, 8))
         figures = f" asked {100 * len(rates) / total:3.0f} %  right {100 * sum(rates) / len(rates):3.0f} %"
         rows.append(Content.assemble(name, (figures, "$muted")))
@@ -106,11 +106,11 @@ def columns_of(held: HeldOut, room: int) -> Columns:
 
 def column_means(series: Series, columns: Columns) -> list[float | None]:
     """The mean of the results in each column; where there is none, the one before."""
-    found: list[float | None] = []
+    means: list[float | None] = []
     for first, last in columns:
         spread = series.spread(first, last)
-        found.append(spread.mean if spread else found[-1] if found else None)
-    return found
+        means.append(spread.mean if spread else means[-1] if means else None)
+    return means
 
 
 def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
@@ -203,15 +203,15 @@ def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> li
 
 def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two where it is narrow."""
-    if (found := base_difference(latest)) is None:
+    if (difference := base_difference(latest)) is None:
         rows = [Content.styled(format_interval(latest.low, latest.high), MUTED)]
         return rows + [Content.styled(line, "$warning") for line in wrap_text(unpaired_reason(latest), width)]
-    delta, low, high = found
+    delta, low, high = difference
     rest = format_interval(low, high, "+")
     if low <= 0 <= high:
-        said, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
+        verdict, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
     else:
-        said = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
-    if len(said[0]) + 1 + len(rest) <= width:
-        return [Content.assemble(said, " ", (rest, MUTED))]
-    return [Content.assemble(said), Content.styled(rest, MUTED)]
+        verdict = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
+    if len(verdict[0]) + 1 + len(rest) <= width:
+        return [Content.assemble(verdict, " ", (rest, MUTED))]
+    return [Content.assemble(verdict), Content.styled(rest, MUTED)]

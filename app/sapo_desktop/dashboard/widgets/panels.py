@@ -242,8 +242,8 @@ def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     star = glyphs.star if event.first_solved else " "
     source = "ext" if group.external else "local"
-    found = rollout_marks(event, glyphs)
-    shown = found if len(found) <= 8 else found[:7] + "+"
+    marks = rollout_marks(event, glyphs)
+    shown = marks if len(marks) <= 8 else marks[:7] + "+"
     task = fit_width(plain_text(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
     head = f"{event.round + 1:>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)

@@ -69,15 +69,15 @@ class Axis:
         place = self.place(share)
         if self.clock is None:
             return place
-        found = self.clock.round_at(place)
-        return place if found is None else found
+        round_ = self.clock.round_at(place)
+        return place if round_ is None else round_
 
     def share_of_round(self, round_: float, at: float = 0.0) -> float:
         """The share of the width at which a round is; at: Unix seconds of what is meant, 0 = of the round's end."""
         if self.clock is None:
             return self.share(round_)
-        found = at or self.clock.time_of(round_)
-        return -1.0 if found is None else self.share(found)
+        place = at or self.clock.time_of(round_)
+        return -1.0 if place is None else self.share(place)
 
     def spans(self, columns: int) -> list[tuple[float, float] | None]:
         """First and last round of each column; None where nothing ran."""
@@ -92,22 +92,22 @@ class Axis:
 
 def axis_of(rounds: Iterable[tuple[float, float]], view: ChartView, clock: RoundClock | None) -> Axis | None:
     """The axis of a view over figures that have these first and last rounds; None when there are none."""
-    found = list(rounds)
-    if not found:
+    ranges = list(rounds)
+    if not ranges:
         return None
     if view.timed and clock is not None and clock.span is not None:
         first, last = clock.span
-        least, used = _LEAST_S, clock
+        shortest, axis_clock = _LEAST_S, clock
     else:
-        first, last = min(first for first, _ in found), max(last for _, last in found)
-        least, used = _LEAST_ROUNDS, None
-    whole = (first, max(last, first + least))
+        first, last = min(first for first, _ in ranges), max(last for _, last in ranges)
+        shortest, axis_clock = _LEAST_ROUNDS, None
+    whole = (first, max(last, first + shortest))
     if not view.window:
-        return Axis(*whole, whole, used)
-    window = max(view.window, least)
+        return Axis(*whole, whole, axis_clock)
+    window = max(view.window, shortest)
     end = whole[1] if view.end is None else min(max(view.end, first + window), whole[1])
     start = max(first, end - window)
-    return Axis(start, max(end, start + least), whole, used)
+    return Axis(start, max(end, start + shortest), whole, axis_clock)
 
 
 def axis_ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
@@ -140,7 +140,7 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
     step = next((step for step in _STEPS_S if step >= raw), _STEPS_S[-1])
     shift = _shift(axis.first)
     count = range(math.ceil((axis.first + shift) / step), math.floor((axis.last + shift) / step) + 2)
-    found = []
+    ticks = []
     for number in count:
         wall = float(number * step)
         place = wall - shift
@@ -148,8 +148,8 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
             place = wall - _shift(place)
         else:
             wall = place + _shift(place)
-        found.append((place, _time_label(wall, step)))
-    return [(place, label) for place, label in found if axis.first <= place <= axis.last]
+        ticks.append((place, _time_label(wall, step)))
+    return [(place, label) for place, label in ticks if axis.first <= place <= axis.last]
 
 
 def _shift(moment: float) -> int:
@@ -383,10 +383,10 @@ def curve_value(series: Series, span: Span | None, smooth: int) -> float | None:
 
 def _band(line: ChartLine, spans: list[Span | None]) -> list[tuple[list[float | None], ChartLine]]:
     """Two faint curves: the smallest and the largest value in each column."""
-    found = [line.series.spread(*span) if span else None for span in spans]
+    spreads = [line.series.spread(*span) if span else None for span in spans]
     faint = ChartLine(line.label, line.series, "dotted", "band")
-    lows: list[float | None] = [spread and spread.low for spread in found]
-    highs: list[float | None] = [spread and spread.high for spread in found]
+    lows: list[float | None] = [spread and spread.low for spread in spreads]
+    highs: list[float | None] = [spread and spread.high for spread in spreads]
     return [(lows, faint), (highs, faint)]
 
 

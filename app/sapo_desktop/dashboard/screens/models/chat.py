@@ -145,8 +145,8 @@ class ChatScreen(BaseScreen):
 
     async def _ask(self, line: ChatProcess, question: str) -> None:
         try:
-            async for said in line.ask(question):
-                self._said[-1].answers[said.of] = said
+            async for chunk in line.ask(question):
+                self._said[-1].answers[chunk.of] = chunk
                 self._draw()
         except USER_ERRORS as error:
             self._complain(error)
@@ -189,16 +189,18 @@ class ChatScreen(BaseScreen):
         for place, label in enumerate(("base", self._called)):
             rows = [*self._opening[place]]
             for exchange in self._said:
-                said, marks, asked = exchange.answers[place], exchange.marks, exchange.held_out
-                number = f"{asked.number}  " if asked else ""
+                answer, marks, held_out = exchange.answers[place], exchange.marks, exchange.held_out
+                number = f"{held_out.number}  " if held_out else ""
                 rows += [Content.styled(f"> {number}{plain_text(exchange.question, 400)}", "$muted")]
-                rows += [Content(plain_text(said.text, LONGEST, lines=True) or "…")]
-                rows += [Content.styled(CUT, "$muted")] * said.cut
+                rows += [Content(plain_text(answer.text, LONGEST, lines=True) or "…")]
+                rows += [Content.styled(CUT, "$muted")] * answer.cut
                 if marks is not None and marks.rewards:
                     reward = marks.rewards[place]
                     glyph, style = (glyphs.done, "$success") if reward == 1.0 else (glyphs.bad, "$error")
                     right = (
-                        f"   right: {plain_text(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
+                        f"   right: {plain_text(held_out.right, 200)}"
+                        if held_out and held_out.right and reward != 1.0
+                        else ""
                     )
                     rows += [
                         Content.assemble(

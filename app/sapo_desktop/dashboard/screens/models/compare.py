@@ -102,7 +102,11 @@ class CompareScreen(ChartKeys, BaseScreen):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        named = [(plain_text(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
+        named = [
+            (plain_text(overview.model.name, 30), overview.story)
+            for overview in (self._first, self._second)
+            if overview is not None
+        ]
         lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
         self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
 
@@ -114,12 +118,12 @@ class CompareScreen(ChartKeys, BaseScreen):
         self._say(Content.styled("Loading the models …", "$muted"))
         try:
             async with aclosing(work) as steps:
-                async for told in steps:
-                    if told.result:
-                        self._say(Content("\n").join(Content(plain_text(line, 300)) for line in told.result))
+                async for step in steps:
+                    if step.result:
+                        self._say(Content("\n").join(Content(plain_text(line, 300)) for line in step.result))
                     else:
                         self._say(
-                            Content.styled(f"Answering held-out questions: {plain_text(told.progress, 120)}", "$muted")
+                            Content.styled(f"Answering held-out questions: {plain_text(step.progress, 120)}", "$muted")
                         )
         except USER_ERRORS as error:
             self._say(Content.styled(plain_text(str(error), 600), "$warning"))

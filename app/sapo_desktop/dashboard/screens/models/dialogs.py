@@ -52,11 +52,11 @@ class _Form(Dialog[str | None]):
     @work(name="form", group="form", exclusive=True)
     async def _try(self) -> None:
         try:
-            said = await self.attempt()
+            sentence = await self.attempt()
         except USER_ERRORS as error:
             self.complain(str(error))
         else:
-            self.dismiss(said)
+            self.dismiss(sentence)
 
 
 class NewModelDialog(_Form):
@@ -184,14 +184,14 @@ class ExportScreen(Dialog[None]):
         self.run_worker(self._follow(), name="export", exit_on_error=True)
 
     async def _follow(self) -> None:
-        told = self.query_one("#told", Static)
+        output = self.query_one("#told", Static)
         try:
             async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
-                    told.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
+                    output.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
+            output.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._done = True
         self.query_one("#keys", Static).update(key_hint(("Esc", "close")))
 

@@ -201,9 +201,9 @@ class ModelKeys(BaseScreen):
             if yes:
                 self.do(self.actions.free(id))
 
-        what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
+        label = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
         detail = f"frees {format_memory(size, '0 MB')}; the newest and the best ones stay"
-        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(label, detail, True)]), chosen)
 
     def action_go_back(self) -> None:
         """Go back to a kept state of it: choose one by its held-out results."""

@@ -249,23 +249,23 @@ class ModelScreen(ModelKeys, ChartKeys):
     def fill(self) -> None:
         """Draw what is known of it now; close where it is gone."""
         id = self._one.model.record.id
-        found = next((one for one in self.shelf.models if one.model.record.id == id), None)
-        if found is None:
+        overview = next((model for model in self.shelf.models if model.model.record.id == id), None)
+        if overview is None:
             self.action_close()
             return
-        self._one = found
+        self._one = overview
         self._show()
 
     def _show(self) -> None:
-        one, box = self._one, self.query_one("#whole", VerticalScroll)
-        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
+        overview, box = self._one, self.query_one("#whole", VerticalScroll)
+        box.border_title = Content.styled(plain_text(overview.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
-        text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
+        text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
-        lines, marks, clock = compare.of_one(one.story)
-        training = one.model.record.id == self.shelf.training
+        lines, marks, clock = compare.of_one(overview.story)
+        training = overview.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
-        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(one.model.name, 40)}: reward", clock)
+        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(overview.model.name, 40)}: reward", clock)
 
     def action_close(self) -> None:
         """Back to where it was opened from."""
@@ -348,20 +348,20 @@ class ModelsScreen(ModelKeys):
         self._kept = ""
 
     def _describe(self) -> None:
-        one = self.chosen
-        if one is None:
+        overview = self.chosen
+        if overview is None:
             return
-        self._kept = one.model.record.id
+        self._kept = overview.model.record.id
         box = self.query_one("#facts", VerticalScroll)
-        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
+        box.border_title = Content.styled(plain_text(overview.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
         if self.big:
-            text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
-            lines, marks, clock = compare.of_one(one.story)
-            name = f"{plain_text(one.model.name, 40)}: reward"
+            text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
+            lines, marks, clock = compare.of_one(overview.story)
+            name = f"{plain_text(overview.model.name, 40)}: reward"
             self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
         else:
-            text = model_summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
+            text = model_summary(overview, overview.model.record.id == self.shelf.training, width, self.glyphs)
         self._tell(Content("\n").join([text, *self._problems()]))
 
     def _problems(self) -> list[Content]:
@@ -379,5 +379,5 @@ class ModelsScreen(ModelKeys):
 
     def action_open(self) -> None:
         """Open the model under the cursor."""
-        if (one := self.chosen) is not None:
-            self.app.push_screen(ModelScreen(one, self.shelf))
+        if (overview := self.chosen) is not None:
+            self.app.push_screen(ModelScreen(overview, self.shelf))

@@ -91,16 +91,16 @@ _MOST = 3000
 
 def diff_completions(first: str, second: str) -> Content:
     """One text: [-only in the first-] {+only in the second+}."""
-    one, other = (_PIECES.findall(plain_text(text.strip(), lines=True))[:_MOST] for text in (first, second))
+    before, after = (_PIECES.findall(plain_text(text.strip(), lines=True))[:_MOST] for text in (first, second))
     parts: list[str | tuple[str, str]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
-            parts.append("".join(one[a:b]))
+            parts.append("".join(before[a:b]))
             continue
         if b > a:
-            parts.append((f"[-{''.join(one[a:b])}-]", "$error"))
+            parts.append((f"[-{''.join(before[a:b])}-]", "$error"))
         if d > c:
-            parts.append((f"{{+{''.join(other[c:d])}+}}", "$success"))
+            parts.append((f"{{+{''.join(after[c:d])}+}}", "$success"))
     return Content.assemble(*parts)
 
 

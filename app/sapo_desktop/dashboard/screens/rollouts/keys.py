@@ -61,10 +61,10 @@ class ExportDialog(Dialog[Path | None]):
             if typed and not path.exists():
                 self.dismiss(path)
                 return
-            said = f"There is something at {path} already: write another name." if typed else "Write a name."
+            problem = f"There is something at {path} already: write another name." if typed else "Write a name."
         except UsageError as error:
-            said = str(error)
-        self.complain(said)
+            problem = str(error)
+        self.complain(problem)
 
 
 # What the keys of screen 3 do: filters, and what can be done with the chosen group or with all that fit.
@@ -147,9 +147,9 @@ class GroupKeys(BaseScreen):
 
         asker = self._asker = self._asker or TruthLookup()
         assert isinstance(asker, TruthLookup)
-        found = await asker.of(event.group.question)
+        truth = await asker.of(event.group.question)
         if self._truths is not None:
-            self._truths[event.seq] = found
+            self._truths[event.seq] = truth
             self.show_chosen()
 
     async def close_truths(self) -> None:
@@ -212,5 +212,5 @@ class GroupKeys(BaseScreen):
 
 def cycle_next(values: Iterable[T], current: T) -> T:
     """The value after the current one, round and round."""
-    known = list(values)
-    return known[(known.index(current) + 1) % len(known)] if current in known else known[0]
+    options = list(values)
+    return options[(options.index(current) + 1) % len(options)] if current in options else options[0]

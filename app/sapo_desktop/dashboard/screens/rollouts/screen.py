@@ -195,17 +195,17 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         self._detail(self.chosen)
 
     def _title(self) -> None:
-        listing, known, shown = self.query_one("#groups", GroupList), self.newest, self.shown
+        listing, newest, shown = self.query_one("#groups", GroupList), self.newest, self.shown
         first = self.before + 1 if shown.groups else 0
         none = "none yet" if self.filter == GroupFilter() else "none fits · Esc"
-        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else none
-        growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
-        behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
-        said = (plain_text(self.filter.describe(), 120), f"{counted}{growing}{behind}")
-        if said != self._said:
-            self._said = said
-            listing.border_title = Content.assemble(("Groups", "bold"), (f"  {said[0]}", "$muted"))
-            listing.border_subtitle = Content.styled(said[1], "$muted")
+        counted = f"{first:,}-{self.before + len(shown.groups):,} of {newest.total:,}" if newest.total else none
+        growing = f" · {newest.indexed:,} of {newest.of:,} read so far" if newest.indexed < newest.of else ""
+        behind = " · newer ones: Home" if newest.groups[:1] != shown.groups[:1] and shown.wish == newest.wish else ""
+        titles = (plain_text(self.filter.describe(), 120), f"{counted}{growing}{behind}")
+        if titles != self._said:
+            self._said = titles
+            listing.border_title = Content.assemble(("Groups", "bold"), (f"  {titles[0]}", "$muted"))
+            listing.border_subtitle = Content.styled(titles[1], "$muted")
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show the group under the cursor."""

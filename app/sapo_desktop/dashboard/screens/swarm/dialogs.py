@@ -116,9 +116,9 @@ class JoinDialog(Dialog[str | None]):
 
     async def _look(self) -> None:
         assert self._nearby is not None
-        found = await self._nearby()
-        if found and not self.query_one("#invite", Input).value:
-            text = f"On this network: {plain_text(', '.join(found), 120)}. You still need an invite: ask that host."
+        names = await self._nearby()
+        if names and not self.query_one("#invite", Input).value:
+            text = f"On this network: {plain_text(', '.join(names), 120)}. You still need an invite: ask that host."
             self.complain(text, "$muted")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

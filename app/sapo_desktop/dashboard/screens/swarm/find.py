@@ -67,28 +67,28 @@ class FindDialog(Dialog[str | None]):
 
     async def _read(self, fresh: bool) -> None:
         try:
-            found = await self._actions.directories(fresh)
+            directories = await self._actions.directories(fresh)
         except USER_ERRORS as error:
             self.complain(str(error))
             return
-        self.rows = tuple(one for directory in found for one in directory.swarms)
+        self.rows = tuple(swarm for directory in directories for swarm in directory.swarms)
         rows = self.query_one("#rows", OptionList)
         rows.clear_options()
-        rows.add_options([Option(_row(one)) for one in self.rows])
+        rows.add_options([Option(_row(swarm)) for swarm in self.rows])
         rows.display = bool(self.rows)
-        self.query_one("#state", Static).update(_state(found))
+        self.query_one("#state", Static).update(_state(directories))
         if self.rows:
             rows.highlighted = 0
             rows.focus()
-        elif not found:
+        elif not directories:
             self._ask(True)
         self._detail(0)
 
     async def _nearby(self) -> None:
-        found = await self._actions.nearby()
-        if found and not self.query_one("#complaint", Static).display:
+        names = await self._actions.nearby()
+        if names and not self.query_one("#complaint", Static).display:
             self.complain(
-                f"On this network: {plain_text(', '.join(found), 90)}. For those ask their host for an invite.",
+                f"On this network: {plain_text(', '.join(names), 90)}. For those ask their host for an invite.",
                 "$muted",
             )
 
@@ -100,24 +100,24 @@ class FindDialog(Dialog[str | None]):
         detail = self.query_one("#detail", Static)
         detail.display = place < len(self.rows)
         if detail.display:
-            one = self.rows[place]
-            how = f"Enter joins for a trial of {ROUNDS} rounds" if one.join else f"Not from here: {one.why}"
+            swarm = self.rows[place]
+            how = f"Enter joins for a trial of {ROUNDS} rounds" if swarm.join else f"Not from here: {swarm.why}"
             text = Content.assemble(
-                f"Trains on {plain_text(one.trains, 120)}. How groups are checked, in its host's words: "
-                f"{plain_text(one.checks, 160)}.\n",
-                (plain_text(how, 200), "$accent" if one.join else "$warning"),
+                f"Trains on {plain_text(swarm.trains, 120)}. How groups are checked, in its host's words: "
+                f"{plain_text(swarm.checks, 160)}.\n",
+                (plain_text(how, 200), "$accent" if swarm.join else "$warning"),
             )
             detail.update(text)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Close with the chosen swarm, if it can be joined."""
         event.stop()
-        one = self.rows[event.option_index]
-        if one.join:
+        swarm = self.rows[event.option_index]
+        if swarm.join:
             self.complain("Asking whether it still takes nodes …", "$muted")
-            self.run_worker(self._choose(one), group="choose", exclusive=True, exit_on_error=True)
+            self.run_worker(self._choose(swarm), group="choose", exclusive=True, exit_on_error=True)
         else:
-            self.complain(f"{one.name}: {one.why}")
+            self.complain(f"{swarm.name}: {swarm.why}")
 
     async def _choose(self, one: ListedSwarm) -> None:
         """Close with it, or say why it cannot be joined: a list may be days old."""
@@ -181,10 +181,12 @@ def _state(found: tuple[SwarmDirectory, ...]) -> Content:
     if not found:
         return Content(NONE)
     lines = []
-    for one in found:
-        name = plain_text(one.name, 40) or "Directory"
-        old = f", read {format_age(time.time() - one.read)} ago" if one.read else ""
-        note = f": {plain_text(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
-        style = "$warning" if one.note else "$muted"
-        lines.append(Content.styled(f"{name} ({plain_text(one.place, 60)}{old}){note}", style))
+    for directory in found:
+        name = plain_text(directory.name, 40) or "Directory"
+        old = f", read {format_age(time.time() - directory.read)} ago" if directory.read else ""
+        note = (
+            f": {plain_text(directory.note, 200)}" if directory.note else "" if directory.swarms else ": lists no swarm"
+        )
+        style = "$warning" if directory.note else "$muted"
+        lines.append(Content.styled(f"{name} ({plain_text(directory.place, 60)}{old}){note}", style))
     return Content("\n").join(lines)

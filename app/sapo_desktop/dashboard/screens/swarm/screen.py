@@ -71,8 +71,8 @@ def improved_tasks_sentence(state: DashboardState) -> str:
     if before is None or now is None or not state.gained.external:
         return ""
     old = {score.task: score for score in before.tasks}
-    found = [(score, old[score.task]) for score in now.tasks if score.task in old]
-    rises = [(score.pass_at_1 - was.pass_at_1, score) for score, was in found if score.low > was.high]
+    pairs = [(score, old[score.task]) for score in now.tasks if score.task in old]
+    rises = [(score.pass_at_1 - was.pass_at_1, score) for score, was in pairs if score.low > was.high]
     up = sorted(rises, key=lambda pair: -pair[0])
     if not up:
         return "No task's held-out score has risen measurably since the first of them"
@@ -180,10 +180,10 @@ def swarm_overview(
         return _without(state, keys)
     was = as_it_was(state, now)
     style = "bold $success" if swarm.connected and not was else "bold $warning"
-    said = wrap_text(was + plain_text(swarm.sentence, 400), width)[: max(height - 2, 1)]
-    where = f"  {plain_text(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
+    sentence = wrap_text(was + plain_text(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    where = f"  {plain_text(swarm.coordinator, 100)}" if swarm.connected and len(sentence) == 1 else ""
     rows = [
-        Content.assemble(("\n".join(said), style), (where, "$muted")),
+        Content.assemble(("\n".join(sentence), style), (where, "$muted")),
         _row(
             ("nodes", format_count(swarm.nodes)),
             ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"),
@@ -193,9 +193,9 @@ def swarm_overview(
     ]
     if trial := on_trial(state):
         rows += [Content.styled(shorten_phrases(line, width), "bold $warning") for line in trial]
-    if state.external_off and height > len(said) + 2:
+    if state.external_off and height > len(sentence) + 2:
         rows.insert(1, Content.styled("External groups are off · x takes them again · 5 says why", "bold $warning"))
-    if height > len(rows) + len(said) - 1:
+    if height > len(rows) + len(sentence) - 1:
         rows.append(Content.styled(shorten_phrases(" · ".join(MEANINGS.values()), width), "$muted"))
     return Content("\n").join(rows)
 
@@ -278,14 +278,14 @@ def exchange_summary(state: DashboardState, now: float, width: int, height: int,
 def _reasons(label: str, found: list[str], width: int, lines: int, none: str = "all were taken") -> list[Content]:
     """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit. none: where
     there is no reason."""
-    kept = len(found)
-    said = wrap_text(f"{label}: {' · '.join(found) or none}", width)
-    while len(said) > lines and kept > 1:
-        kept -= 1
-        more = len(found) - kept
+    shown = len(found)
+    wrapped = wrap_text(f"{label}: {' · '.join(found) or none}", width)
+    while len(wrapped) > lines and shown > 1:
+        shown -= 1
+        more = len(found) - shown
         last = f"{more} more reason{'s' if more > 1 else ''}"
-        said = wrap_text(f"{label}: {' · '.join([*found[:kept], last])}", width)
-    first, *rest = said[:lines]
+        wrapped = wrap_text(f"{label}: {' · '.join([*found[:shown], last])}", width)
+    first, *rest = wrapped[:lines]
     return [Content.assemble((label, "$muted"), first[len(label) :]), *map(Content, rest)]
 
 

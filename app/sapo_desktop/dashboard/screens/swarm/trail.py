@@ -73,8 +73,8 @@ def trail_steps(trail: AhaTrail) -> list[str]:
 
 
 def _rounds(trail: AhaTrail) -> str:
-    one = trail.since == trail.until
-    return f"round {trail.until + 1}" if one else f"rounds {trail.since + 1} to {trail.until + 1}"
+    single = trail.since == trail.until
+    return f"round {trail.until + 1}" if single else f"rounds {trail.since + 1} to {trail.until + 1}"
 
 
 def _span(trail: AhaTrail) -> str:
@@ -88,8 +88,8 @@ def in_a_line(state: DashboardState, width: int) -> str:
         return ""
     more = f" · {len(trails) - 1} more: w" if len(trails) > 1 else " · w"
     words = [trail_steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
-    found = [f"{plain_text(trails[0].task, 40)}: {', '.join(said)}" for said in words]
-    text = next((said for said in found if cell_len(said) + len(more) <= width), found[-1])
+    sentences = [f"{plain_text(trails[0].task, 40)}: {', '.join(sentence)}" for sentence in words]
+    text = next((sentence for sentence in sentences if cell_len(sentence) + len(more) <= width), sentences[-1])
     return shorten_phrases(text, max(width - len(more), 10)) + more
 
 
@@ -154,18 +154,18 @@ def trail_details(state: DashboardState, width: int) -> Content:
         rows.append(Content(hanging_indent(NONE, width, 0)))
     for trail in trails:
         rows.append(Content.styled(plain_text(trail.task, 60), "bold"))
-        rows += [Content("  " + hanging_indent(said, width, 2)) for said in _dated(trail)]
+        rows += [Content("  " + hanging_indent(step, width, 2)) for step in _dated(trail)]
     return Content("\n").join(rows)
 
 
 def _dated(trail: AhaTrail) -> list[str]:
     """The steps, those of a known moment with it; of the other node the round that it says."""
-    said = trail_steps(trail)
+    steps = trail_steps(trail)
     for event, sign in ((trail.received, "came in"), (trail.solved, "solved here in")):
         if event is not None:
             its = f", made in its round {event.step + 1}" if event.node else ""
-            said = [f"{step}{its} · {format_date_time(event.time)}" if sign in step else step for step in said]
-    return said
+            steps = [f"{step}{its} · {format_date_time(event.time)}" if sign in step else step for step in steps]
+    return steps
 
 
 class TrailDialog(TextDialog):
