@@ -94,13 +94,13 @@ class _PrintWholeHelp(argparse.Action):
 def reject_arguments(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
     """End with what is too much on the line: a flag by the nearest ones of its verb."""
     subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    asked = subs.choices[verb] if verb else top
+    parser = subs.choices[verb] if verb else top
     flag = next((word.partition("=")[0] for word in extra if word.startswith("-")), "")
     if not flag:
-        asked.error(f"unrecognized arguments: {' '.join(extra)}")
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
     top.exit(
         2,
-        f"sapo-desktop: There is no flag {flag!r}. {suggest_names(flag, set(_flags(asked)))} See {asked.prog} --help\n",
+        f"sapo-desktop: There is no flag {flag!r}. {suggest_names(flag, set(_flags(parser)))} See {parser.prog} --help\n",
     )
 
 

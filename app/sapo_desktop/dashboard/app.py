@@ -206,9 +206,7 @@ class SapoDashboard(DashboardActions):
     def redraw(self) -> None:
         """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
         self._follow_caption()
-        screen = next(
-            (open_screen for open_screen in reversed(self.screen_stack) if isinstance(open_screen, BaseScreen)), None
-        )
+        screen = next((top for top in reversed(self.screen_stack) if isinstance(top, BaseScreen)), None)
         if screen is not None and screen.is_mounted:
             with suppress(NoMatches):  # a tick while the screen is being taken down
                 screen.show(self.state, self.feed.now())

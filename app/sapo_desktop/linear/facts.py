@@ -23,7 +23,7 @@ from sapo_swarm.protocol.reasons import in_words
 # A chart as a sentence: the metric's current value, its change, and its last values.
 
 SMOOTH = 20
-"""Rounds that a mean is of, as in the charts."""
+"""Rounds in a moving mean, as in the charts."""
 _LAST = 10
 _AGO = ((86_400.0, "a day ago"), (3600.0, "an hour ago"), (600.0, "ten minutes ago"))
 """The change is stated over the longest of these that the record covers, or since the beginning if it covers none."""
@@ -79,9 +79,9 @@ def _figure(value: float, share: bool) -> str:
 # No drawing and no columns: no position or glyph carries meaning, the words of a line say everything.
 
 NEWEST = 5
-"""Rollout groups, and marks of the charts, that are told."""
+"""How many rollout groups, and how many chart marks, are listed."""
 LOG = 10
-"""Lines of the log that are told."""
+"""How many log lines are listed."""
 _SPOKEN = ((" · ", ", "), ("⏎", ", new line, "))
 
 

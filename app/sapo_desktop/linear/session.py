@@ -21,7 +21,7 @@ from sapo_swarm.events import EPHEMERAL, Event, RoundFinished
 
 _CHUNK = 65_536
 _LONGEST = 4096
-"""Characters of a line that are taken."""
+"""Characters of a line that are read."""
 
 
 class TypedLines:
@@ -173,7 +173,7 @@ class FirstRunQuestions:
 # A session in lines: follows the feed, prints news, runs what is typed. Lines are appended, never repainted.
 
 QUIET_S = 0.5
-"""A history is in when nothing came for so long; then it is told where the run stands."""
+"""The history is loaded when no event has arrived for this long; then the run's position is printed."""
 _SNOOZE = 15
 News = Literal["few", "rounds", "none"]
 KEYS = """\
@@ -214,11 +214,11 @@ class LinearSession:
         self._news: News = "few"
         self._begun = feed.now()
         self._live = False
-        """The history is in, as what is only told live says: then the clock, which may be set back, decides nothing."""
+        """An event that is only sent live has arrived, so the history is loaded; the clock, which may be set back, no longer decides."""
         self._told_where = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[str] | None = None
-        """News that wait until a verb is done; None: none runs."""
+        """News that waits for the running verb to end; None if no verb is running."""
         self._caption = ""
 
     async def run(self) -> QuitChoice | None:

@@ -187,12 +187,12 @@ def _measurements(
     def measure(waiting: Sequence[EngineCandidate], doing: str) -> Iterator[EngineMeasurement]:
         for number, candidate in enumerate(waiting, 1):
             _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
-            measurement = probe.in_child(
+            measured = probe.in_child(
                 candidate, load_request.build_load_request(config), _QUICK_S if quick else probe.SECONDS
             )
             _progress("")
             results[candidate] = (
-                choice.merge_measurements(results[candidate], measurement) if candidate in results else measurement
+                choice.merge_measurements(results[candidate], measured) if candidate in results else measured
             )
             yield results[candidate]
 

@@ -134,10 +134,10 @@ def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -
 
 def _next(chat: PairedChat, as_json: bool) -> bool:
     """The next held-out question, its answers and their marks; False where there is none left."""
-    width, asked = max(map(len, chat.labels)), False
+    width, any_left = max(map(len, chat.labels)), False
     last: dict[int, ChatChunk] = {}
     for part in chat.next_held_out():
-        asked = True
+        any_left = True
         if as_json:
             print(json_line({**part._asdict(), "kind": type(part).__name__}), flush=True)
         elif isinstance(part, HeldOut):
@@ -147,15 +147,15 @@ def _next(chat: PairedChat, as_json: bool) -> bool:
             last[part.of] = part
         elif isinstance(part, Marks):
             for of, label in enumerate(chat.labels):
-                said = last.get(of, ChatChunk(of, ""))
+                answer = last.get(of, ChatChunk(of, ""))
                 verdict = format_reward(part.rewards[of]) if part.rewards else "not marked"
-                text = "\n".join(line for line in said.text.splitlines() if line.strip())
+                text = "\n".join(line for line in answer.text.splitlines() if line.strip())
                 text = text.replace("\n", f"\n{'':{width}} | {'':8} | ")
-                print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if said.cut else ''}", flush=True)
+                print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if answer.cut else ''}", flush=True)
             print(part.problem or format_tally(chat.labels, part), flush=True)
     if as_json:
         print(json_line({"done": True}), flush=True)
-    return asked
+    return any_left
 
 
 def _meant(words: Sequence[str]) -> tuple[str, str]:
@@ -167,14 +167,14 @@ def _meant(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _whole(chat: PairedChat, question: str, temperature: float) -> None:
-    last = {said.of: said for said in chat.answer(question, temperature)}
+    last = {answer.of: answer for answer in chat.answer(question, temperature)}
     width = max(map(len, chat.labels))
     for of, label in enumerate(chat.labels):
-        said = last.get(of, ChatChunk(of, ""))
-        print(f"{label:<{width}} | {said.text}{f' {CUT}' if said.cut else ''}", flush=True)
+        answer = last.get(of, ChatChunk(of, ""))
+        print(f"{label:<{width}} | {answer.text}{f' {CUT}' if answer.cut else ''}", flush=True)
 
 
 def _pieces(chat: PairedChat, question: str, temperature: float) -> None:
-    for said in chat.answer(question, temperature):
-        print(json_line(said._asdict()), flush=True)
+    for chunk in chat.answer(question, temperature):
+        print(json_line(chunk._asdict()), flush=True)
     print(json_line({"done": True}), flush=True)

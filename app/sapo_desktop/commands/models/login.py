@@ -28,10 +28,10 @@ def main(args: argparse.Namespace) -> int:
     if args.out:
         print(keep(home, ""))
         return 0
-    what = "Key of the judge" if args.judge else "Token of the hub"
+    label = "Key of the judge" if args.judge else "Token of the hub"
     typed = ""
     with contextlib.suppress(EOFError):  # ctrl+D
-        typed = getpass.getpass(f"{what} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
+        typed = getpass.getpass(f"{label} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
     if not typed.strip():
         print("No token was typed: nothing was changed.", file=sys.stderr)
         return 2

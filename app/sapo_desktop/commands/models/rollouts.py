@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
     home = Home.find()
     source, folder = JournalGroups(recording.find_recording(home, args.model)[1]), home.cache / "rollouts"
-    wanted = GroupFilter(
+    group_filter = GroupFilter(
         args.task,
         args.source,
         args.reward,
@@ -56,18 +56,22 @@ def main(args: argparse.Namespace) -> int:
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         if args.output is not None:
-            count = groups.write_groups(index, wanted, args.output)
+            count = groups.write_groups(index, group_filter, args.output)
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:
             return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
-        for number, event in enumerate(index.every(wanted)):
+        for number, event in enumerate(index.every(group_filter)):
             if args.limit and number >= args.limit:
                 break
             print(json_line(event) if args.json else describe_group(event))
         if not args.json:
-            total = index.page(wanted, 0).total
-            print(f"{total:,} groups fit. {wanted.describe()}" if total else f"No group fits. {wanted.describe()}")
+            total = index.page(group_filter, 0).total
+            print(
+                f"{total:,} groups fit. {group_filter.describe()}"
+                if total
+                else f"No group fits. {group_filter.describe()}"
+            )
     finally:
         index.close()
     return 0

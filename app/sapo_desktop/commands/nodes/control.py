@@ -51,10 +51,10 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_duration(text: str) -> float:
     """ "90", "30s", "15m", "1h" in seconds; "" is 0. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
+    if match is None or match[2] not in _UNITS:
         raise UsageError(f"{text!r} is not a time. Write 30s, 15m or 1h.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 async def _talk(args: argparse.Namespace) -> int:
@@ -86,8 +86,8 @@ async def _stop(home: Home, json: bool) -> int:
         raise NodeNotRunning(f"No node is running. {hosted}".strip())
     done = await asyncio.to_thread(_rounds, status)
     last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None, round=done)
-    told = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
-    print(json_line(last) if json else "\n".join(told))
+    lines = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
+    print(json_line(last) if json else "\n".join(lines))
     return 0
 
 
@@ -128,10 +128,10 @@ def describe_status(status: NodeStatus, swarm: SwarmUpdated | None = None) -> st
 def _sentence(status: NodeStatus) -> str:
     """State, for how long, and the node's sentence, whose first word is not said again; verbs in place of keys."""
     state = status.state.capitalize()
-    said = in_a_shell(safe_text(status.sentence, 300, lines=False))
-    said = said.removeprefix(state).lstrip(": ") if said.startswith(state) else said
-    link = " " if said.startswith("·") else ": " if said else ""
-    return f"{state} for {format_duration(time.time() - status.since)}{link}{said}"
+    sentence = in_a_shell(safe_text(status.sentence, 300, lines=False))
+    sentence = sentence.removeprefix(state).lstrip(": ") if sentence.startswith(state) else sentence
+    link = " " if sentence.startswith("·") else ": " if sentence else ""
+    return f"{state} for {format_duration(time.time() - status.since)}{link}{sentence}"
 
 
 def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:

@@ -148,13 +148,13 @@ async def _show_one(what: str) -> int:
 
 
 async def _show_all(home: Home, fresh: bool) -> int:
-    directories_read = await directories.read_directories(home, fresh)
-    if not directories_read:
+    followed = await directories.read_directories(home, fresh)
+    if not followed:
         print("No directory is in your settings, and none is built in. Add one that somebody told you of:")
         print("  sapo-desktop directory add 'https://host/file.json#key=…'")
-    for directory in directories_read:
+    for directory in followed:
         print("\n".join(_lines(directory)))
-    return 0 if not directories_read or any(directory.read for directory in directories_read) else 1
+    return 0 if not followed or any(listing.read for listing in followed) else 1
 
 
 def _lines(directory: SwarmDirectory) -> list[str]:

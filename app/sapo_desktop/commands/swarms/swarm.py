@@ -68,11 +68,11 @@ async def _status(state: hosting.HostedCoordinator) -> int:
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
     with contextlib.suppress(CoordinatorError, OSError):  # it hangs or is just ending
         async with state.visitor() as client:
-            active, leaderboard = (await client.info()).nodes, await client.leaderboard()
+            active, board = (await client.info()).nodes, await client.leaderboard()
         print(
-            f"Seen in the last 5 minutes: {active} node{'' if active == 1 else 's'}. Groups in the last hour: {leaderboard.total:,}"
+            f"Seen in the last 5 minutes: {active} node{'' if active == 1 else 's'}. Groups in the last hour: {board.total:,}"
         )
-        for row in leaderboard.nodes[:LEADING]:
+        for row in board.nodes[:LEADING]:
             named = f"{safe_text(row.name, 40, lines=False)}, {safe_text(row.model, 40, lines=False)}"
             print(f"{row.node}  {row.groups:>7,} groups, taken {row.uptake:,} times  {named}")
     return 0

@@ -221,20 +221,20 @@ async def _look(
     """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
     as many worked examples as the trial finds best."""
     config = looking.config_for(task, args.model, home)
-    warnings = looking.told_by_rows(task, table, config)
+    notes = looking.told_by_rows(task, table, config)
     if task.spec.rubric:
-        _say(["", *(f"- {line}" for line in warnings), looking.compare_judge(task.spec.name)])
-        return bool(warnings)
+        _say(["", *(f"- {line}" for line in notes), looking.compare_judge(task.spec.name)])
+        return bool(notes)
     async with Scorer(answer_format=config.answer_format) as scorer:
         shortcuts = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
-        warnings += review.shortcut_warnings(shortcuts)
+        notes += review.shortcut_warnings(shortcuts)
         _say(["", *review.describe_shortcuts(shortcuts)[:2]])
-        if warnings:
+        if notes:
             _say(
                 [
                     "",
-                    f"{len(warnings)} thing{'s' if len(warnings) > 1 else ''} to look at:",
-                    *(f"- {line}" for line in warnings),
+                    f"{len(notes)} thing{'s' if len(notes) > 1 else ''} to look at:",
+                    *(f"- {line}" for line in notes),
                 ]
             )
         else:
@@ -243,7 +243,7 @@ async def _look(
             shown = expectation.shown_model(config.model)
             print(f"\nTrying {shown} on training questions …", flush=True)
             _say(await _try(task, config, scorer, lambda _: None, home if keep_better else None))
-    return bool(warnings)
+    return bool(notes)
 
 
 async def _try(

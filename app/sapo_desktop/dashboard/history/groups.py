@@ -37,13 +37,13 @@ TRAINED: tuple[Trained, ...] = get_args(Trained)
 _BITS = ("local", "external", "all right", "mixed", "none right", "first solved", "trained on", "not trained on")
 _BIT = {name: 1 << place for place, name in enumerate(_BITS)}
 _FLAG, _TASK = "\ue000", "\ue001"
-"""Private characters that begin the index's own words: no text holds one when it is indexed or asked for."""
+"""Private-use characters that start the index's own words; they are removed from every text before indexing and searching."""
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = (  # Thai and Lao, Burmese, Khmer, Japanese and Chinese
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff]"
 )
-"""Signs of scripts without blanks between words: there every two in a row are a word of the index, and the last one alone."""
+"""Characters of scripts without spaces between words. They are indexed as bigrams, and the last character by itself."""
 _RUN = re.compile(f"{_UNSPACED}+")
 MAX_WORDS = 16
 
@@ -125,7 +125,7 @@ def _set(flags: int) -> Iterator[int]:
 # Sources of groups: a journal that a node may be writing, or a recording. Both are read-only here.
 
 Numbered = tuple[int, GroupRecorded | None]
-"""A group with its number, which only rises and is never used again; None where it cannot be read."""
+"""(number, group). Numbers only rise and are never reused; the group is None if it cannot be read."""
 
 
 class GroupSource(Protocol):
@@ -316,9 +316,9 @@ def _read(rows: Sequence[tuple[int, bytes]]) -> list[Numbered]:
 # they make up most of it, the index is rebuilt.
 
 STEP = 256
-"""Groups that one step takes in: about 40 ms, and a question asked meanwhile waits no longer."""
+"""Groups indexed per step: about 40 ms, so a query that arrives meanwhile waits no longer than that."""
 NEWEST = 2**62
-"""Above every group's number."""
+"""Larger than every group's number."""
 _VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value);
@@ -327,7 +327,7 @@ CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, round INTEGER, task 
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', detail=none, prefix='1 2 3');
 """
 _SPARE = 2000
-"""Groups that may have gone before the index is made again."""
+"""Removed groups tolerated before the index is rebuilt."""
 
 Direction = Literal["older", "newer"]
 Counted = TypeVar("Counted")
@@ -619,9 +619,9 @@ def write_groups(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int =
 PAGE = 60
 """Groups on a page."""
 IDLE_S = 1.0
-"""Seconds between two looks whether the journal has changed."""
+"""Seconds between checks whether the journal has changed."""
 _TELL_S = 0.25
-"""A first page is told again while the index grows, this often."""
+"""Seconds between updates of the first page while the index grows."""
 
 
 @dataclass(frozen=True)
@@ -641,7 +641,7 @@ class GroupQuery:
 
 @dataclass(frozen=True)
 class GroupQueryResult:
-    """groups: newest first. total: all matches. indexed, of: groups indexed, out of all. tasks: known tasks. problem: "" = none."""
+    """groups: newest first. total: all matches. indexed, of: groups indexed, out of all. tasks: known ones. problem: "" = none."""
 
     wish: GroupQuery
     groups: tuple[GroupRecorded, ...] = ()

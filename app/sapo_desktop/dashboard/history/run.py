@@ -31,11 +31,11 @@ from sapo_swarm.events import (
 # When each round ran: rounds to wall-clock time and back, and pauses.
 
 PAUSE_S = 120.0
-"""A time in which nothing ran that is longer than this is a gap; shorter ones are bridged."""
+"""Idle seconds from which a pause shows as a gap; shorter ones are bridged."""
 _PAUSES = 400
 
 Pause = tuple[float, float]
-"""Unix seconds from and to which nothing ran."""
+"""Start and end of an idle period, in Unix seconds."""
 
 
 class RoundClock(msgspec.Struct, frozen=True):
@@ -43,11 +43,11 @@ class RoundClock(msgspec.Struct, frozen=True):
 
     ends: Series = field(default_factory=Series)
     pauses: tuple[Pause, ...] = ()
-    """Ascending; of very many the longest."""
+    """Ascending; when there are very many, only the longest."""
     beside: float = 0.0
-    """Seconds worked since the last round on something that is no round (an evaluation)."""
+    """Seconds of work outside of rounds (evaluations) since the last round."""
     ahead: float = 0.0
-    """Seconds that these times are ahead of the wall's clock since that was set back; idle time takes them back."""
+    """Seconds by which these times are ahead of the system clock since it was set back; idle time makes up for them."""
 
     def worked(self, seconds: float) -> RoundClock:
         """The clock after `seconds` of other work between rounds, which do not count as a pause."""
@@ -131,10 +131,10 @@ MEANINGS: dict[Letter, str] = {
     "C": "changed",
     "P": "paused",
 }
-"""What the letters stand for; where several fall on one place, the first of these is shown."""
+"""What the letters stand for; where several coincide, the first in this order is shown."""
 _MOST = 800
 JOINED, LEFT = "joined", "left"
-"""How a session's `changed` begins where a swarm was joined or left."""
+"""The first word of a session's `changed` when a swarm was joined or left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _went_back(event: ExternalSwitched | CheckpointSaved) -> bool:
 # One series per metric, from the node's events.
 
 _RECENT = 300
-"""Values that a sparkline looks back on; what only it shows is not kept for longer."""
+"""Values in a sparkline; metrics shown only there are kept no longer than this."""
 
 
 def _recent() -> BoundedHistory[float | None]:
@@ -202,9 +202,9 @@ class HeldOut(msgspec.Struct, frozen=True):
     low: Series = field(default_factory=Series)
     high: Series = field(default_factory=Series)
     best: tuple[float, float] | None = None
-    """Round and pass@1 of the best one; of equal ones the first."""
+    """Round and pass@1 of the best result, the first of equals."""
     tasks: Mapping[str, Series] = field(default_factory=dict)
-    """pass@1 of every task that was asked."""
+    """pass@1 of every evaluated task."""
 
     def append(self, event: Evaluated) -> HeldOut:
         """A copy with one more result."""
@@ -232,15 +232,15 @@ class RunMetrics(msgspec.Struct, frozen=True):
     """Share of local groups with unequal rewards, in [0, 1]."""
     tokens_per_s: BoundedHistory[float | None] = field(default_factory=_recent)
     external_share: Series = field(default_factory=Series)
-    """As the node says (SwarmUpdated), like the share below."""
+    """As reported by the node (SwarmUpdated), like `share` below."""
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
     memory: BoundedHistory[float | None] = field(default_factory=_recent)
-    """Bytes of the node's process tree, as the node tells them, like the two below."""
+    """Bytes used by the node's process tree, as reported by the node, like the two below."""
     cpu: BoundedHistory[float | None] = field(default_factory=_recent)
     celsius: BoundedHistory[float | None] = field(default_factory=_recent)
     set_aside: Series = field(default_factory=Series)
-    """Of the examples phase: share right of the training rows that are no examples, at temperature 0."""
+    """In the examples phase: share of correct answers on the training rows not used as examples, at temperature 0."""
     held_out: HeldOut = field(default_factory=HeldOut)
     clock: RoundClock = field(default_factory=RoundClock)
 

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 LEVEL = 256
-"""Buckets that stay on a level when it is full (at twice as many): the others go in pairs to the next, coarser level."""
+"""A level is full at twice this many buckets; this many stay, the others are merged in pairs into the next coarser level."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class _Columns(NamedTuple):
     sums: array[float]
     counts: array[float]
     low: array[float]
-    """Smallest value in the bucket, infinity where there is none."""
+    """Smallest value in the bucket, infinity if there is none."""
     high: array[float]
 
 

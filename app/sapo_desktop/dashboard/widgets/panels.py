@@ -97,8 +97,8 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
-    left = run.rounds_planned - state.practised
-    seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
+    rounds_left = run.rounds_planned - state.practised
+    seconds_left = rounds_left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
     eta = f" · done in {format_age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
@@ -108,8 +108,8 @@ def _round_lines(state: DashboardState, width: int) -> list[Content]:
     ]
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
-    elif said := stage_words(last.figures):
-        rows += [Content.styled(line, MUTED) for line in wrap_text(said, width)]
+    elif stage := stage_words(last.figures):
+        rows += [Content.styled(line, MUTED) for line in wrap_text(stage, width)]
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows

@@ -103,9 +103,9 @@ class CompareScreen(ChartKeys, BaseScreen):
 
     def _draw(self) -> None:
         named = [
-            (plain_text(overview.model.name, 30), overview.story)
-            for overview in (self._first, self._second)
-            if overview is not None
+            (plain_text(model.model.name, 30), model.story)
+            for model in (self._first, self._second)
+            if model is not None
         ]
         lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
         self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
