@@ -186,7 +186,5 @@ def run_command_line(arguments: Sequence[str]) -> int:
 def _fail(message: str, code: int) -> int:
     from sapo_swarm.protocol.safe_text import safe_text
 
-    print(
-        f"sapo-desktop: {safe_text(message)}", file=sys.stderr
-    )  # may quote untrusted text from a file, a model or another machine
+    print(f"sapo-desktop: {safe_text(message)}", file=sys.stderr)  # may quote a file, a model or another machine
     return code

@@ -40,9 +40,7 @@ class Home:
 
         dirs = platformdirs.PlatformDirs("sapo-desktop", appauthor=False)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # without XDG_RUNTIME_DIR a folder under /tmp is used, with mode 0700 and its owner checked
+            warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR a folder under /tmp is used: 0700 and checked
             runtime = dirs.user_runtime_path
         folders = dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_log_path
         return cls(*folders, _ours(_short(_of_home(runtime, dirs.user_data_path))))
@@ -74,7 +72,7 @@ class Home:
 
     @property
     def written_answers(self) -> Path:
-        """Answers that the person wrote to training questions (contribute --answer)."""
+        """Correct answers that the person wrote to training questions (contribute --answer)."""
         return self.data / "written-answers.jsonl"
 
     @property
@@ -98,11 +96,13 @@ class Home:
         return self.logs / "node.log"
 
     def prepare(self) -> None:
-        """Create the folders, private to their owner: they hold rollouts, tasks and logs. Raises AppError if one cannot be created."""
+        """Create the folders, private to their owner: they hold rollouts, tasks and logs. Raises AppError if one fails."""
         for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
                 for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-                    missing.mkdir(0o700, exist_ok=True)  # also XDG_RUNTIME_DIR itself, which may be set but missing
+                    missing.mkdir(
+                        0o700, exist_ok=True
+                    )  # also XDG_RUNTIME_DIR itself, which otherwise no longer counts once it exists
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:
@@ -152,7 +152,7 @@ def quote_command(*words: str) -> str:
 
 
 def _of_home(runtime: Path, data: Path) -> Path:
-    """The runtime folder of this home: the system's is shared by all of a user's sessions, so another home directory gets a subfolder."""
+    """The runtime folder of this home: all sessions of a user share the system's, so another home directory gets a subfolder."""
     if sys.platform in ("win32", "darwin"):  # there it is inside the home directory anyway
         return runtime
     import pwd

@@ -641,7 +641,7 @@ class GroupQuery:
 
 @dataclass(frozen=True)
 class GroupQueryResult:
-    """groups: newest first. total: all matches. indexed, of: groups indexed, out of all. tasks: known ones. problem: "" = none."""
+    """groups: newest first. total: all matches. indexed, of: groups indexed, of all. tasks: known ones. problem: "" if none."""
 
     wish: GroupQuery
     groups: tuple[GroupRecorded, ...] = ()
