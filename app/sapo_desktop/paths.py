@@ -102,7 +102,7 @@ class Home:
                 for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
                     missing.mkdir(
                         0o700, exist_ok=True
-                    )  # also XDG_RUNTIME_DIR itself, which otherwise no longer counts once it exists
+                    )  # also XDG_RUNTIME_DIR, which otherwise no longer counts once it exists
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:

@@ -50,7 +50,7 @@ class DashboardActions(DashboardHost):
                 raise
 
     def work(self, function: Callable[[], Coroutine[None, None, None]], name: str) -> Worker[None]:
-        """Run a worker, which creates the coroutine itself: a coroutine that never runs because a key exits would cause a warning."""
+        """Run a worker, which creates the coroutine itself: Python warns of a coroutine that never runs because a key exits."""
         return self.run_worker(function, name=name, exit_on_error=True)
 
     def command(self, verb: str, said: str, **body: float) -> None:

@@ -153,7 +153,7 @@ class SapoDashboard(DashboardActions):
         return DEFAULTS
 
     def delay_update(self, delay: float = 0.05) -> None:
-        """Shorten the 50 ms for which Textual hides a change of mode: that is the whole budget of a key press. Ours need a tenth."""
+        """Textual hides a change of mode for 50 ms, the whole budget of a key press; our screens need a tenth of that."""
         super().delay_update(min(delay, 0.005))
 
     def on_mount(self) -> None:

@@ -62,7 +62,7 @@ class ReplayFeed:
         return self._told
 
     def describe(self) -> str:
-        """What is watched, for the help screen."""
+        """One phrase on what is being watched, for the help screen."""
         return f"a recording of {len(self.recording):,} events"
 
     def now(self) -> float:

@@ -332,7 +332,7 @@ def _phase(state: DashboardState, event: Phase) -> DashboardState:
 
 
 def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
-    """Add a group. Journals from before the FirstSuccess event mark the group itself."""
+    """Record a first success from a journal older than the FirstSuccess event, which marks the group instead."""
     task = event.group.question.ref.dataset
     trail = state.trails.get(task)
     if not event.first_solved or (trail is not None and trail.solved is not None and trail.solved.round >= 0):
