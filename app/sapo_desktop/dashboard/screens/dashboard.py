@@ -105,7 +105,7 @@ def reward_lines(state: DashboardState) -> list[ChartLine]:
 
 
 def share_lines(state: DashboardState) -> list[ChartLine]:
-    """When training alone, the share of local groups with unequal rewards; in a swarm, this node's share and the external share."""
+    """Alone, the share of local groups with unequal rewards; in a swarm, this node's share and the external share."""
     figures = state.figures
     if state.silo:
         return [ChartLine("unequal", figures.nonzero_groups, "solid", "line-3")]

@@ -1,4 +1,4 @@
-"""Base and trained model side by side: held-out questions of its tasks with their verdicts, or questions that the person types."""
+"""Base and trained model side by side: held-out questions of its tasks with their verdicts, or typed questions."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CompareScreen(ChartKeys, BaseScreen):
         return [("Esc", "back", "screen.close"), *self.pause_keys(state)]
 
     def on_mount(self) -> None:
-        """Start reading."""
+        """Draw the chart and start the measurement."""
         other = self._second.model.name if self._second else "its base"
         title = f"{self._first.model.name} and {other}, {self._items} held-out questions a task"
         self.query_one("#table").border_title = Content.styled(plain_text(title, 100), "bold")

@@ -1,4 +1,4 @@
-"""The dialog that lists what the directories know: choose a swarm, or add a directory. All its texts are foreign."""
+"""The dialog that lists the directories' swarms: choose one, or add a directory. All its texts are untrusted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONE = (
 
 
 class FindDialog(Dialog[str | None]):
-    """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
+    """Returns the invite line of the chosen swarm, if it can be joined; None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "add", "add", show=False),
@@ -55,7 +55,7 @@ class FindDialog(Dialog[str | None]):
             yield Static("", id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Look in the directories, and who announces itself nearby."""
+        """Read the directories, and look for swarms announced on the local network."""
         self.complain("")
         self._ask(False)
         self.action_renew(False)
@@ -93,7 +93,7 @@ class FindDialog(Dialog[str | None]):
             )
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Say more about the swarm under the cursor."""
+        """Describe the swarm under the cursor."""
         self._detail(event.option_index)
 
     def _detail(self, place: int) -> None:
@@ -120,7 +120,7 @@ class FindDialog(Dialog[str | None]):
             self.complain(f"{swarm.name}: {swarm.why}")
 
     async def _choose(self, one: ListedSwarm) -> None:
-        """Close with it, or say why it cannot be joined: a list may be days old."""
+        """Close with this swarm, or say why it cannot be joined: a list may be days old."""
         if wrong := await self._actions.wrong_with(one.join):
             self.complain(wrong)
         else:
@@ -148,7 +148,7 @@ class FindDialog(Dialog[str | None]):
         self.query_one("#keys", Static).update(key_hint(*keys))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keep the line and look in that directory."""
+        """Save the line and read that directory."""
         event.stop()
         if not event.value.strip():
             return
@@ -164,7 +164,7 @@ class FindDialog(Dialog[str | None]):
         self.action_renew(False)
 
     def complain(self, text: str, style: str = "$warning") -> None:
-        """Say it; without a text the line is not there."""
+        """Show the message; an empty text hides the line."""
         self.query_one("#complaint").display = bool(text)
         super().complain(text, style)
 
@@ -177,7 +177,7 @@ def _row(one: ListedSwarm) -> Content:
 
 
 def _state(found: tuple[SwarmDirectory, ...]) -> Content:
-    """Where the lists are from and how old they are, a line each."""
+    """The origin and age of each list, one line each."""
     if not found:
         return Content(NONE)
     lines = []
