@@ -22,7 +22,7 @@ NAME = 36
 
 
 class BasesDialog(Dialog[BaseOffer | None]):
-    """Returns the chosen model; None after Esc. Untrainable models are listed in grey with the reason, and are skipped by the cursor."""
+    """Returns the chosen model; None after Esc. Untrainable models are listed in grey with the reason; the cursor skips them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("r", "renew", "look again", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#bases"

@@ -114,7 +114,7 @@ class HelpScreen(TextDialog):
         return Content("\n").join(rows)
 
     def _table(self, title: str, rows: Iterable[tuple[str, str]], style: str, width: int) -> list[Content]:
-        """One titled table of names and meanings, with the marks as this terminal shows them. A long name pushes its meaning right."""
+        """One titled table of names and meanings, with the marks of this terminal. A long name pushes its meaning right."""
         translated = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
         lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in translated]
         return [Content.styled(title, "bold"), *lines, Content("")]

@@ -1,7 +1,5 @@
-"""Screen 2: members, exchange, rejections with reasons, and the value of external groups. Without a swarm, it says
-how
-to join one.
-"""
+"""Screen 2: members, exchange, rejections with reasons, and the value of external groups. Without a swarm, it says how to
+join one."""
 
 from __future__ import annotations
 
