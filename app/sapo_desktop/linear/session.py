@@ -214,7 +214,7 @@ class LinearSession:
         self._news: News = "few"
         self._begun = feed.now()
         self._live = False
-        """The history is loaded, as an event that is only sent live has arrived; after that the clock, which may jump, is not used."""
+        """The history is loaded: a live-only event has arrived. From then on the clock, which may be set back, is not compared."""
         self._told_where = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[str] | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _QUICK_S = 0.5
 _LOOK_S = 0.5
 _TESTED = ("torch", "mlx", "llamacpp")
-"""Engines that --verify compares, where they are installed: those that read model folders."""
+"""Engines that --verify compares, if installed: those that read model folders."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
 Each engine that is installed here generates and trains for about two seconds
@@ -84,11 +84,11 @@ def main(args: argparse.Namespace) -> int:
         asyncio.run(_warn(home))
         return _bench(home, config, available, args)
     finally:
-        _progress("")  # Ctrl+C in the middle: the prompt comes on a line of its own
+        _progress("")  # after Ctrl+C the prompt starts on a clean line
 
 
 def _available(config: RunConfig) -> list[str]:
-    """Engines that can run here, pairs included. Raises BackendUnavailable when the one asked for cannot."""
+    """Engines that can run here, pairs included. Raises BackendUnavailable if the requested one cannot."""
     from sapo_backends import registry
 
     engines.choose_trainer(config)
@@ -140,14 +140,14 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
 
 
 def _busy() -> float:
-    """How many processors other programs keep busy now."""
+    """How many processors other programs are keeping busy."""
     import psutil
 
     return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> BenchSubject:
-    """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
+    """Inspect the machine and the model; downloads a hub model. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.common import hardware
     from sapo_backends.measure.precision import model_size
@@ -176,7 +176,7 @@ def _sensible(engine: str, config: RunConfig) -> bool:
 def _measurements(
     subject: BenchSubject, config: RunConfig, available: Sequence[str], quick: bool
 ) -> Iterator[EngineMeasurement]:
-    """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
+    """Yields each candidate's measurement when it is done: trainers first, then pairs, then the best ones again."""
     from sapo_backends.common import hardware
     from sapo_backends.measure import choice, probe
 
@@ -210,7 +210,7 @@ def _measurements(
 
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
-    """Each engine against a second one, check by check; 1 when one failed."""
+    """Compare each engine with a second one, check by check; exit code 1 if a check failed."""
     second = "torch" if "torch" in available else engines.choose_trainer(config)
     names = [config.trainer] if config.trainer != "auto" else [n for n in _TESTED if n in available]
     failed = False
@@ -232,7 +232,7 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
 
 
 def _checks(name: str, second: str, request: LoadRequest) -> list[CheckResult]:
-    """An engine that does not even load has failed a check."""
+    """The results of all checks; an engine that does not load counts as one failed check."""
     from sapo_backends import registry
     from sapo_backends.measure.self_check import CheckResult, verify_engine
 
@@ -243,7 +243,7 @@ def _checks(name: str, second: str, request: LoadRequest) -> list[CheckResult]:
 
 
 def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
-    """llama.cpp does not train."""
+    """The request with training turned off for llama.cpp, which cannot train."""
     return replace(request, method="none") if engine == "llamacpp" else request
 
 
@@ -256,7 +256,7 @@ def _note(text: str) -> None:
 
 
 def _progress(doing: str) -> None:
-    """What is done now, see overwrite; without a terminal each in a line of its own."""
+    """Show the current step, see overwrite_line; without a terminal each step is printed on a separate line."""
     overwrite_line(doing and f"{doing} ...")
     if doing and not sys.stderr.isatty():
         print(doing, file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from sapo_lab.schema import Arm, Experiment, load_experiment
 from sapo_swarm.config import RunConfig
 
 _LINE_S = 10.0
-"""Seconds between two lines of progress of one run."""
+"""Minimum seconds between two progress lines of a run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def find_experiment(name: str) -> Path:
-    """The file, or the shipped experiment of that name. Raises UsageError."""
+    """The shipped experiment of that name, or the file. Raises UsageError."""
     import sapo_assets
 
     shipped = sapo_assets.experiments()
@@ -101,7 +101,7 @@ def find_experiment(name: str) -> Path:
 
 
 def override_settings(experiment: Experiment, **settings: str) -> Experiment:
-    """The experiment with these settings in all arms; "" leaves one as it is. Raises UsageError."""
+    """The experiment with these settings in all arms; "" leaves a setting unchanged. Raises UsageError."""
     overrides = {name: value for name, value in settings.items() if value}
     if "model" in overrides and any(arm.conditions.models for arm in experiment.arms):
         raise UsageError(
@@ -112,7 +112,7 @@ def override_settings(experiment: Experiment, **settings: str) -> Experiment:
 
 
 def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
-    """The runs asked for, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
+    """The requested runs, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
     arms = [experiment.arm(name) for name in only.split(",")] if only else list(experiment.arms)
     try:
         numbers = [int(seed) for seed in seeds.split(",")] if seeds else list(experiment.seeds)
@@ -125,7 +125,7 @@ def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, 
 
 @dataclass
 class _Lines:
-    """Prints a line of progress now and then."""
+    """Prints a progress line at most every _LINE_S seconds, except that every other news is printed at once."""
 
     last: float = -_LINE_S
 
@@ -163,7 +163,7 @@ async def _in_turn(
 
 
 def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
-    """Two processes never work on one run."""
+    """The lock of a run, so that two processes never work on it."""
     locks = out / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return NodeLock(locks / f"{arm.name}-{seed}", f"{arm.name} seed {seed} is already running (process {{holder}}).")

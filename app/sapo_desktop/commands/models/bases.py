@@ -21,7 +21,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 
 def list_bases(home: Home, args: argparse.Namespace) -> int:
-    """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
+    """List the bases: bundled, from other programs on this computer, on this disk, recommended. Works offline."""
     config = settings.load_settings(home.settings).run
     bundled = dict(creating.bundled_bases())
     here = {one.repository: one for one in hub_cache.all_cached()}
@@ -68,13 +68,13 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
 
 
 def is_base_name(home: Home, name: str) -> bool:
-    """A base, where no model of one's own has that name."""
+    """Whether the name is a base's and not one of the user's models'."""
     mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
     return not mine and (name in locate.BUNDLED or "/" in name or is_named(name) or locate.gguf_file(name) is not None)
 
 
 def show_base(home: Home, args: argparse.Namespace) -> int:
-    """show BASE: its card. Where the machine was not measured yet, that is done once, below what is known already."""
+    """show BASE: print its card. If the machine was not measured yet, it is measured once, after printing what is known already."""
     run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
     config = flags.with_room(run, fetching.fetch_base_metadata)
     base_card = card.build_base_card(home, config, measure=False)
@@ -92,7 +92,7 @@ def show_base(home: Home, args: argparse.Namespace) -> int:
 
 
 def fetch_base(home: Home, args: argparse.Namespace) -> int:
-    """fetch OWNER/NAME: download it now; Ctrl-C keeps what arrived."""
+    """fetch OWNER/NAME: download it now; Ctrl-C keeps the partial download."""
     name = args.names[0]
     if not locate.is_hub_id(name):
         raise UsageError(f"{name!r} is no model of the hub: those are written owner/name.")
@@ -107,4 +107,4 @@ def fetch_base(home: Home, args: argparse.Namespace) -> int:
 
 
 def _progress(fraction: float, phrase: str) -> None:
-    overwrite_line(phrase if fraction < 1 else "")  # it tells its percent itself
+    overwrite_line(phrase if fraction < 1 else "")  # the phrase includes the percentage

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 
 def lm_studio_target(named: Path | None, slug: str) -> Path:
-    """PUBLISHER/MODEL in LM Studio's folder of models. Raises UsageError where it has none, or a folder was named too."""
+    """PUBLISHER/MODEL in LM Studio's models folder. Raises UsageError if there is none, or if a folder was named as well."""
     if named:
         raise UsageError("--to and --to-lmstudio both say where to: leave one out.")
     folder = next((folder for folder in local_models.lm_studio_folders() if folder.is_dir()), None)
@@ -45,7 +45,7 @@ def lm_studio_target(named: Path | None, slug: str) -> Path:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit code 0 when it was written and, unless --no-verify, read again."""
+    """Exit code 0 if the export was written and, unless --no-verify, verified by reading it back."""
     from sapo_desktop.services.models.checkpoints import select_weights
     from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export, default_target
     from sapo_desktop.services.models.exports.card import record_of

@@ -1,4 +1,4 @@
-"""`sapo-desktop models figures NAME`: the figures of a run for other programs."""
+"""`sapo-desktop models figures NAME`: a run's metrics for other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export_figures(home: Home, args: argparse.Namespace) -> int:
-    """The exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
+    """Write the metrics; the exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()

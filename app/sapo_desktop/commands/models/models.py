@@ -1,4 +1,4 @@
-"""`sapo-desktop models`: the models that are yours, what an owner does with them, and the bases that they start from."""
+"""`sapo-desktop models`: the models on this machine, actions on them, and the bases that they start from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NAMES = {
     **{"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1},
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
-"""How many names an action takes at most; rename, duplicate and delete take all of theirs."""
+"""The maximum number of names per action; rename, duplicate, delete and fetch need all of theirs."""
 _BASE, _HELD_OUT = 24, 40
-"""Columns of a base and of a held-out result in the list, at most."""
+"""Maximum columns of a base and of a held-out result in the list."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -106,7 +106,7 @@ def _list(home: Home, args: argparse.Namespace) -> int:
 
 
 def _table(found: Sequence[ModelOverview]) -> list[str]:
-    """A line a model, each column as wide as its longest entry: words begin together, numbers end together."""
+    """One line per model, each column as wide as its longest entry; words are left-aligned, numbers right-aligned."""
     lines = [_cells(overview) for overview in found]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numbers = (3, 4, 5)
@@ -163,7 +163,7 @@ def _as_json(one: ModelOverview) -> dict[str, object]:
 
 def _bases(home: Home, args: argparse.Namespace) -> int:
     from sapo_desktop.commands.models import (
-        bases,  # what fits this machine takes longer to import than to list one's models
+        bases,  # importing the size estimates takes longer than listing the models
     )
 
     return bases.list_bases(home, args) if args.action == "bases" else bases.fetch_base(home, args)
@@ -212,7 +212,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
 
 
 def _since(one: ModelOverview) -> str:
-    """How far the training went on after its held-out score."""
+    """How far training has continued since the held-out score."""
     if one.held_out is None or one.held_out.round == one.rounds:
         return ""
     return f", after round {one.held_out.round:,} of {one.rounds:,}"

@@ -32,7 +32,7 @@ EVERYDAY = (
     "max-new-tokens",
     "json",
 )
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -1,4 +1,4 @@
-"""`sapo-desktop rollouts [MODEL]`: screen 3 without a screen. Groups of a model's journal, filtered, listed or exported."""
+"""`sapo-desktop rollouts [MODEL]`: screen 3 on the command line: a model's groups, filtered, listed or exported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _told(steps: int) -> None:
 
 
 def describe_group(event: GroupRecorded) -> str:
-    """One group: its number, round, how many attempts were right, source, task, the question's beginning."""
+    """One group: its number, round, number of correct attempts, source, task, start of the question."""
     group = event.group
     right = sum(reward >= 1 for reward in group.rewards)
     marks = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]

@@ -1,4 +1,4 @@
-"""`sapo-desktop runs`: when a model was trained, and what was different each time; `runs check`: are its record and its journal
+"""`sapo-desktop runs`: when a model was trained, and what changed each time; `runs check`: whether its record and journal are
 sound."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _list(model: Model, as_json: bool) -> int:
 
 
 def _mend(home: Home, broken: store.UnreadableModel) -> str:
-    """The name that it has now."""
+    """Repair the model's record; returns its name."""
     with NodeLock(home.lock):
         model = mending.repair_record(home, broken)
     print(
@@ -79,7 +79,7 @@ def _mend(home: Home, broken: store.UnreadableModel) -> str:
 
 
 def _check(home: Home, model: Model, repair: bool) -> int:
-    """0 when it is sound, or was mended."""
+    """Check the journal; exit code 0 if it is sound or was repaired."""
     from sapo_swarm.node.journal import check_journal, repair_journal
 
     journal = model.folder / "journal.db"

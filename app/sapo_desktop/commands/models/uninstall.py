@@ -1,4 +1,4 @@
-"""`sapo-desktop uninstall --data`: list and remove what the app made on this machine."""
+"""`sapo-desktop uninstall --data`: list and remove what the app created on this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _tell_of_bases(home: Home) -> None:
 
 
 def _require_rest(home: Home) -> None:
-    """Raises AppError where something still works with what is to go, or would make it anew."""
+    """Raises AppError if something still uses the data to be removed, or would create it again."""
     if login.starts_at_login(home):
         raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
     if asyncio.run(supervisor.query_status(home)) is not None:

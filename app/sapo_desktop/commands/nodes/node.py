@@ -47,7 +47,7 @@ EVERYDAY = (
     *("silo", "join", "json", "quiet", "metrics"),
     *("tasks", "preset", "examples", "rounds", "eval-every", "seed", "threads", "max-new-tokens", "learning-rate"),
 )
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     judge = judging.judge_for(home, config)
     if judge is not None:
         reporter.say(judging.privacy_note(judge.endpoint))
-    engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a model
+    engines.choose_trainer(config)  # report a missing engine or too little memory before creating a model
     room = memory_plan.node_memory_bytes(chosen.limits)
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
@@ -124,8 +124,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
-    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, UnknownTask that says where
-    tasks of a swarm are."""
+    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, or UnknownTask, which says where
+    to find a swarm's tasks."""
     try:
         return flags.run_config(base, args, fetching.fetch_base_metadata, made)
     except NoSuchTask as error:
@@ -138,7 +138,7 @@ def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -
 
 
 def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter, room: int, trained: bool) -> None:
-    """The base's card before its first round; the time of a bundled one is known after a round. Raises OutOfMemory,
+    """Print the base's card before its first round; a bundled one's time is known after a round. Raises OutOfMemory,
     ModelNotFound, DownloadFailed."""
     if trained or not fetching.reads_folder(config):
         memory_plan.require_round_memory(config, room)
@@ -154,7 +154,7 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
 
 
 def _with_swarm(session: training.TrainingSession, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
-    """The session's settings as they count where the node trains. Raises UsageError."""
+    """The session's settings as they apply alone or in this swarm. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
         membership.require_shared(config, invite.swarm)
@@ -188,7 +188,7 @@ def _setup(home: Home, session: training.TrainingSession, config: RunConfig, cho
 
 
 def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> Invite | None:
-    """The swarm to contribute to: the one just typed, or the saved one when the settings say so. Raises UsageError."""
+    """The invite to the swarm to contribute to: the typed one, or the saved one if the settings say so. Raises UsageError."""
     if args.join == "saved":
         return membership.load_invite(home.invite)
     if args.join:
@@ -212,7 +212,7 @@ async def _work(
             invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
         )
         running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
-        if running_trial and not setup.trial:  # the host opened the swarm
+        if running_trial and not setup.trial:  # the host has made the swarm open
             setup.trial, setup.config = running_trial.name, trial.trial_config(setup.config)
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
         reporter.say(sentences[0])
@@ -248,7 +248,7 @@ async def _serve(
         async def print_events() -> None:
             while (event := await queue.get()) is not None:
                 if isinstance(event, RunStarted):
-                    with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
+                    with contextlib.suppress(AppError):  # a full disk: the node reports it when it saves
                         await asyncio.to_thread(training.record_session_start, session)
                 if isinstance(event, RoundFinished) and not event.examples:
                     durations.append(sum(event.seconds.values()))

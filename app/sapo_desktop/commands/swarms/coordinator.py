@@ -23,7 +23,7 @@ HIGHEST_PORT = 65535
 
 
 EVERYDAY = ("announce", "host", "port", "store", "name", "open", "list", "public", "contact", "tasks", "approve")
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
-    """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
+    """Host until SIGINT, SIGTERM or `swarm stop`; meanwhile other verbs can find the coordinator."""
     from sapo_swarm.coordinator.host import admin_path, serve_coordinator
     from sapo_swarm.coordinator.listener import reachable_addresses
     from sapo_swarm.loopback import is_loopback
@@ -86,7 +86,7 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
 
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
-    """The typed flags over the defaults. Raises UsageError."""
+    """The defaults overridden by the typed flags. Raises UsageError."""
     given = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
     given.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
     if not given["store"].startswith("sqlite:"):

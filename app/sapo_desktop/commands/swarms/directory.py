@@ -1,4 +1,4 @@
-"""`sapo-desktop directory`: signed lists of swarms, to look in and to publish."""
+"""`sapo-desktop directory`: signed lists of swarms, to read and to publish."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _new(path: Path) -> int:
 
 
 def _sign(home: Home, path: Path, days: float) -> int:
-    """In place: a file that was signed before, and maybe edited since, is signed anew. Raises UsageError."""
+    """Sign in place; a file signed before, and perhaps edited since, is signed again. Raises UsageError."""
     if not 0 < days * 86_400 <= LONGEST_S:
         raise UsageError(f"--days is a number from 1 to {LONGEST_S / 86_400:.0f}.")
     data = _bytes_of(path)
@@ -118,7 +118,7 @@ def _sign(home: Home, path: Path, days: float) -> int:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Raises UsageError."""
+    """The file's content. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -127,7 +127,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 async def _show_one(what: str) -> int:
-    """An address or a file that need not be in the settings. Raises UsageError."""
+    """Show a directory by address or file, which need not be in the settings. Raises UsageError."""
     try:
         if "://" in what:
             address = parse_address(what, need_key=False)

@@ -1,4 +1,4 @@
-"""`sapo-desktop swarm`: the swarm that is hosted here, as a whole: where it stands, moving it, ending it."""
+"""`sapo-desktop swarm`: the swarm hosted here: its status, moving it, ending it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.whole_file import write_atomically
 
 LEADING = 20
-"""Nodes that status names, those with most groups first."""
+"""How many nodes status lists, those with the most groups first."""
 ACTIONS = ("status", "stop", "waiting", "approve", "export", "import")
 
 
@@ -66,7 +66,7 @@ async def _status(state: hosting.HostedCoordinator) -> int:
     print(f"Status page: {access.url}/")
     print(f"Reachable at: {', '.join(access.addresses)}, port {access.port}")
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
-    with contextlib.suppress(CoordinatorError, OSError):  # it hangs or is just ending
+    with contextlib.suppress(CoordinatorError, OSError):  # the coordinator hangs or is ending
         async with state.visitor() as client:
             active, board = (await client.info()).nodes, await client.leaderboard()
         print(
@@ -79,7 +79,7 @@ async def _status(state: hosting.HostedCoordinator) -> int:
 
 
 async def _members(state: hosting.HostedCoordinator, action: str, node: str) -> int:
-    """Who waits to be let in, or letting them in."""
+    """List the nodes waiting for approval, or approve them."""
     async with state.client() as admin:
         if action == "approve":
             await admin.approve(node)
@@ -92,7 +92,7 @@ async def _members(state: hosting.HostedCoordinator, action: str, node: str) -> 
 
 
 async def _export(home: Home, path: Path) -> int:
-    """From the running coordinator, else from the app's own store."""
+    """Export from the running coordinator, or else from the app's store."""
     state = hosting.find_coordinator(home)
     if state is not None:
         async with state.client() as admin:

@@ -1,4 +1,4 @@
-"""`tasks new`, `check`, `show`, `delete`, `judge`: tasks of the person's own, in plain words."""
+"""`tasks new`, `check`, `show`, `delete`, `judge`: custom tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sapo_swarm.tasks.own.import_rows import RowTable
 
 
 def list_examples() -> int:
-    """List what ships."""
+    """List the shipped examples."""
     for name, task in shipped.load_examples().items():
         print(f"{name:<20} {task.spec.description}")
     print("\nTake one: sapo-desktop tasks new NAME")
@@ -43,12 +43,12 @@ def list_examples() -> int:
 
 
 def create_custom_task(args: argparse.Namespace) -> int:
-    """From a file to a stored task that can be trained on."""
+    """Turn a file into a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
     base = (
         args.model or settings.load_settings(home.settings).run.model
-    )  # what is wrong there is said before anything is stored
+    )  # faults in it are reported before anything is stored
     looking.require_base(args.model, home)
     table: RowTable | None = None
     unsure: list[str] = []
@@ -81,7 +81,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
 
 
 def check_task(args: argparse.Namespace) -> int:
-    """Look a stored task, or a folder anywhere, over. Exit code 1 where something is wrong with it."""
+    """Check a stored task, or a task folder anywhere. Exit code 1 if something is wrong with it."""
     home = Home.find()
     if args.allow_code:
         _allow(args.target)
@@ -95,7 +95,7 @@ def check_task(args: argparse.Namespace) -> int:
 
 
 def show_task(args: argparse.Namespace) -> int:
-    """What a task is, and the shortcuts that it leaves."""
+    """Describe a task and its shortcuts."""
     task = _named(args.target)
     _say(looking.describe_task(task, ""))
     _asked(task)
@@ -108,7 +108,7 @@ def show_task(args: argparse.Namespace) -> int:
 
 
 def delete_task(args: argparse.Namespace) -> int:
-    """Remove a task of the person's own from this machine, after a yes."""
+    """Delete a custom task from this machine, after a yes."""
     home, name = Home.find(), args.target
     home.prepare()
     require_own(name)
@@ -130,7 +130,7 @@ def delete_task(args: argparse.Namespace) -> int:
 
 
 def check_judge(args: argparse.Namespace) -> int:
-    """Compare a judge with the person's ratings. Exit code 1 where they agree too little to train on."""
+    """Compare a judge with the person's ratings. Exit code 1 if they agree too little to train on."""
     home = Home.find()
     home.prepare()
     config = settings.load_settings(home.settings).run
@@ -158,7 +158,7 @@ def _path(text: str) -> Path:
 
 
 def _allow(target: str) -> None:
-    """The person's yes to the code of a stored task. Raises UsageError, BadTask."""
+    """Record the person's consent to the code of a stored task. Raises UsageError, BadTask."""
     folder = library.task_folder()
     if folder is None or not library.has_task(target):
         raise UsageError(f"--allow-code is for a task of yours that is stored. {describe_custom_tasks()}")
@@ -177,13 +177,13 @@ def _allow(target: str) -> None:
 
 
 def _named(target: str) -> OwnTask:
-    """An own task by its name or folder; the library is where it lies. Raises UsageError, BadTask."""
+    """A custom task by name or folder; a folder's parent becomes the library. Raises UsageError, BadTask."""
     if library.has_task(target):
         return library.load_task(target)
     if (Path(target) / "task.toml").exists():
         folder = Path(target).resolve()
         task = read_task(folder)
-        if library.runs_code(task):  # a yes that lies beside a folder from elsewhere is not the person's
+        if library.runs_code(task):  # consent stored beside a folder from elsewhere is not this person's
             raise UsageError(
                 f"Task {folder.name!r} {'brings' if task.code else 'runs'} Python code. "
                 f"Copy it into {library.task_folder()}, then read and allow it there."
@@ -218,8 +218,8 @@ def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
 async def _look(
     task: OwnTask, table: RowTable | None, args: argparse.Namespace, home: Home, keep_better: bool = False
 ) -> bool:
-    """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
-    as many worked examples as the trial finds best."""
+    """Report everything known before training; True if there were warnings. keep_better: store in the task
+    the number of worked examples that the trial finds best."""
     config = looking.config_for(task, args.model, home)
     notes = looking.told_by_rows(task, table, config)
     if task.spec.rubric:
@@ -249,7 +249,7 @@ async def _look(
 async def _try(
     task: OwnTask, config: RunConfig, scorer: Scorer, show: expectation.Show, keep_in: Home | None = None
 ) -> list[str]:
-    """What the model does with the task, in sentences. keep_in: where the task gets the worked examples that help."""
+    """How the model does on the task, in sentences. keep_in: the home in which the better number of worked examples is stored."""
     try:
         measured = await expectation.measure_expectation(task, config, scorer, show)
     except BackendError as error:
@@ -264,7 +264,7 @@ async def _try(
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> TaskMeasurement:
-    """The part of a check that takes a while, with its progress on the error stream."""
+    """The slow part of a check, with its progress on stderr."""
     config = looking.config_for(task, args.model, home)
 
     def show(label: str, fraction: float) -> None:
@@ -284,7 +284,7 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Task
 
 
 def _asked(task: OwnTask) -> None:
-    """The first question as a model reads it, then the first rows."""
+    """Print the first question as a model reads it, then the first rows."""
     _say(["", "Asked:", *(f"  | {line}" for line in looking.preview_question(task)), ""])
     for number, (question, answer) in enumerate(looking.preview_rows(task), 1):
         _say([f"{number}. {question}", *([f"   answer: {answer}"] if answer else [])])

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _invite(home: Home, given: str) -> Invite:
-    """The one that was typed, which is kept nowhere, or the saved one. Raises UsageError."""
+    """The typed invite, which is not saved, or the saved one. Raises UsageError."""
     if given not in ("", "saved"):
         return membership.parse_typed_invite(invite_text.read_invite(given))
     if not home.invite.exists():
@@ -52,7 +52,7 @@ def _invite(home: Home, given: str) -> Invite:
 
 
 async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
-    """What the swarm offers; with a name what exactly one accepts. join: the flag that the next command needs."""
+    """Print the swarm's offers, or with a name exactly what accepting it means. join: the flag that the next command needs."""
     async with sharing.member_client(home, invite) as client:
         offers = await sharing.list_task_offers(client, home)
         if name:
@@ -74,7 +74,7 @@ async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
 
 
 async def _accept(home: Home, name: str, version: str, invite: Invite, join: str) -> int:
-    """Show it, ask, store it. version: a yes to it, in place of the question."""
+    """Show the task, ask, store it. version: a yes to this version, given in advance."""
     async with sharing.member_client(home, invite) as client:
         offer = _named(await sharing.list_task_offers(client, home), name)
         if version and version != offer.hash:
@@ -106,6 +106,6 @@ def _named(found: tuple[TaskOffer, ...], name: str) -> TaskOffer:
 
 
 def _asked() -> bool:
-    """The person typed yes; the end of the input is a no."""
+    """Ask; True if the person typed yes. The end of the input is a no."""
     print("Accept it? Type yes: ", end="", flush=True)
     return sys.stdin.readline().strip().lower() == "yes"

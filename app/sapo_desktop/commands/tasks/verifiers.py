@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit code 0 when every rollout has a reward, 1 where some failed."""
+    """Exit code 0 if every rollout has a reward, 1 if some failed."""
     if not (1 <= args.items <= LARGEST and 1 <= args.samples <= LARGEST):
         raise UsageError(f"--items and --samples are numbers from 1 to {LARGEST}.")
     if not 0 < args.minutes <= LARGEST:
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_environment_args(pairs: list[str]) -> dict[str, object]:
-    """KEY=VALUE as keyword arguments; a value that is no JSON is text. Raises UsageError."""
+    """KEY=VALUE pairs as keyword arguments; a value that is not JSON is text. Raises UsageError."""
     arguments: dict[str, object] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
@@ -71,7 +71,7 @@ def parse_environment_args(pairs: list[str]) -> dict[str, object]:
 
 
 async def _play(chosen: SelectedWeights, python: Path, args: argparse.Namespace) -> EnvironmentResult:
-    """The model behind an endpoint of this command alone, the environment beside it."""
+    """Serve the model on a private endpoint and run the environment against it."""
     from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
     from sapo_swarm.node.engine_thread import EngineThread
 
