@@ -65,7 +65,7 @@ class VerbParser(argparse.ArgumentParser):
         return not action.option_strings or any(flag.removeprefix("--") in names for flag in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse with intermixed flags: plain argparse treats an optional word as missing once a flag follows the word before it."""
+        """Parse intermixed flags: plain argparse treats an optional word as missing once a flag follows the word before it."""
         if self._mixing or any(action.nargs == argparse.PARSER for action in self._actions):
             return super().parse_known_args(args, namespace)
         self._mixing = True

@@ -214,7 +214,7 @@ class LinearSession:
         self._news: News = "few"
         self._begun = feed.now()
         self._live = False
-        """The history is loaded: a live-only event has arrived. From then on the clock, which may be set back, is not compared."""
+        """The history is loaded: a live-only event has arrived. From then on the clock, which may be set back, is ignored."""
         self._told_where = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[str] | None = None

@@ -125,7 +125,7 @@ def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, 
 
 @dataclass
 class _Lines:
-    """Prints a progress line at most every _LINE_S seconds, except that every other news is printed at once."""
+    """Prints progress on rounds at most every _LINE_S seconds, and everything else at once."""
 
     last: float = -_LINE_S
 

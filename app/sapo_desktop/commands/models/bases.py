@@ -74,7 +74,7 @@ def is_base_name(home: Home, name: str) -> bool:
 
 
 def show_base(home: Home, args: argparse.Namespace) -> int:
-    """show BASE: print its card. If the machine was not measured yet, it is measured once, after printing what is known already."""
+    """show BASE: print its card. A machine that was not measured yet is measured once, after printing what is known."""
     run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
     config = flags.with_room(run, fetching.fetch_base_metadata)
     base_card = card.build_base_card(home, config, measure=False)

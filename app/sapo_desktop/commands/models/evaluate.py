@@ -103,7 +103,7 @@ def _print_tables(
 
 
 def _both(home: Home, args: argparse.Namespace) -> tuple[SelectedWeights, SelectedWeights]:
-    """The two sides of the comparison, the base or the older one first. Raises UsageError."""
+    """The two sides of the comparison; a base or an older checkpoint comes first. Raises UsageError."""
     if args.verb == "eval":
         return select_weights(home, args.name, args.before), select_weights(home, args.name, args.after)
     first = store.find_model(home, args.first)
@@ -123,7 +123,7 @@ def _stale(home: Home, both: tuple[SelectedWeights, SelectedWeights]) -> dict[st
 
 
 def _names(both: tuple[SelectedWeights, SelectedWeights]) -> tuple[str, str]:
-    """The two sides in the JSON object."""
+    """The names of the two sides in the JSON object."""
     return ("base", "trained") if both[0].checkpoint is None else ("first", "second")
 
 

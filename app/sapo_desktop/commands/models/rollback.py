@@ -1,6 +1,6 @@
 """`sapo-desktop rollback`: a model's kept checkpoints, and going back to one of them.
 
-Nothing is lost: the rollback counts as a round, and the state before it is kept as a checkpoint, so it can be undone the same way.
+Nothing is lost: the rollback counts as a round, and the state before it stays a checkpoint, so it can be undone the same way.
 """
 
 from __future__ import annotations

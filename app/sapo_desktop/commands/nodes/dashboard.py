@@ -58,7 +58,7 @@ def require_terminal(instead: str) -> None:
 
 
 def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
-    """Whether to use lines instead of drawings: by flag, by setting, or if the terminal cannot move its cursor (Emacs' shell, say)."""
+    """Whether to use lines instead of drawings: by flag or setting, or if the terminal cannot move its cursor (Emacs' shell)."""
     return bool(args.linear) or chosen.ui.linear or os.environ.get("TERM") == "dumb"
 
 
@@ -139,7 +139,7 @@ async def _verb(home: Home, arguments: list[str]) -> int:
 
 
 async def run_verb(arguments: list[str]) -> int:
-    """Run a verb in this terminal as if typed in a shell: in a separate process, so that it can ask questions and be interrupted."""
+    """Run a verb in this terminal as if typed in a shell, in a separate process, so that it can ask and be interrupted."""
     lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
     process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines, umask=umask.of_the_shell())
     try:
