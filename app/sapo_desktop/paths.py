@@ -100,9 +100,8 @@ class Home:
         for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
                 for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-                    missing.mkdir(
-                        0o700, exist_ok=True
-                    )  # also XDG_RUNTIME_DIR, which otherwise no longer counts once it exists
+                    # XDG_RUNTIME_DIR itself too, which otherwise no longer counts once it exists
+                    missing.mkdir(0o700, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:

@@ -79,9 +79,7 @@ class ControlFeed:
             except NodeError as error:
                 sentence = str(error)
             failures = max(failures, 0) + 1
-            since = time.time() - (
-                steady_seconds() - self._since
-            )  # by the current clock, which may have been set meanwhile
+            since = time.time() - (steady_seconds() - self._since)  # by the current clock: it may have been set
             words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
             if words:
                 sentence = f"The node ended: {words}"

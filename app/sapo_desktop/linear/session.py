@@ -329,14 +329,16 @@ class LinearSession:
         elif not word:
             await self._toggle()
         elif head in shown:
-            for told in shown[head]():
-                self._say(told)
+            for sentence in shown[head]():
+                self._say(sentence)
         elif head == "3":
-            for told in facts.rollout_facts(state, _number(rest)):
-                self._say(told)
+            for sentence in facts.rollout_facts(state, _number(rest)):
+                self._say(sentence)
         elif head in ("?", "help"):
-            for told in KEYS.splitlines() + (REPLAY_KEYS.splitlines() if isinstance(self._feed, ReplayFeed) else []):
-                self._say(told)
+            for sentence in KEYS.splitlines() + (
+                REPLAY_KEYS.splitlines() if isinstance(self._feed, ReplayFeed) else []
+            ):
+                self._say(sentence)
         elif head == "news":
             self._choose_news(rest.strip())
         else:

@@ -35,13 +35,13 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
                 print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {hint}")
                 continue
             base_config = flags.with_room(msgspec.structs.replace(config, model=name))
-            one = card.build_base_card(home, base_config, ask=False, measure=False)
+            base_card = card.build_base_card(home, base_config, ask=False, measure=False)
             path = {"path": str(bundled[name])} if name in bundled else {}
             promise = f", {base.promise}" if (base := recommended.find_recommended_base(name)) and base.promise else ""
             print(
-                json_line({"base": name, **path, **card.as_json(one)})
+                json_line({"base": name, **path, **card.as_json(base_card)})
                 if args.json
-                else f"{name:<38} {one.short}{promise}"
+                else f"{name:<38} {base_card.short}{promise}"
             )
 
     def head(title: str) -> None:

@@ -17,7 +17,7 @@ from sapo_desktop.streams import print_progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that only this action has."""
-    formats = "; ".join(f"{name}: {format.what}" for name, format in FORMATS.items())
+    formats = "; ".join(f"{name}: {writer.what}" for name, writer in FORMATS.items())
     parser.add_argument("--format", choices=list(FORMATS), default="csv", help=f"figures: {formats} (default: csv)")
     parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="figures: the file or folder to write")
     parser.add_argument("--force", action="store_true", help="figures: in the place of what lies there")

@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
     for entry in created:
         print(f"{size_text(entry.size):>8}  {entry.path}\n{'':>10}{entry.what}")
     held, doubt = uninstall.keyring_entries(home)
-    for name, what in held.items():
-        print(f"{'':>10}{what}, in the system's keyring: {identity.SERVICE}, {name}")
+    for name, description in held.items():
+        print(f"{'':>10}{description}, in the system's keyring: {identity.SERVICE}, {name}")
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)

@@ -124,8 +124,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
-    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, or UnknownTask that says where
-    to find a swarm's tasks."""
+    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, or UnknownTask, which says
+    where to find a swarm's tasks."""
     try:
         return flags.run_config(base, args, fetching.fetch_base_metadata, made)
     except NoSuchTask as error:

@@ -87,9 +87,9 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
     """The defaults overridden by the typed flags. Raises UsageError."""
-    given = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
-    given.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
-    if not given["store"].startswith("sqlite:"):
-        given.setdefault("folder", str(home.data))
+    typed = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
+    typed.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
+    if not typed["store"].startswith("sqlite:"):
+        typed.setdefault("folder", str(home.data))
     fields = list(schema_fields(CoordinatorSettings))
-    return convert_schema(split_lists(given, fields), CoordinatorSettings, fields, "command line", strict=False)
+    return convert_schema(split_lists(typed, fields), CoordinatorSettings, fields, "command line", strict=False)

@@ -46,10 +46,8 @@ def create_custom_task(args: argparse.Namespace) -> int:
     """Turn a file into a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
-    base = (
-        args.model or settings.load_settings(home.settings).run.model
-    )  # faults in it are reported before anything is stored
-    looking.require_base(args.model, home)
+    base = args.model or settings.load_settings(home.settings).run.model
+    looking.require_base(args.model, home)  # before anything is stored
     table: RowTable | None = None
     unsure: list[str] = []
     if args.target in shipped.example_names() and not Path(args.target).exists():

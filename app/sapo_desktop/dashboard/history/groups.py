@@ -380,8 +380,8 @@ class GroupIndex:
             db.execute("PRAGMA synchronous=OFF")  # losing it is harmless: it can be rebuilt
             db.executescript(_SCHEMA)
             identity = f"{_VERSION} {self.source.identity()}"
-            known = db.execute("SELECT value FROM about WHERE name = 'identity'").fetchone()
-            if known is not None and known[0] != identity:
+            stored = db.execute("SELECT value FROM about WHERE name = 'identity'").fetchone()
+            if stored is not None and stored[0] != identity:
                 raise sqlite3.DatabaseError("It is the index of another journal.")
             db.execute("INSERT OR IGNORE INTO about VALUES ('identity', ?)", (identity,))
             db.execute("INSERT OR REPLACE INTO about VALUES ('source', ?)", (self.source.name,))

@@ -106,8 +106,8 @@ class Series:
         """
         length, coarse, fine, columns = self._length, self._coarse, self._fine, self._columns
         if length and x <= columns.x[length - 1]:
-            kept = bisect_left(columns.x, x, 0, length)
-            coarse, length = _shortened(coarse, length, length - kept), kept
+            earlier = bisect_left(columns.x, x, 0, length)
+            coarse, length = _shortened(coarse, length, length - earlier), earlier
             fine = length - sum(coarse)
         if length < len(columns.x):
             columns = _Columns(*(column[:length] for column in columns))

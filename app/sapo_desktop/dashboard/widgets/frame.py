@@ -202,10 +202,10 @@ def header_line(
     if badge:
         name = badge
     room = width - len(name) - cell_len(right) - len(since) - 4
-    left = plain_text(run_identity(state), 200)
-    left = left if cell_len(left) <= room else fit_width(left, room) if room > 8 else ""
-    gap = max(width - len(name) - 2 - cell_len(left) - cell_len(right) - len(since), 1)
+    identity = plain_text(run_identity(state), 200)
+    identity = identity if cell_len(identity) <= room else fit_width(identity, room) if room > 8 else ""
+    gap = max(width - len(name) - 2 - cell_len(identity) - cell_len(right) - len(since), 1)
     style_of_name = "bold reverse $accent" if badge else "bold $primary"
     return Content.assemble(
-        (name, style_of_name), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
+        (name, style_of_name), "  ", (identity, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
     )

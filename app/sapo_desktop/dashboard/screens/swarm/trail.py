@@ -56,8 +56,8 @@ def first_solver_name(trail: AhaTrail, most: int = 16) -> str:
 def trail_steps(trail: AhaTrail) -> list[str]:
     """What happened, in order, one phrase each; rounds are this node's."""
     came, here = trail.received, trail.solved
-    known = here is not None and here.round != UNKNOWN
-    own = [f"solved here in round {here.round + 1}" if known and here else "solved here before this record began"]
+    dated = here is not None and here.round != UNKNOWN
+    own = [f"solved here in round {here.round + 1}" if dated and here else "solved here before this record began"]
     if came is None:
         return own if here else []
     others = [f"{first_solver_name(trail)}'s success came in round {came.round + 1}"]
@@ -67,7 +67,7 @@ def trail_steps(trail: AhaTrail) -> list[str]:
         others.append("not trained on yet")
     if here is None:
         return [*others, "not solved here yet"]
-    if not known or trail.first_here:
+    if not dated or trail.first_here:
         return own + others[:1]
     return others + own if trail.taught else [*others, "none was trained on before", *own]
 
