@@ -1,4 +1,4 @@
-"""The app: what a person sees and types."""
+"""The app: the dashboard, the command line and their settings."""
 
 __version__: str
 
@@ -11,5 +11,5 @@ def __getattr__(name: str) -> str:
 
     try:
         return version("sapo-desktop")
-    except PackageNotFoundError:  # run from a source tree that was never installed
+    except PackageNotFoundError:  # running from a source tree that was never installed
         return "0+source"

@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
-    if sys.argv[1:] == ["--scorer-worker"]:  # how a frozen app starts its worker: it has no interpreter for modules
+    """Run the command line; returns the exit code."""
+    if sys.argv[1:] == ["--scorer-worker"]:  # how a frozen app starts its worker, as it cannot run `python -m`
         from sapo_swarm.scoring.worker import serve_and_exit
 
         serve_and_exit()

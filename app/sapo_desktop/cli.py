@@ -90,10 +90,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     },
 }
-"""The verbs of --help in its order: verb -> (module in sapo_desktop.commands, one line of help)."""
+"""The verbs in the order of --help: verb -> (module in sapo_desktop.commands, one line of help)."""
 
 RARE = frozenset({"ban", "directory", "external", "lab", "mcp", "paths", "run-anyway", "snooze", "stay", "verifiers"})
-"""Verbs that --help only names, each at the end of its group."""
+"""Verbs that --help names without a description, at the end of each group."""
 
 VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
 
@@ -106,7 +106,7 @@ It is not the Soft Adaptive Policy Optimization that other trainers call by the 
 
 
 class _PrintVersion(argparse.Action):
-    """argparse's own wants the version beforehand, and looking it up takes longer than all else that a verb starts with."""
+    """Like argparse's version action, but looks the version up on demand: that takes longer than everything else at start-up."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from sapo_desktop import __version__
@@ -116,7 +116,7 @@ class _PrintVersion(argparse.Action):
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
-    """The whole parser; with a verb, only that verb's own flags are loaded (the others just have a line of help)."""
+    """The whole parser. Given a verb, only that verb's flags are loaded; the others have just their line of help."""
     top = VerbParser(prog="sapo-desktop", description=DESCRIPTION, formatter_class=grouped_formatter(GROUPS, RARE))
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     top.add_argument(
@@ -142,7 +142,7 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
 
 
 def _printed(kind: str) -> str:
-    """A file for shells or man, with every verb and flag."""
+    """Shell completions or the manual page, with every verb and flag."""
     from sapo_desktop import __version__
     from sapo_desktop.services import terminal_files
 
@@ -186,5 +186,5 @@ def run_command_line(arguments: Sequence[str]) -> int:
 def _fail(message: str, code: int) -> int:
     from sapo_swarm.protocol.safe_text import safe_text
 
-    print(f"sapo-desktop: {safe_text(message)}", file=sys.stderr)  # it may quote a file, a model or another machine
+    print(f"sapo-desktop: {safe_text(message)}", file=sys.stderr)  # may quote a file, a model or another machine
     return code

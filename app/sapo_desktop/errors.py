@@ -1,4 +1,4 @@
-"""What a person did that cannot work, with the exit code the shell gets.
+"""Errors caused by what a person typed or by the state of the machine, with their exit codes.
 
 Tree::
 
@@ -7,7 +7,7 @@ Tree::
     ├── NotRunning (3)       no node answers
     └── EngineMissing (4)    no engine can run the request
 
-The packages below have trees of their own: `USER_ERRORS` is all of them together.
+The packages below have separate trees; `USER_ERRORS` combines them all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineMissing(AppError):
 
 
 class CommandFailed(Exception):
-    """The node did not take a command; the message says why and what to do."""
+    """The node refused a command; the message says why and what to do."""
 
 
 USER_ERRORS: tuple[type[Exception], ...] = (AppError, SwarmError, BackendError, OSError)
@@ -51,5 +51,5 @@ USER_ERRORS: tuple[type[Exception], ...] = (AppError, SwarmError, BackendError, 
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """What the shell gets; None for a bug."""
+    """The exit code for the error; None for a bug."""
     return int(getattr(error, "exit_code", 1)) if isinstance(error, USER_ERRORS) else None

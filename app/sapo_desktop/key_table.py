@@ -1,4 +1,4 @@
-"""Every key of the dashboard, made from the bindings in the code, by place."""
+"""The table of all dashboard keys by screen, generated from the bindings in the code."""
 
 from __future__ import annotations
 

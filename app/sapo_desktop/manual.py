@@ -1,4 +1,4 @@
-"""docs/manual.md, made from the verbs, keys, words and the settings schema: python -m sapo_desktop.manual > docs/manual.md"""
+"""Generates docs/manual.md from the verbs, keys, glossary and settings schema: python -m sapo_desktop.manual > docs/manual.md"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def manual_lines() -> Iterator[str]:
 
 
 def experiment_section() -> Iterator[str]:
-    """The part on the lab's experiment files."""
+    """The section on the lab's experiment files."""
     yield "\n## Experiments of the lab\n"
     yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
     yield "final_items, final_answers, first_item, comparisons, `[run]` with any setting of a run, and `[[arms]]` that change"

@@ -1,4 +1,4 @@
-"""Where everything lies. SAPO_HOME moves all of it into one folder (tests, portable use, a USB stick)."""
+"""Paths of everything the app stores. SAPO_HOME moves all of it into one folder (tests, portable use, a USB stick)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Home:
 
     @classmethod
     def find(cls) -> Home:
-        """The home of this person: SAPO_HOME, or the platform's folders. Nothing is made. Raises AppError where somebody else
-        made the folder of the sockets."""
+        """The Home of this user: SAPO_HOME, or the platform's folders. Creates nothing. Raises AppError if another account
+        created the folder for the sockets."""
         root = os.environ.get("SAPO_HOME")
         if root:
             base = typed_path(root)
@@ -57,27 +57,27 @@ class Home:
 
     @property
     def models(self) -> Path:
-        """My models, a folder each."""
+        """The user's models, one folder each."""
         return self.data / "models"
 
     @property
     def runs(self) -> Path:
-        """Runs of versions that had no models yet; each becomes a model at the next start (services.models.shelf.adopt)."""
+        """Runs of versions without models; each becomes a model at the next start (services.models.shelf.adopt.migrate_runs)."""
         return self.data / "runs"
 
     @property
     def tasks(self) -> Path:
-        """The person's own tasks, a folder each."""
+        """The user's custom tasks, one folder each."""
         return self.data / "tasks"
 
     @property
     def written_answers(self) -> Path:
-        """Right answers that the person wrote to training questions (contribute --answer)."""
+        """Correct answers that the person wrote to training questions (contribute --answer)."""
         return self.data / "written-answers.jsonl"
 
     @property
     def network(self) -> Path:
-        """The day's count of bytes that went to swarms and came from them."""
+        """Today's count of bytes sent to and received from swarms."""
         return self.data / "network.json"
 
     @property
@@ -87,22 +87,21 @@ class Home:
 
     @property
     def lock(self) -> Path:
-        """Held by the node that runs."""
+        """The lock that a running node holds."""
         return self.runtime / "node.lock"
 
     @property
     def node_log(self) -> Path:
-        """What the node logged, rotated by size."""
+        """The node's log, rotated by size."""
         return self.logs / "node.log"
 
     def prepare(self) -> None:
-        """Make the folders, this person's only: rollouts, tasks and logs lie in them. Raises AppError where one cannot be."""
+        """Create the folders, private to their owner: they hold rollouts, tasks and logs. Raises AppError if one fails."""
         for folder in (self.config, self.data, self.models, self.cache, self.logs, self.runtime):
             try:
-                for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
-                    missing.mkdir(
-                        0o700, exist_ok=True
-                    )  # also XDG_RUNTIME_DIR itself, which else counts no more when it is there
+                for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+                    # XDG_RUNTIME_DIR itself too, which otherwise no longer counts once it exists
+                    missing.mkdir(0o700, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(f"{folder} is read-only")
             except OSError as error:
@@ -111,14 +110,14 @@ class Home:
                     "Make it writable, or set SAPO_HOME to a folder of your own."
                 ) from error
         self.runtime.chmod(0o700)
-        for folder in (self.data, self.cache, self.logs):  # earlier versions left them open to everybody
+        for folder in (self.data, self.cache, self.logs):  # earlier versions left them readable by everybody
             with contextlib.suppress(OSError):
                 folder.chmod(0o700)
 
 
 def typed_path(text: str | Path) -> Path:
-    """The absolute path of what a person typed, ~ being a home folder; nothing has to be there. Raises UsageError where there
-    is no such home folder, and where nothing can be or this account may not look."""
+    """The absolute form of a typed path, with ~ expanded; it need not exist. Raises UsageError if there
+    is no such home folder, or if the path is invalid or not accessible to this account."""
     shown = str(text)[:200]
     try:
         path = Path(text).expanduser().absolute()
@@ -133,7 +132,7 @@ def typed_path(text: str | Path) -> Path:
 
 
 def typed_target(text: str | Path) -> Path:
-    """The same of what is to be written. Raises UsageError also where the path leads through a file."""
+    """Like typed_path, for a path to write to. Also raises UsageError if a parent of the path is a file."""
     path = typed_path(text)
     if file := next((parent for parent in path.parents if parent.is_file()), None):
         raise UsageError(f"{file} is a file, so nothing can be written below it. Name another place.")
@@ -141,23 +140,23 @@ def typed_target(text: str | Path) -> Path:
 
 
 def own_command() -> list[str]:
-    """How this app is started once more: a frozen one is its own interpreter and takes no -m. With -P, so that no module is
-    imported from the folder in which it is started."""
+    """The command that starts this app again: a frozen app is its own interpreter and takes no -m. -P, so that no module is
+    imported from the current folder."""
     return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "sapo_desktop"]
 
 
 def quote_command(*words: str) -> str:
-    """A command line as a person may copy it: names with spaces stay one word."""
+    """A command line that a person can copy: names with spaces are quoted."""
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
 def _of_home(runtime: Path, data: Path) -> Path:
-    """The runtime folder is one for all of a person's sessions: another home directory gets a part of its own there."""
-    if sys.platform in ("win32", "darwin"):  # it lies in the home directory anyway
+    """The runtime folder of this home: all sessions of a user share the system's, so another home directory gets a subfolder."""
+    if sys.platform in ("win32", "darwin"):  # there it is inside the home directory anyway
         return runtime
     import pwd
 
-    with contextlib.suppress(KeyError):  # a container without an entry for its user
+    with contextlib.suppress(KeyError):  # a container without a passwd entry for its user
         if data == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local" / "share" / data.name:
             return runtime
     return runtime / hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
@@ -172,12 +171,12 @@ def _short(folder: Path) -> Path:
 
 
 def _ours(folder: Path) -> Path:
-    """The folder. Raises AppError where it, or what it lies in below the temporary folder, is another account's: whoever made it
-    could answer in the place of this person's node."""
+    """The folder. Raises AppError if it, or a parent of it below the temporary folder, belongs to another account, which
+    could then answer in place of this user's node."""
     shared = Path(tempfile.gettempdir())
     below = [place for place in folder.parents if shared in place.parents]
     for place in (folder, *below) if hasattr(os, "getuid") else ():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # prepare() makes it, or says why not
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # prepare() creates it, or says why it cannot
             if {place.lstat().st_uid, place.stat().st_uid} != {os.getuid()}:
                 raise AppError(
                     f"{place} belongs to another account. Remove it, or set SAPO_HOME to a short path of your own."

@@ -1,4 +1,4 @@
-"""The standard streams where they are closed, of an old encoding, or read by nobody."""
+"""The standard streams, made safe when they are closed, use an old encoding, or have no reader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 
 
 def prepare_streams() -> None:
-    """Once, at the start: no stream is missing, and none fails on a character that it cannot write or read."""
+    """Call once at the start: no stream is missing afterwards, and none fails on a character that it cannot encode or decode."""
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open for the life of the process
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     for name in ("stdout", "stderr"):
@@ -24,18 +24,18 @@ def prepare_streams() -> None:
 
 
 def json_line(value: object) -> str:
-    """The value as one line of JSON in plain ASCII: the same for whoever parses it, and no text of others in it (C1, bidi,
-    invisible characters) does anything to a terminal."""
+    """The value as one line of JSON in plain ASCII. Parsers read the same value, and untrusted text in it (C1, bidi,
+    invisible characters) cannot affect a terminal."""
     import msgspec
 
     try:
         return json.dumps(msgspec.json.decode(msgspec.json.encode(value)))
-    except UnicodeEncodeError:  # half a character, as in a file name that is no text
+    except UnicodeEncodeError:  # a lone surrogate, as in a file name that is not valid text
         return json.dumps(msgspec.to_builtins(value))
 
 
 def ask_yes_no(question: str) -> bool:
-    """A y or a yes was typed. Ctrl+D is no answer, and so it is none."""
+    """Ask; True if y or yes was typed. Ctrl+D counts as no."""
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
@@ -44,7 +44,7 @@ def ask_yes_no(question: str) -> bool:
 
 
 def confirm_action(yes: bool, question: str) -> bool:
-    """Said before (yes), or typed now. Raises AppError where nobody can answer."""
+    """True if `yes` was given beforehand or is typed now. Raises AppError if nobody can answer."""
     if not yes and not sys.stdin.isatty():
         from sapo_desktop.errors import AppError
 
@@ -68,14 +68,14 @@ def print_progress(fraction: float, phrase: str) -> None:
 
 
 def overwrite_line(text: str) -> None:
-    """What is done now, in one line of the terminal that the next one overwrites; "" wipes it. Nothing where there is none."""
+    """Show a status line on stderr that the next one overwrites; "" erases it. Does nothing if stderr is not a terminal."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 
 def to_nowhere(*descriptors: int) -> None:
-    """What is still written to them (there is always a last word, if only the flush at exit) must not fail."""
+    """Redirect the descriptors to the null device, so that later writes (at least the flush at exit) do not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)

@@ -1,5 +1,5 @@
-"""Whom files are for: what the app keeps is its owner's only; what is written to a place that a person named goes by the umask of
-the person's shell.
+"""File permissions: the app's own files are private to their owner; files written to a path that a person named follow the umask
+of the person's shell.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ _shell = -1
 
 
 def set_private_umask() -> None:
-    """Once, at the start of the process; its children inherit it. Windows has no such modes."""
+    """Call once at the start of the process; child processes inherit the umask. Windows has no such modes."""
     global _shell
     _shell = os.umask(0o077)
 
 
 def as_in_the_shell() -> None:
-    """For the rest of a verb that writes to a place that was named."""
+    """Restore the shell's umask for the rest of a verb that writes to a path the person named."""
     if _shell >= 0:
         os.umask(_shell)
 
 
 def of_the_shell() -> int:
-    """For a process that is started; -1 leaves it as it is."""
+    """The shell's umask, for starting another process; -1 leaves the umask unchanged."""
     return _shell

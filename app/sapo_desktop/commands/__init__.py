@@ -1,1 +1,1 @@
-"""The verbs of the command line, one file each; imported only when typed."""
+"""The verbs of the command line, one file each, imported only when used."""

@@ -1,4 +1,4 @@
-"""How --help looks: the verbs in their groups, and at the end of each verb what is typed most often."""
+"""The format of --help: the verbs in groups, and after each verb's help its most common examples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class ExamplesFormatter(argparse.HelpFormatter):
-    """Fills paragraphs as ever, but leaves the lines of the examples as they are."""
+    """Wraps paragraphs as argparse does, but keeps the lines of the examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):
@@ -66,15 +66,15 @@ class ExamplesFormatter(argparse.HelpFormatter):
 
 
 def examples_epilog(verb: str) -> str:
-    """The examples of a verb, a line each."""
+    """The examples of a verb, one per line."""
     return "examples:\n" + "\n".join(f"  sapo-desktop {line}" for line in EXAMPLES[verb])
 
 
 def grouped_formatter(
     groups: Mapping[str, Mapping[str, tuple[str, str]]], rare: Collection[str]
 ) -> type[argparse.RawDescriptionHelpFormatter]:
-    """A formatter that lists verbs under the names of their groups. groups: name -> verb -> (module, line of help). rare: verbs
-    that are only named."""
+    """A formatter that lists verbs under their group names. groups: name -> verb -> (module, line of help). rare: verbs
+    that are listed without their line of help."""
 
     class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
         def _format_action(self, action: argparse.Action) -> str:

@@ -1,4 +1,4 @@
-"""What is said of a verb or a flag that does not exist: the nearest ones."""
+"""The command-line parser, which suggests the nearest names for an unknown verb or flag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sapo_swarm.registry import suggest_names
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Names the nearest verbs where one is unknown, and not all of them; a flag is typed in full, and may stand between the
+    """Suggests the nearest verbs for an unknown one instead of listing all. Flags cannot be abbreviated and may come between the
     words of its verb (`tasks new --no-model FILE`)."""
 
     def __init__(self, **settings: Any) -> None:
@@ -28,7 +28,7 @@ class VerbParser(argparse.ArgumentParser):
     def format_whole_help(self) -> str:
         """The help with every flag."""
         kept, self._everyday = self._everyday, None
-        self.usage = None  # parse_known_intermixed_args sets it to the short one
+        self.usage = None  # parse_known_intermixed_args sets it to the short usage
         try:
             return self.format_help()
         finally:
@@ -49,7 +49,7 @@ class VerbParser(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def _without_rarer(self) -> Iterator[int]:
-        """Rarer flags are left out meanwhile; how many they are."""
+        """Context manager that hides rarer flags; yields how many they are."""
         rarer = [] if self._everyday is None else [a for a in self._actions if not self._is_everyday(a)]
         helps = [action.help for action in rarer]
         for action in rarer:
@@ -65,7 +65,7 @@ class VerbParser(argparse.ArgumentParser):
         return not action.option_strings or any(flag.removeprefix("--") in names for flag in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """argparse's own takes a word that may be left out as left out once a flag follows the one before it."""
+        """Parse intermixed flags: plain argparse treats an optional word as missing once a flag follows the word before it."""
         if self._mixing or any(action.nargs == argparse.PARSER for action in self._actions):
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -83,7 +83,7 @@ class VerbParser(argparse.ArgumentParser):
 
 
 class _PrintWholeHelp(argparse.Action):
-    """--help-all of a verb whose --help is short."""
+    """The --help-all flag of a verb whose --help is short."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, VerbParser)
@@ -92,21 +92,21 @@ class _PrintWholeHelp(argparse.Action):
 
 
 def reject_arguments(top: argparse.ArgumentParser, verb: str, extra: Sequence[str]) -> NoReturn:
-    """End with what is too much on the line: a flag by the nearest ones of its verb."""
+    """Exit with an error about unknown arguments; for a flag, suggest the verb's nearest flags."""
     subs = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    asked = subs.choices[verb] if verb else top
+    parser = subs.choices[verb] if verb else top
     flag = next((word.partition("=")[0] for word in extra if word.startswith("-")), "")
     if not flag:
-        asked.error(f"unrecognized arguments: {' '.join(extra)}")
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
     top.exit(
         2,
-        f"sapo-desktop: There is no flag {flag!r}. {suggest_names(flag, set(_flags(asked)))} See {asked.prog} --help\n",
+        f"sapo-desktop: There is no flag {flag!r}. {suggest_names(flag, set(_flags(parser)))} See {parser.prog} --help\n",
     )
 
 
 def no_text(arguments: Sequence[str]) -> str:
-    """The first word that holds bytes which are no UTF-8, and so cannot be stored or shown to a model; "" without one. Names of
-    files may hold them: a word that leads to something on this disk passes."""
+    """The first word with bytes that are not UTF-8, which cannot be stored or shown to a model; "" if there is none. File names
+    may contain them: a word that is an existing path passes."""
     for word in arguments:
         path = word.partition("=")[2] if word.startswith("--") else word
         if any("\ud800" <= char <= "\udfff" for char in word) and not (
@@ -117,7 +117,7 @@ def no_text(arguments: Sequence[str]) -> str:
 
 
 def _flags(asked: argparse.ArgumentParser) -> Iterator[str]:
-    """Every flag that its help names, those of its own verbs too."""
+    """Every flag in the parser's help, including those of its subcommands."""
     for action in asked._actions:
         if isinstance(action, argparse._SubParsersAction):
             if asked.prog != "sapo-desktop":

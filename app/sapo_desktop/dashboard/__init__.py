@@ -1,1 +1,1 @@
-"""The Textual dashboard: a client of the node that draws what its events say. Imports no engine."""
+"""The Textual dashboard: a client of the node that displays its events. Imports no engine."""

@@ -1,4 +1,4 @@
-"""What keys, the footer's buttons and the palette have done: one action each."""
+"""The actions behind keys, the footer's buttons and the palette."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.tasks.wizard.interface import WizardResult
 
 Start = Callable[[FirstRunAnswers | None], Awaitable[None] | None]
-"""Called once after the first frame, with the answers of the first run or None: starts or finds the node."""
+"""Starts or finds the node; called once after the first frame, with the answers of the first run or None."""
 
 
 class DashboardActions(DashboardHost):
@@ -30,19 +30,19 @@ class DashboardActions(DashboardHost):
     info: Callable[[], FirstRunInfo]
     """What the first questions offer."""
     start: Start | None
-    """None: there is nothing to start over a recording."""
+    """None for a recording, where there is nothing to start."""
     begun: bool
-    """The feed is being followed (not so while the first questions are asked)."""
+    """Whether the feed is being followed (not while the first questions are asked)."""
 
     async def start_node(self, answers: FirstRunAnswers | None) -> None:
-        """Start or find the node, with the answers of the first run if these were asked."""
+        """Start or find the node, with the answers of the first run if those questions were asked."""
         result = self.start(answers) if self.start is not None else None
         if inspect.isawaitable(result):
             await result
 
     async def on_event(self, event: Event) -> None:
-        """A key that comes while the app closes finds no screen any more. It is for nobody, and must not take the place of the
-        answer with which the dashboard was left."""
+        """Ignore keys that arrive while the app closes: there is no screen for them, and the error must not replace the
+        value that the dashboard exits with."""
         try:
             await super().on_event(event)
         except ScreenStackError:
@@ -50,11 +50,11 @@ class DashboardActions(DashboardHost):
                 raise
 
     def work(self, function: Callable[[], Coroutine[None, None, None]], name: str) -> Worker[None]:
-        """A worker. It makes its coroutine itself: one that a key which leaves keeps from running would be warned of."""
+        """Run a worker, which creates the coroutine itself: Python warns of a coroutine that never runs because a key exits."""
         return self.run_worker(function, name=name, exit_on_error=True)
 
     def command(self, verb: str, said: str, **body: float) -> None:
-        """Tell the node, and say what was told or why it was not taken."""
+        """Send the node a command, then show `said`, or why the command was refused."""
         self.work(partial(self._command, verb, said, body), f"command-{verb}")
 
     async def _command(self, verb: str, said: str, body: dict[str, float]) -> None:
@@ -120,7 +120,7 @@ class DashboardActions(DashboardHost):
         self.push_screen(SnoozeDialog(), chosen)
 
     def answer_again(self) -> None:
-        """The first questions once more: their answers become the settings, and a new model."""
+        """Ask the first questions again: the answers become the settings and a new model."""
         from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 
         def answered(answers: FirstRunAnswers | None) -> None:
@@ -212,7 +212,7 @@ class DashboardActions(DashboardHost):
             self.push_screen(QuitDialog(), self._left)
 
     def leave_unstarted(self) -> None:
-        """Leave the first questions without answers."""
+        """Exit from the first questions without answers."""
         self.exit(None, message="Nothing was started. The questions come again: sapo-desktop")
 
     def _left(self, choice: QuitChoice | None) -> None:

@@ -27,24 +27,24 @@ from sapo_desktop.dashboard.state import DashboardState, EventFeed, ReplayCaptio
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 
-if TYPE_CHECKING:  # a first frame waits for none of these
+if TYPE_CHECKING:  # not imported before the first frame
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
-"""Seconds between two looks at the state: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
+"""Seconds between refreshes: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
 _BATCH_S = 0.02
-"""A long history is read in slices of this length, so that keys are answered meanwhile."""
+"""A long history is read in slices of this many seconds, so that keys are handled in between."""
 _MANY, _QUIET_S = 20, 0.03
-"""Events in a slice that are no news but a history; seconds after its last slice until it is drawn."""
+"""From this many events in a slice it counts as history, not news; seconds after its last slice until it is drawn."""
 
 
 class SapoDashboard(DashboardActions):
-    """Shows a feed. Its return value is how it was left: "background", "stop", or None (a recording, a lost terminal).
+    """Shows a feed. Its return value says how the person left: "background", "stop", or None (a recording, a lost terminal).
 
-    At "stop" whoever opened the dashboard ends the node, and proves that it is gone.
+    On "stop" the caller ends the node and verifies that it is gone.
     """
 
     CSS_PATH = "sapo.tcss"
@@ -67,14 +67,16 @@ class SapoDashboard(DashboardActions):
         Binding("d", "doctor", "doctor", show=False),
         Binding("m", "make_task", "make a task", show=False),
         Binding("f2", "settings", "settings", show=False),
-        Binding("question_mark,f1", "help", "help", show=False, priority=True),  # over dialogs; a field takes ?
+        Binding(
+            "question_mark,f1", "help", "help", show=False, priority=True
+        ),  # works over dialogs; in a field ? is text
         Binding("left_square_bracket", "seek(-1)", "replay: back", show=False),
         Binding("right_square_bracket", "seek(1)", "replay: forth", show=False),
         Binding("circumflex_accent", "seek(0)", "replay: from the beginning", show=False),
         Binding("comma", "speed(-1)", "replay: slower", show=False),
         Binding("full_stop", "speed(1)", "replay: faster", show=False),
         Binding("q", "leave", "quit", show=False),
-        Binding("ctrl+q,ctrl+c", "leave", "quit", show=False, priority=True),  # over dialogs and fields
+        Binding("ctrl+q,ctrl+c", "leave", "quit", show=False, priority=True),  # works over dialogs and in fields
     ]
 
     def __init__(
@@ -94,10 +96,10 @@ class SapoDashboard(DashboardActions):
     ) -> None:
         """info: looks up what the first-run screen offers, after the first frame. glyphs: auto, unicode or ascii.
 
-        model_actions: what screen 4 can have done; without them there is no such screen. swarm_actions: what screen 2 can have
-        done; without them it only shows. settings_actions: what F2 can have done; without them there is no F2. task_actions: what
-        the wizard of tasks can have done; without them there is no wizard. examine: the doctor. cache: where the index of the
-        rollouts is kept, None: in memory. Raises ValueError.
+        model_actions: the actions of screen 4; without them the screen does not exist. swarm_actions: the actions of
+        screen 2; without them it is read-only. settings_actions: the actions of F2; without them there is no F2. task_actions:
+        the actions of the task wizard; without them there is no wizard. examine: the doctor. cache: the folder for the index of
+        rollouts, None: in memory. Raises ValueError for an unknown glyph set.
         """
         self.glyphs = choose_glyphs(glyphs)
         self.feed, self.first_run, self.start = feed, first_run, start
@@ -109,7 +111,7 @@ class SapoDashboard(DashboardActions):
         self._caption: ReplayCaption | None = None
         self._first_is_out = self.begun = False
         super().__init__(driver_class=terminal.stoppable_driver(self.get_driver_class()))
-        self.animation_level = "none"  # nothing here moves without a reason, least of all over SSH
+        self.animation_level = "none"  # no animations, least of all over SSH
         if model_actions is not None:
             self.add_mode("models", partial(create_mode_screen, "models"))
         for palette in THEMES:
@@ -118,7 +120,7 @@ class SapoDashboard(DashboardActions):
         self._begin_in(THEMES[0].name if self._unknown_theme else theme)
 
     def _begin_in(self, theme: str) -> None:
-        """The theme of the first frame, set before any style is parsed: set later, all styles are parsed once more."""
+        """Set the first frame's theme before any style is parsed; set later, all styles would be parsed again."""
         self.set_reactive(SapoDashboard.theme, theme)
         dark, old = self.current_theme.dark, [name for name in self.classes if name.startswith("-theme-")]
         now = {f"-theme-{theme}": True, "-dark-mode": dark, "-light-mode": not dark}
@@ -126,13 +128,13 @@ class SapoDashboard(DashboardActions):
         self.stylesheet.set_variables(self.get_css_variables())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Key 4 does nothing where there are no models to be had: over a recording. Only a recording is sought in."""
+        """Disable key 4 without models (over a recording), and seeking without a recording."""
         if action in ("seek", "speed"):
             return self.player is not None and self.player.steers
         return action != "switch_mode" or parameters[0] in self.modes
 
     def _keep_theme(self, theme: Theme) -> None:
-        """A theme chosen in the palette stays for the next time."""
+        """Save a theme chosen in the palette for the next start."""
         if self.settings_actions is not None:
             self.work(partial(self._save_theme, self.settings_actions, theme.name), "theme")
 
@@ -143,26 +145,26 @@ class SapoDashboard(DashboardActions):
             self.say(f"The theme is not kept. {error}", error=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """In ASCII mode the last thing done to a line: whatever text is on it, the terminal can show it."""
+        """In ASCII mode a final filter on every line, so that the terminal can show any text."""
         return [*super().get_line_filters(), *([AsciiFilter()] if self.glyphs.ascii else [])]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our colours for themes that do not know them."""
+        """Defaults for our colour variables, for themes that do not define them."""
         return DEFAULTS
 
     def delay_update(self, delay: float = 0.05) -> None:
-        """Textual hides a change of mode for 50 ms: all that a key may take. Our screens need a tenth of it."""
+        """Textual hides a change of mode for 50 ms, the whole budget of a key press; our screens need a tenth of that."""
         super().delay_update(min(delay, 0.005))
 
     def on_mount(self) -> None:
-        """Start the clock of the screens; the feed begins after the first frame."""
+        """Start the refresh timer; the feed begins after the first frame."""
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
             terminal.watch_terminal(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
-        self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen that an early key opened holds the refresh back
+        self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen opened by an early key delays the refresh
 
     def _first_frame_is_out(self) -> None:
         if self._first_is_out:
@@ -187,14 +189,14 @@ class SapoDashboard(DashboardActions):
         self.work(partial(self._work, answers), "feed")
 
     async def _work(self, answers: FirstRunAnswers | None) -> None:
-        """Start the node, then follow it for as long as there is something to follow."""
+        """Start the node, then follow the feed until it ends."""
         await self.start_node(answers)
         breath, taken, soon = time.monotonic(), 0, None
         async for event in self.feed.events():
             self.state = DashboardState() if isinstance(event, ReplayRewound) else apply_event(self.state, event)
             taken += 1
             if time.monotonic() - breath > _BATCH_S:
-                if taken >= _MANY:  # a history is coming in: it is shown when it is in, not at the next tick
+                if taken >= _MANY:  # a history is loading: redraw once it is loaded, not at the next tick
                     if soon is not None:
                         soon.cancel()
                     soon = asyncio.get_running_loop().call_later(_QUIET_S, self.redraw)
@@ -204,15 +206,15 @@ class SapoDashboard(DashboardActions):
     # Drawing
 
     def redraw(self) -> None:
-        """Give the active screen the state; called by the timer, by keys and when a screen comes up."""
+        """Pass the state to the active screen; called by the timer, by keys and when a screen opens."""
         self._follow_caption()
-        screen = next((one for one in reversed(self.screen_stack) if isinstance(one, BaseScreen)), None)
+        screen = next((top for top in reversed(self.screen_stack) if isinstance(top, BaseScreen)), None)
         if screen is not None and screen.is_mounted:
-            with suppress(NoMatches):  # a tick while the screen is being taken down
+            with suppress(NoMatches):  # a tick while the screen is being removed
                 screen.show(self.state, self.feed.now())
 
     def _follow_caption(self) -> None:
-        """A new caption brings its screen with it, once no dialog is open; after that the person may look elsewhere."""
+        """Switch to the screen of a new caption, once no dialog is open; afterwards the person may switch away."""
         caption = self.player.caption if self.player is not None else None
         if caption is not self._caption and isinstance(self.screen, BaseScreen):
             self._caption = caption
@@ -220,11 +222,11 @@ class SapoDashboard(DashboardActions):
                 self.switch_mode(caption.screen)
 
     def on_app_focus(self) -> None:
-        """Look often while somebody may be looking."""
+        """Refresh often while the terminal has the focus."""
         self._pace(FOCUSED_S)
 
     def on_app_blur(self) -> None:
-        """Look seldom while nobody is."""
+        """Refresh rarely while it does not."""
         self._pace(BLURRED_S)
 
     def _pace(self, seconds: float) -> None:
@@ -233,5 +235,5 @@ class SapoDashboard(DashboardActions):
         self.redraw()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:  # noqa: ARG002 - Textual passes it
-        """What the palette offers."""
+        """The commands of the palette."""
         return palette_commands(self)

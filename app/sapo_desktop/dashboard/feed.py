@@ -1,4 +1,4 @@
-"""Where events come from when a node runs: its control socket. Of a recording: replay."""
+"""The feed of a running node: events from its control socket. For recordings see replay."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sapo_swarm.node.control_api import ControlClient, ControlError, NodeError, 
 _HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
-"""Asking a local socket costs next to nothing, and a node that was just started is to be found at once."""
+"""Seconds. Trying a local socket costs next to nothing, and a node that has just started should be found at once."""
 
 
 _SILENCE_S = 8.0
-"""A node tells of its machine once a second: one that says nothing for so long is not answering."""
+"""A node reports its machine's vitals once a second: one that is silent for this long is not answering."""
 
 
 class ControlFeed:
-    """The events of the node behind a control socket; reconnects with back-off and says so in one line."""
+    """The events of the node behind a control socket; reconnects with back-off and reports that in one line."""
 
     controls = True
 
@@ -36,9 +36,9 @@ class ControlFeed:
         starting: Callable[[], int | None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """last_words: why the node of that process is gone, as far as it was written since a time; "" while it is not gone, or
-        not known. starting: the process of a node that does not answer yet; after a change of settings, of swarm or of model
-        that is another one."""
+        """last_words: (process id, since) -> why that node is gone, from what it wrote since then; "" if it is not gone or
+        left no reason. starting: the process id of a node that does not answer yet; after a change of settings, swarm or
+        model it is a different process."""
         self.socket, self.last_words, self.starting = socket, last_words, starting
         self.now: Callable[[], float] = now
         self._seq = 0
@@ -46,19 +46,19 @@ class ControlFeed:
         self._groups: JournalGroups | None = None
 
     def groups(self) -> GroupSource | None:
-        """The journal of the node's model, once the node has said where it lies."""
+        """The journal of the node's model, once the node has reported its path."""
         return self._groups
 
     def upto(self) -> int:
-        """All of them."""
+        """Above all group numbers: every group is shown."""
         return NEWEST
 
     def describe(self) -> str:
-        """What is watched, for the help screen."""
+        """One phrase on what is being watched, for the help screen."""
         return f"the node behind {self.socket}"
 
     async def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
-        """History, then live events; a Link when the node comes or goes. Never ends by itself."""
+        """History, then live events; a NodeLink when the node comes or goes. Never ends by itself."""
         failures = 0
         while True:
             silent = halted = False
@@ -79,7 +79,7 @@ class ControlFeed:
             except NodeError as error:
                 sentence = str(error)
             failures = max(failures, 0) + 1
-            since = time.time() - (steady_seconds() - self._since)  # as the clock is now: it may have been set
+            since = time.time() - (steady_seconds() - self._since)  # by the current clock: it may have been set
             words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
             if words:
                 sentence = f"The node ended: {words}"
@@ -96,7 +96,7 @@ class ControlFeed:
             await asyncio.sleep(wait)
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
-        """That it answers, the history without groups, the newest groups, then everything live."""
+        """Yields the connection, the history without groups, the newest groups, then everything live."""
         status = await node.status()
         self._pid, self._since = status.pid, steady_seconds()
         run, journal = status.run_id, Path(status.folder) / "journal.db"
@@ -104,7 +104,7 @@ class ControlFeed:
             self._groups = JournalGroups(journal)
         if run != self._run:
             self._run, self._seq = run, 0
-        if self._seq == 0:  # of another run, or of this one before its history broke off, something may have been told
+        if self._seq == 0:  # events of another run, or of this history before it broke off, may have been sent
             yield ReplayRewound()
         yield NodeLink(True, "Connected", self.now())
         if self._seq == 0:

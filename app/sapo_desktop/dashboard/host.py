@@ -1,4 +1,4 @@
-"""What screens and the palette may ask of the application that shows them; app.py implements it."""
+"""The interface of the application for screens and the palette; app.py implements it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # a first frame waits for none of these
 
 T = TypeVar("T")
 Examine = Callable[[], AsyncIterator[Finding]]
-"""Findings one by one; raises USER_ERRORS. They are made outside this process: looking at engines is heavy."""
+"""Yields findings one by one; raises USER_ERRORS. Runs in another process, since checking engines imports heavy modules."""
 
 
 def made_when_used(make: Callable[[], T]) -> T:
-    """Stands for what make() gives, and calls it once something of that is asked for: its modules take a while to import, and
-    the first frame waits for none of them."""
+    """A lazy proxy for the result of make(), which is called at the first attribute access: its modules are slow to import, and
+    the first frame must not wait for them."""
     return cast("T", _MadeWhenUsed(make))
 
 
@@ -42,12 +42,12 @@ class _MadeWhenUsed:
         return self._make()
 
     def __getattr__(self, name: str) -> Any:
-        """Asked for what this object has not."""
+        """Forward to the wrapped object."""
         return getattr(self._made, name)
 
 
 class DashboardHost(App[QuitChoice]):
-    """The application as its screens see it. Actions that are None are not to be had (a recording, for example)."""
+    """The application as its screens see it. Actions that are None are unavailable (over a recording, for example)."""
 
     glyphs: GlyphSet
     feed: EventFeed
@@ -61,32 +61,32 @@ class DashboardHost(App[QuitChoice]):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The screens that there are, in order."""
+        """The available screens, in order."""
         return tuple(self._modes)
 
     @property
     def player(self) -> ReplayFeed | None:
-        """How the recording is steered; None over a node."""
+        """The feed with its playback controls; None over a node."""
         return self.feed if isinstance(self.feed, ReplayFeed) else None
 
     @abstractmethod
     def redraw(self) -> None:
-        """Give the active screen the state."""
+        """Pass the state to the active screen."""
 
     @abstractmethod
     def command(self, verb: str, said: str, **body: float) -> None:
-        """Tell the node, and say what was told or why it was not taken."""
+        """Send the node a command, then show `said`, or why the command was refused."""
 
     @abstractmethod
     def answer_again(self) -> None:
-        """The first questions once more."""
+        """Ask the first questions again."""
 
     def say(self, text: str, error: bool = False) -> None:
-        """A toast, as plain text."""
+        """Show a plain-text toast."""
         self.notify(plain_text(text, 400), severity="error" if error else "information", timeout=4, markup=False)
 
     async def outcome(self, work: Awaitable[T]) -> T | None:
-        """What came of it; None where it was refused, which is said."""
+        """The result of the work; None if it was refused, after showing the reason."""
         try:
             return await work
         except USER_ERRORS as error:
@@ -94,8 +94,8 @@ class DashboardHost(App[QuitChoice]):
             return None
 
     async def told(self, work: Awaitable[str]) -> bool:
-        """Say what came of it, or why it was refused; whether it went well."""
-        said = await self.outcome(work)
-        if said is not None:
-            self.say(said)
-        return said is not None
+        """Show the resulting sentence, or why the work was refused; True on success."""
+        sentence = await self.outcome(work)
+        if sentence is not None:
+            self.say(sentence)
+        return sentence is not None

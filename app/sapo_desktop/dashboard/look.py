@@ -1,4 +1,4 @@
-"""How everything looks: glyph sets, themes, keys by name, and numbers, ages and foreign text as plain text."""
+"""The look of everything: glyph sets, themes, key labels, and numbers, ages and untrusted text as plain text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from textual.theme import Theme
 from sapo_backends.errors import size_text
 from sapo_swarm.node.clock import local_time
 from sapo_swarm.protocol.safe_text import safe_text
-
-# Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot, cell by cell.
 
 # Glyph sets: braille and line drawing where the terminal can, plain ASCII where it cannot.
 
@@ -118,18 +116,18 @@ def choose_glyphs(name: str = "auto") -> GlyphSet:
 
 
 def draw_sparkline(values: Iterable[float | None], width: int, glyphs: GlyphSet) -> str:
-    """One row of bars, right-aligned in `width`; gaps are blanks; the scale is the bars' own range.
+    """One row of bars, right-aligned in `width`; gaps are blanks; scaled to the range of the bars.
 
-    Of more values than fit, a bar is the mean of its share.
+    If there are more values than columns, each bar is the mean of its share.
     """
     points = list(values)
     bars = min(width, len(points))
     edges = [len(points) * bar // bars for bar in range(bars + 1)] if bars else []
     cells = [mean_of(points[first:last]) for first, last in pairwise(edges)]
-    known = [value for value in cells if value is not None]
-    if not known:
+    present = [value for value in cells if value is not None]
+    if not present:
         return " " * width
-    low, high = min(known), max(known)
+    low, high = min(present), max(present)
     span = high - low
     top = len(glyphs.bars) - 1
     text = "".join(
@@ -140,12 +138,12 @@ def draw_sparkline(values: Iterable[float | None], width: int, glyphs: GlyphSet)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """The mean of the values that are not None; None if there are none."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
-# Plain ASCII for terminals that cannot show more: every line is translated, cell by cell, as it is painted.
+# Plain ASCII for terminals that cannot show more: every line is translated cell by cell as it is painted.
 
 _LOOKS_LIKE = {
     "·": "-",
@@ -177,13 +175,13 @@ _LOOKS_LIKE = {
     "◆": "@",
 }
 _ACROSS, _DOWN = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┋╎╏║╵╷╹╻╽╿"
-"""Lines of frames. Others with a corner become a plus, blocks a number sign; what else is not here a question mark."""
+"""Straight box-drawing characters. Other box-drawing characters become +, blocks become #, anything else unknown becomes ?."""
 _LOOKS_LIKE |= dict.fromkeys(_ACROSS, "-") | dict.fromkeys(_DOWN, "|")
 
 
 @lru_cache(4096)
 def to_ascii(text: str) -> str:
-    """The text in printable ASCII, as many cells wide as before."""
+    """The text in printable ASCII, with the same cell width."""
     return text if text.isascii() else "".join(_cells(char) for char in text)
 
 
@@ -191,22 +189,22 @@ def _cells(char: str) -> str:
     if char.isascii():
         return char
     other = "+" if "\u2500" <= char <= "\u257f" else "#" if "\u2580" <= char <= "\u259f" else "?"
-    known = _LOOKS_LIKE.get(char, other)
-    return known.ljust(cell_len(char), known)[: cell_len(char)]
+    replacement = _LOOKS_LIKE.get(char, other)
+    return replacement.ljust(cell_len(char), replacement)[: cell_len(char)]
 
 
 class AsciiFilter(LineFilter):
     """Translates the text of every segment; control segments stay as they are."""
 
     def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
-        """The segments with their text in ASCII, as wide as before."""
+        """The segments with their text in ASCII and the same width."""
         return [
             segment if segment.control or segment.text.isascii() else Segment(to_ascii(segment.text), segment.style)
             for segment in segments
         ]
 
 
-# Calm palettes. Text keeps a contrast of at least 4.5 to 1; what colours say is always said in words or glyphs too.
+# Calm palettes. Text has a contrast of at least 4.5 to 1; colour is never the only carrier of meaning.
 
 DARK = Theme(
     name="sapo-dark",
@@ -278,17 +276,17 @@ DEFAULTS = {
     "chart-external": "ansi_yellow",
     "chart-third": "ansi_magenta",
 }
-"""For Textual's own themes (ansi ones too), which do not know our variables."""
+"""For Textual's themes (the ansi ones too), which do not define our variables."""
 
 
-# The keys of a screen, made from its bindings: what a key does is what its action's docstring says.
+# The keys of a screen, generated from its bindings: the description of a key is its action's docstring.
 
 Rows = list[tuple[str, str]]
 """(keys, what they do)."""
 PALETTE = ("ctrl+p", "Every action by name, themes too")
 """Textual binds this one."""
 LISTS = "In lists the arrows move and Enter opens. Tab goes on to the next list, text or field."
-"""Keys that Textual's widgets have."""
+"""The keys of Textual's widgets."""
 _SHOWN = {
     "plus": "+",
     "minus": "-",
@@ -306,11 +304,11 @@ _SHOWN = {
 
 
 def own_bindings(owner: type) -> Iterator[Binding]:
-    """The bindings of a screen, a widget or the app, those of its own bases too, and none of Textual's; nothing twice."""
+    """The bindings of a screen, a widget or the app and of their base classes, without Textual's and without duplicates."""
     seen: set[str] = set()
     for base in owner.__mro__:
-        for found in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
-            binding = found if isinstance(found, Binding) else Binding(*found)
+        for entry in vars(base).get("BINDINGS", ()) if base.__module__.startswith("sapo_desktop") else ():
+            binding = entry if isinstance(entry, Binding) else Binding(*entry)
             keys = set(binding.key.split(","))
             if not keys <= seen:
                 seen |= keys
@@ -318,7 +316,7 @@ def own_bindings(owner: type) -> Iterator[Binding]:
 
 
 def describe_binding(owner: type, binding: Binding) -> str:
-    """What a key does, in a sentence without its full stop."""
+    """What a key does: a sentence without a full stop."""
     name = binding.action.partition("(")[0]
     method = getattr(owner, f"action_{name}", None)
     ours = method is not None and str(method.__module__).startswith("sapo_desktop")
@@ -327,25 +325,23 @@ def describe_binding(owner: type, binding: Binding) -> str:
 
 
 def key_label(key: str) -> str:
-    """A key as people know it."""
+    """The key's usual name."""
     if key in _SHOWN or ("_" not in key and len(key) > 1):
         return _SHOWN.get(key, key)
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
 
 
 def binding_rows(owner: type) -> Rows:
-    """Every key of a screen, a widget or the app, those of one action together; not shift with an arrow, which < and > are."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate."""
+    by_action: dict[str, tuple[list[str], list[str]]] = {}
     for binding in own_bindings(owner):
-        keys, texts = found.setdefault(binding.action.partition("(")[0], ([], []))
+        keys, texts = by_action.setdefault(binding.action.partition("(")[0], ([], []))
         keys += [key_label(key) for key in binding.key.split(",") if not key.startswith("shift+")]
         texts.append(describe_binding(owner, binding))
-    return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in found.values()]
+    return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in by_action.values()]
 
 
-# How numbers, ages, foreign text and a round's stage are shown: plain strings or Content, never markup.
-
-# How numbers, ages and foreign text are shown. Everything here gives plain strings or Content, never markup.
+# Numbers, ages, untrusted text and a round's stage as plain strings or Content, never markup.
 
 
 def plain_text(text: str, limit: int = 8192, lines: bool = False) -> str:
@@ -354,7 +350,7 @@ def plain_text(text: str, limit: int = 8192, lines: bool = False) -> str:
 
 
 def format_share(share: float | None, digits: int = 0) -> str:
-    """A share in [0, 1] as percent."""
+    """A share in [0, 1] as a percentage."""
     return "—" if share is None else f"{100 * share:.{digits}f} %"
 
 
@@ -381,12 +377,12 @@ def format_group_count(number: int) -> str:
 
 
 def format_memory(size: float | None, dash: str = "—") -> str:
-    """Bytes where there are any."""
+    """A size in bytes; the dash if there is none."""
     return size_text(size) if size else dash
 
 
 def format_clock_time(time: float, now: float) -> str:
-    """Unix seconds as local HH:MM:SS, with the date where that is not today's."""
+    """Unix seconds as local HH:MM:SS, with the date unless it is today."""
     shown = format_date_time(time)
     return shown[11:] if shown[:10] == format_date_time(now)[:10] else shown
 
@@ -397,12 +393,12 @@ def format_date_time(time: float) -> str:
 
 
 def fit_width(text: str, width: int) -> str:
-    """Cut with … or padded to `width` columns: a Chinese or Japanese sign takes two."""
+    """Cut with … or padded to `width` columns; a Chinese or Japanese character takes two."""
     return set_cell_size(text, max(width - 1, 0)) + "…" if cell_len(text) > width else set_cell_size(text, width)
 
 
 def end_of(text: str, width: int) -> str:
-    """Cut with … at the beginning: of a path the end matters."""
+    """Cut with … at the beginning, for paths, where the end matters."""
     if cell_len(text) <= width:
         return text
     while cell_len(text) > max(width - 1, 1):
@@ -411,19 +407,19 @@ def end_of(text: str, width: int) -> str:
 
 
 def format_after_round(rounds: int) -> str:
-    """When, for a measurement between two rounds. rounds: how many were done."""
+    """The time of a measurement between two rounds. rounds: how many were done."""
     return f"after round {rounds}" if rounds else "before training"
 
 
 def shorten_phrases(text: str, width: int) -> str:
-    """Cut to `width` columns: whole phrases between middle dots go first, from the end."""
+    """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end."""
     while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """Greedy wrapping at blanks, to `width` columns."""
+    """Greedy wrapping at spaces, to `width` columns."""
     lines = [""]
     for word in text.split():
         if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
@@ -434,7 +430,7 @@ def wrap_text(text: str, width: int) -> list[str]:
 
 
 def hanging_indent(text: str, width: int, indent: int) -> str:
-    """Wrapped to `width - indent` columns, the lines after the first indented: what follows a label."""
+    """Text after a label: wrapped to `width - indent` columns, with all lines but the first indented."""
     return ("\n" + " " * indent).join(wrap_text(text, max(width - indent, 10)))
 
 
@@ -444,7 +440,7 @@ def draw_bar(fraction: float, width: int, glyphs: GlyphSet, style: str) -> Conte
     return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))
 
 
-# What a round's stage did, in words: hints of others, or corrected attempts.
+# What a round's extra stage did, in words: hints from others, or corrected attempts.
 
 SECOND = {
     "relay": "a question that others solved",
@@ -455,11 +451,11 @@ SECOND = {
     "retry/shown": "generated again",
     "critique/shown": "after a wrong attempt that was shown",
 }
-"""Group.stage -> what it means, beside a group."""
+"""Group.stage -> its meaning, shown beside a group."""
 
 
 def stage_words(figures: Mapping[str, float]) -> str:
-    """Of a round's figures; "" where it had no stage, or nothing to work on."""
+    """What the stage did, from the round's figures; "" if there was no stage or nothing for it to do."""
     count = {name: round(figures.get(f"stage_{name}", 0.0)) for name in ("attempted", "hinted", "revived", "corrected")}
     if "stage_corrected" in figures and count["attempted"]:
         return f"{count['corrected']} of {count['attempted']} wrong attempts corrected after a look at them"

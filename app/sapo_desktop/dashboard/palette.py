@@ -33,26 +33,26 @@ OWNERS = {
     "log": "log:LogScreen",
 }
 _LEAVING = "escape"
-"""A key that only closes: the palette is closed by it too."""
+"""The key that only closes; it closes the palette as well."""
 
 
 class ActionPalette(CommandPalette, DismissOnceScreen[None]):
     """Every action by name."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of its list do nothing before that is laid out."""
+        """Disable the keys of the list before its first layout."""
         lists = self.query(OptionList)
         if action == "command_list" and not (lists and lists.first().scrollable_content_region):
             return False
         return super().check_action(action, parameters)
 
     def run_worker(self, *work: Any, **options: Any) -> Worker[Any]:
-        """A search that finds the palette closed again ends nothing but itself."""
+        """Run the search so that an error (the palette is already closed) ends only the search."""
         return super().run_worker(*work, **(options | {"exit_on_error": False}))
 
 
 def palette_commands(app: DashboardHost) -> Iterator[SystemCommand]:
-    """Every action that the palette offers, with what it does."""
+    """Every action in the palette, with its description."""
     for mode, title, text in _SCREENS:
         if mode in app.modes:
             yield SystemCommand(title, text, partial(app.switch_mode, mode))
@@ -76,9 +76,9 @@ def _of_app(app: DashboardHost, title: str, text: str, action: str) -> SystemCom
 
 
 def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
-    """What the keys of the screens do: those of the one that is open first, the others with their screen. They are
-    found by typing, so that the list before it stays short."""
-    here = next((one for one in reversed(app.screen_stack) if one.__module__.startswith("sapo_desktop")), None)
+    """The actions behind the screens' keys: the open screen's first, then those of the others. They are
+    found by typing only, so that the initial list stays short."""
+    here = next((screen for screen in reversed(app.screen_stack) if screen.__module__.startswith("sapo_desktop")), None)
     modes = {mode: (title, _owner(mode)) for mode, title, _ in _SCREENS if mode in app.modes}
     if here is not None and type(here) not in [owner for _, owner in modes.values()]:
         for binding in _told(type(here)):
@@ -91,8 +91,8 @@ def _of_screens(app: DashboardHost) -> Iterator[SystemCommand]:
 
 
 def create_mode_screen(mode: str) -> Screen[None]:
-    """The screen of a mode, imported when it is first opened. The styles are those of the app already: Textual would take it for
-    older, and parse all of them again."""
+    """The screen of a mode, imported when first opened. The app's styles already apply to it; Textual would consider it
+    outdated and parse all of them again."""
     screen = _owner(mode)()
     screen._css_update_count = screen.app._css_update_count
     return screen
@@ -100,8 +100,8 @@ def create_mode_screen(mode: str) -> Screen[None]:
 
 def _owner(mode: str) -> type[Screen[None]]:
     module, _, name = OWNERS[mode].partition(":")
-    found: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
-    return found
+    screen: type[Screen[None]] = getattr(import_module(f"sapo_desktop.dashboard.screens.{module}"), name)
+    return screen
 
 
 def _told(owner: type) -> Iterator[Binding]:
@@ -119,7 +119,7 @@ async def _on_screen(app: DashboardHost, mode: str, action: str) -> None:
 
 
 def _control(app: DashboardHost) -> Iterator[SystemCommand]:
-    """What tells the node something."""
+    """The commands for the node."""
     yield _of_app(app, "Pause or resume", "Takes effect within a second (space)", "toggle_pause")
     yield _of_app(app, "Finish the round, then pause", "Nothing is thrown away (F)", "finish")
     yield _of_app(app, "Snooze", "Pause for 15, 60 or 240 minutes (z)", "snooze")

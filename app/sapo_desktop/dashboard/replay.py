@@ -1,4 +1,4 @@
-"""A recording told again: at a speed, from anywhere, held, back and forth; captions that say what there is to see."""
+"""Replays a recording: at any speed, from any place, paused, back and forth; captions say what there is to see."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0, 20000.0)
 STEP = 0.05
-"""Share of a recording that one seek goes, where there are no captions to go to."""
+"""Share of a recording that one seek covers if there are no captions."""
 
 
 class ReplayFeed:
-    """A recorded stream of events, told again `speed` times as fast as it happened."""
+    """A recorded stream of events, replayed `speed` times as fast as it happened."""
 
     controls = False
 
@@ -37,7 +37,7 @@ class ReplayFeed:
         captions: Sequence[ReplayCaption] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """speed 0: everything at once, and no more. start: Unix seconds of the recording, what was before is told at once."""
+        """speed 0: send everything at once, then end. start: Unix seconds in the recording; earlier events are sent at once."""
         self.recording, self.speed, self.captions = fix_timestamps(recording), speed, captions
         self.held = False
         self._clock = clock
@@ -51,22 +51,22 @@ class ReplayFeed:
     # What is watched
 
     def groups(self) -> GroupSource | None:
-        """Those of the recording, numbered by their place in it."""
+        """The groups of the recording, numbered by position."""
         from sapo_desktop.dashboard.history.groups import RecordedGroups
 
         self._groups = self._groups or RecordedGroups(self.recording)
         return self._groups
 
     def upto(self) -> int:
-        """What was told so far."""
+        """The number of events sent so far."""
         return self._told
 
     def describe(self) -> str:
-        """What is watched, for the help screen."""
+        """One phrase on what is being watched, for the help screen."""
         return f"a recording of {len(self.recording):,} events"
 
     def now(self) -> float:
-        """The recording's clock: stands before the start, while it is held, and after the end."""
+        """The recording's clock; it stands still before the start, while paused, and after the end."""
         if self.speed <= 0:
             return self._last if self._since is not None else self._first
         if self._since is None or self.held:
@@ -74,7 +74,7 @@ class ReplayFeed:
         return min(self._at + (self._clock() - self._since) * self.speed, self._last)
 
     async def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
-        """The recording at its own pace. With a speed it never ends: somebody may go back."""
+        """The events at the replay's pace. Unless the speed is 0 it never ends: the person may go back."""
         self._since = self._clock()
         while True:
             while self._told < len(self.recording) and self.recording[self._told].time <= self.now():
@@ -88,7 +88,7 @@ class ReplayFeed:
                 yield ReplayRewound()
 
     async def _until_next(self) -> None:
-        """Wait for the next event's time, or until somebody seeks, holds or changes the speed."""
+        """Wait for the next event's time, or for a seek, pause or change of speed."""
         ahead = None
         if self._told < len(self.recording) and not self.held:
             ahead = max(self.recording[self._told].time - self.now(), 0.0) / self.speed
@@ -100,19 +100,19 @@ class ReplayFeed:
             return
 
     async def command(self, verb: str, **body: float) -> None:  # noqa: ARG002 - as every feed
-        """A recording takes none: raises CommandFailed."""
+        """Always raises CommandFailed: a recording takes no commands."""
         raise CommandFailed("This is a recording: there is no node to tell. Start one: sapo-desktop")
 
-    # Steering it
+    # Playback controls
 
     @property
     def steers(self) -> bool:
-        """Seeking, speed and holding do something."""
+        """Whether seeking, speed and pausing have an effect."""
         return self.speed > 0
 
     @property
     def badge(self) -> str:
-        """For the header: that this is a recording, how fast it goes, how much of it was told."""
+        """For the header: that this is a recording, its speed, and how much has been replayed."""
         share = (self.now() - self._first) / (self._last - self._first) if self._last > self._first else 1.0
         if not self.steers:
             return "REPLAY"
@@ -121,12 +121,12 @@ class ReplayFeed:
 
     @property
     def caption(self) -> ReplayCaption | None:
-        """What there is to see now."""
+        """The caption for the current time, None before the first."""
         place = bisect_right([caption.time for caption in self.captions], self.now())
         return self.captions[place - 1] if place else None
 
     def hold(self) -> None:
-        """Stand still, or go on; after the end from the beginning."""
+        """Pause or resume; after the end, start over."""
         if not self.held and self.now() >= self._last:
             self._go(self._first)
         else:
@@ -135,7 +135,7 @@ class ReplayFeed:
         self._moved.set()
 
     def faster(self, steps: int) -> None:
-        """The next higher (steps 1) or lower (-1) speed."""
+        """Change to the next higher (steps 1) or lower (-1) speed."""
         self._go(self.now())
         place = bisect_right(SPEEDS, self.speed) - 1 + steps
         if steps < 0 and SPEEDS[max(place + 1, 0)] < self.speed:
@@ -144,7 +144,7 @@ class ReplayFeed:
         self._moved.set()
 
     def seek(self, steps: int) -> None:
-        """Forth (1) or back (-1): to the next caption, or by a share of the recording. 0: to the beginning."""
+        """Jump forward (1) or back (-1) by a caption, or by a share of the recording without captions. 0: to the beginning."""
         self._go(self._first if steps == 0 else self._place(steps))
         self._moved.set()
 
@@ -161,8 +161,8 @@ class ReplayFeed:
 
 
 def fix_timestamps(recording: Sequence[Event]) -> Sequence[Event]:
-    """The events with times that never go back, where a clock was set back. A step back takes no time, and of the largest step
-    forward before it, if that is what was taken back, only the rest counts."""
+    """The events with times that never decrease, even if the clock was set back. A backward step becomes 0 s; if it undoes the
+    largest forward step before it, that step is reduced to the difference."""
     steps, largest = [0.0], 0
     for place, (event, following) in enumerate(pairwise(recording), 1):
         step = following.time - event.time
@@ -182,19 +182,19 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def place_in(recording: Sequence[Event], text: str) -> float:
-    """Where a recording is to begin, in Unix seconds: "120" a round, "0" the beginning, "50%" of its time, "2h", "90m", "30s".
+    """Parse a start position, in Unix seconds: "120" a round, "0" the beginning, "50%" of its time, "2h", "90m", "30s".
     Raises UsageError."""
-    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([%smhd]?)", text.strip().lower())
+    if match is None:
         raise UsageError(
             f"{text!r} is no place in a recording. Write a round (120), a share (50%) or a time (2h, 90m, 30s)."
         )
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     recording = fix_timestamps(recording)
     first, last = recording[0].time, recording[-1].time
     if unit == "%":
         return first + (last - first) * min(number, 100.0) / 100
-    if unit or not number:  # round 0 is the beginning
+    if unit or not number:  # "0" is the beginning
         return first + number * _SECONDS.get(unit, 0)
     rounds = (event.time for event in recording if isinstance(event, RoundFinished) and event.round + 1 >= number)
     return next(rounds, last)

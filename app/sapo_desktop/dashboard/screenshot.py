@@ -1,4 +1,4 @@
-"""A picture of the dashboard over a recorded run."""
+"""A screenshot of the dashboard over a recorded run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAMILY = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 async def render_screenshot(recording: Path, size: tuple[int, int], keys: list[str], until: str = "") -> str:
-    """SVG text without references to fonts on the network. until: a place in the recording, see place_in; "" its end.
+    """SVG text without links to fonts on the network. until: a position in the recording, see place_in; "" is its end.
 
     Raises UsageError.
     """

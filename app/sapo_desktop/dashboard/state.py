@@ -1,5 +1,5 @@
-"""The dashboard's whole picture as a pure function of events: `apply(state, event) -> state`, O(1) per event; and the messages
-between the dashboard and whoever opened it.
+"""The dashboard's state as a pure function of events: `apply_event(state, event) -> state`, O(1) per event; and the messages
+between the dashboard and its caller.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from sapo_swarm.node.aha_trail import Trails, update_trails
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.history.groups import GroupSource
 
-# What travels between the dashboard and whoever opened it, beside the node's own events.
+# Messages between the dashboard and its caller, in addition to the node's events.
 
 QuitChoice = Literal["stop", "background"]
-"""How the dashboard was left: stop everything, or keep working in the background."""
+"""How the person left the dashboard: stop everything, or keep working in the background."""
 
 
 @dataclass(frozen=True)
 class NodeLink:
-    """The dashboard's own line to the node came or went; sentence: what the person reads in the header. ended: the node was
-    there, and nobody listens in its place any more. starting: another one is on its way already."""
+    """The connection to the node was made or lost. sentence: shown in the header. ended: the node was
+    there, and nothing listens on its socket any more. starting: another node is already starting."""
 
     connected: bool
     sentence: str
@@ -61,12 +61,12 @@ class NodeLink:
 
 @dataclass(frozen=True)
 class ReplayRewound:
-    """A recording is told again from its beginning: what was known of it is forgotten."""
+    """A recording restarts from its beginning: the state built from it is dropped."""
 
 
 @dataclass(frozen=True)
 class ReplayCaption:
-    """What there is to see in a recording from `time` (Unix seconds) on, and on which screen ("" the one that is shown)."""
+    """What there is to see in a recording from `time` (Unix seconds) on, and on which screen ("" is the current one)."""
 
     time: float
     text: str
@@ -74,13 +74,13 @@ class ReplayCaption:
 
 
 class EventFeed(Protocol):
-    """Where the events come from and the commands go to: a node, or a recording."""
+    """The source of events and the target of commands: a node, or a recording."""
 
     controls: bool
-    """Commands reach a node, so leaving has to ask what becomes of it."""
+    """Whether commands reach a node; if so, leaving must ask what to do with it."""
 
     def events(self) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
-        """Past events first, then live ones; ends only when there will be no more."""
+        """Past events, then live ones; ends only when no more can come."""
         ...
 
     async def command(self, verb: str, **body: float) -> None:
@@ -88,11 +88,11 @@ class EventFeed(Protocol):
         ...
 
     def groups(self) -> GroupSource | None:
-        """Where all groups of what is watched lie: the same one until another run is watched. None: not known yet."""
+        """The source of all groups of the watched run; the same object until the run changes. None: not known yet."""
         ...
 
     def upto(self) -> int:
-        """The number of the newest group that is to be shown: a recording has not told its later ones yet."""
+        """The number of the newest group to show: a recording has not replayed later ones yet."""
         ...
 
     def describe(self) -> str:
@@ -100,16 +100,16 @@ class EventFeed(Protocol):
         ...
 
     def now(self) -> float:
-        """Unix seconds on the clock of the events: the wall's, or a recording's."""
+        """Unix seconds on the clock of the events: real time, or a recording's."""
         ...
 
 
-# The dashboard's whole picture as a pure function of events: `apply(state, event) -> state`, O(1) per event.
+# The state as a pure function of events: `apply_event(state, event) -> state`, O(1) per event.
 
 Level = Literal["info", "warning", "error"]
 
 _MAX_GROUPS = 256
-"""What screen 1 looks back on; screen 3 reads the journal, which has them all."""
+"""Groups kept for screen 1; screen 3 reads the journal, which has them all."""
 _MAX_LOG = 1000
 
 
@@ -138,16 +138,16 @@ class DashboardState(msgspec.Struct, frozen=True):
     vitals: Vitals | None = None
     round: RoundFinished | None = None
     rounds: int = 0
-    """Rounds finished in this run, as told."""
+    """Rounds finished in this run, as reported."""
     examples_rounds: int = 0
-    """Of them those of examples."""
+    """How many of those were examples rounds."""
     base_trial: TrialMeasured | None = None
-    """What the untrained model made of training questions."""
+    """How the untrained model did on training questions."""
     reading: ExamplesRead | None = None
-    """How far the examples phase is, or was when it ended."""
+    """Progress of the examples phase, or its last progress."""
     round_time: float = 0.0
     round_seconds: float | None = None
-    """Time worked on the last round; pauses do not count."""
+    """Working time of the last round, without pauses."""
     tokens: int = 0
     figures: RunMetrics = field(default_factory=RunMetrics)
     latest: Evaluated | None = None
@@ -161,61 +161,61 @@ class DashboardState(msgspec.Struct, frozen=True):
     external_off: str = ""
     """Why no external groups are taken; "" when they are."""
     moments: tuple[RunMilestone, ...] = ()
-    """What a chart marks: paused, joined, left, settings changed, rolled back, first solved."""
+    """The milestones marked in charts: paused, joined, left, settings changed, rolled back, first solved."""
     gained: ExternalContribution = field(default_factory=ExternalContribution)
     trails: Trails = field(default_factory=dict)
-    """Of every task: who solved it first, as far as this node saw, and when it was solved here."""
+    """For every task: who solved it first, as far as this node saw, and when it was solved here."""
     trial: TrialProgress = field(default_factory=TrialProgress)
-    """Of this model, in an open swarm."""
+    """The trial of this model in an open swarm."""
     log: BoundedHistory[LogLine] = field(default_factory=_log)
     newest: float = 0.0
     """Time of the newest event."""
 
     @property
     def practised(self) -> int:
-        """Rounds of practice, which planned rounds count."""
+        """Rounds of practice (without examples rounds); the planned number of rounds counts these."""
         return self.rounds - self.examples_rounds
 
     @property
     def silo(self) -> bool:
-        """No run yet, or one that trains alone."""
+        """Whether there is no run yet, or one that trains alone."""
         return self.run is None or self.run.mode == "silo"
 
     @property
     def gone(self) -> bool:
-        """The node is not there any more (not merely out of reach for a moment): it said so before it left, or was killed."""
+        """Whether the node is gone for good (not just unreachable for a moment): it said so before it exited, or was killed."""
         if self.link is None or self.link.connected or self.link.starting:
             return False
         return self.state in ("stopped", "failed") or self.link.ended
 
     @property
     def absent(self) -> bool:
-        """No node works: it is gone, or being started again. What it told last of its work is over."""
+        """Whether no node is working: it is gone, or restarting. Its last reported work is over."""
         return self.gone or (self.link is not None and self.link.starting and not self.link.connected)
 
     @property
     def besides(self) -> str:
-        """What the node's sentence says after its first phrase: which rule slows it, until when it runs anyway, what was asked
-        for and happens once its model is open."""
+        """The node's sentence after its first phrase: which rule slows it, until when it overrides the rules, what was requested
+        and will happen once its model is open."""
         return self.sentence.partition(" · ")[2]
 
     @property
     def paused(self) -> bool:
-        """The node does not work now, for whatever reason."""
+        """Whether the node is not working now, for whatever reason."""
         return self.state in ("paused", "pausing", "stopped", "failed")
 
     @property
     def in_examples(self) -> bool:
-        """Right answers are imitated now; practice may follow."""
+        """Whether the run is in the examples phase, which imitates correct answers; practice may follow."""
         return bool(self.phase and self.phase.phase == "examples") and not self.paused
 
     @property
     def resumable(self) -> bool:
-        """Space asks the node to go on: it is paused, or will be once its model is open."""
+        """Whether space resumes the node: it is paused, or will be once its model is open."""
         return self.paused or (self.state == "starting" and bool(self.reason))
 
 
-def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case an event
+def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case per event
     """The state after the event. Never raises on an event that decodes."""
     match event:
         case NodeLink():
@@ -262,7 +262,7 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
             )
             off = "" if event.taking else event.sentence
             state = replace(state, external_off=off, log=state.log.append(line))
-        case CheckpointSaved() if event.restored >= 0:  # a step that trains nothing, and counts as a round
+        case CheckpointSaved() if event.restored >= 0:  # a rollback trains nothing, but counts as a round
             state = replace(state, rounds=event.round)
         case LogLine():
             state = replace(state, log=state.log.append(event))
@@ -332,7 +332,7 @@ def _phase(state: DashboardState, event: Phase) -> DashboardState:
 
 
 def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
-    """Journals from before FirstSuccess mark the group."""
+    """Record a first success from a journal older than the FirstSuccess event, which marks the group instead."""
     task = event.group.question.ref.dataset
     trail = state.trails.get(task)
     if not event.first_solved or (trail is not None and trail.solved is not None and trail.solved.round >= 0):
@@ -380,16 +380,16 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
 
 
 def before_measurement(state: DashboardState) -> str:
-    """What is known before the first evaluation: how far the examples phase is, else the trial's sentence, else nothing."""
+    """The text before the first evaluation: progress of the examples phase, else the base trial's sentence, else ""."""
     if state.reading is not None:
         return state.reading.sentence
     return state.base_trial.sentence if state.base_trial is not None else ""
 
 
 def evaluation_sentence(event: Evaluated) -> str:
-    """A held-out result, and how it stands to the base."""
+    """A held-out result, compared with the base."""
     items = f"{event.items} items, T={event.temperature:g}"
     text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {format_after_round(event.round)} ({items})"
-    said = describe_difference(event)
+    difference = describe_difference(event)
     at_0 = describe_greedy(event)
-    return (f"{text}: {said}" if said else text) + (f"; {at_0}" if at_0 else "")
+    return (f"{text}: {difference}" if difference else text) + (f"; {at_0}" if at_0 else "")

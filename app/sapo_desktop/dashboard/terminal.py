@@ -1,8 +1,8 @@
-"""The terminal that shows the dashboard: whether it is gone (a closed window, a dropped ssh, a closed browser tab), and what is
-to be done when the program goes on after somebody stopped it.
+"""The terminal that shows the dashboard: detects that it is gone (a closed window, a dropped ssh, a closed browser tab), and
+restores it when the program continues after being stopped.
 
-A terminal may go without a signal. Reading it then gives nothing, at once and for ever, and Textual's input thread would
-spin on it. So a thread looks twice a second, at next to no cost, and ends the dashboard; the node is not touched.
+A terminal may disappear without a signal. Reads then return nothing, immediately and for ever, and Textual's input thread would
+spin on it. So a thread checks twice a second, at next to no cost, and ends the dashboard; the node is not affected.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sapo_desktop.streams import to_nowhere
 
 LOOK_S = 0.5
 GRACE_S = 5.0
-"""A dashboard that has not ended by then (its output may hang on the dead terminal) is ended."""
+"""Seconds until a dashboard that has not ended (its output may hang on the dead terminal) is killed."""
 
 
 def hung_up(descriptor: int) -> bool:
-    """Nothing will ever come from this terminal or pipe again: it is readable, and what it holds is nothing. Unix only."""
+    """Whether this terminal or pipe will never deliver input again: it is readable but holds no bytes. Unix only."""
     import fcntl
     import termios
 
@@ -41,8 +41,8 @@ def hung_up(descriptor: int) -> bool:
 
 
 class _Stoppable(Driver):
-    """A driver that may be stopped from outside (SIGSTOP), where nothing gives the terminal back as Ctrl+Z does. Textual's begins
-    once more when it goes on: two more threads each time, 80 KB, which divide the keys among them and never end."""
+    """A driver that survives being stopped from outside (SIGSTOP), which does not release the terminal as Ctrl+Z does. Textual's
+    driver starts again on each resume: two more threads and 80 KB each time, which compete for the keys and never end."""
 
     _given_back = False
 
@@ -51,7 +51,7 @@ class _Stoppable(Driver):
         self._given_back = True
 
     def resume_application_mode(self) -> None:
-        """Called by a signal's handler too, which may not wait for a thread."""
+        """Also called from a signal handler, which must not wait for a thread."""
         if self._given_back:
             self._given_back = False
             super().resume_application_mode()
@@ -59,20 +59,20 @@ class _Stoppable(Driver):
             asyncio.get_running_loop().call_soon_threadsafe(self._take_again)
 
     def _take_again(self) -> None:
-        """The shell may have changed the terminal meanwhile."""
+        """Set the terminal up again: the shell may have changed it meanwhile."""
         self.suspend_application_mode()
         self.resume_application_mode()
 
 
 def stoppable_driver(driver: type[Driver]) -> type[Driver]:
-    """That driver, which takes the terminal again when it goes on."""
+    """The driver class, extended to set the terminal up again after a stop."""
     return type(driver.__name__, (_Stoppable, driver), {})
 
 
 def watch_terminal(gone: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Call `gone` on the running loop once the terminal is gone, `ended` at SIGHUP and SIGTERM. Main thread only."""
+    """Call `gone` on the running loop once the terminal is gone, `ended` on SIGHUP and SIGTERM. Main thread only."""
     loop = asyncio.get_running_loop()
-    if sys.platform == "win32":  # a console that closes ends its programs
+    if sys.platform == "win32":  # closing a console ends its programs
         return
     for number in (signal.SIGHUP, signal.SIGTERM):
         loop.add_signal_handler(number, ended)
@@ -82,11 +82,11 @@ def watch_terminal(gone: Callable[[], None], ended: Callable[[], None]) -> None:
 def _look(loop: asyncio.AbstractEventLoop, gone: Callable[[], None]) -> None:
     outputs = [1, 2] if os.isatty(2) else [1]
     empty = 0
-    while empty < 2:  # once may be chance: the input thread took the key between the two questions
+    while empty < 2:  # one may be chance: the input thread can read the key between the two checks
         time.sleep(LOOK_S)
         empty = empty + 1 if hung_up(0) else 0
     to_nowhere(*outputs)
-    with contextlib.suppress(RuntimeError):  # the loop has just closed: the dashboard was on its way out
+    with contextlib.suppress(RuntimeError):  # the loop has just closed: the dashboard was exiting anyway
         loop.call_soon_threadsafe(gone)
     time.sleep(GRACE_S)
     os._exit(0)

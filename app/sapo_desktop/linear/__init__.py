@@ -1,1 +1,1 @@
-"""The dashboard in lines, for screen readers: the same state told in sentences, news appended, nothing ever repainted."""
+"""The dashboard in lines, for screen readers: the same state as sentences; news is appended and nothing is repainted."""

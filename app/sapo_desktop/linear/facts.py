@@ -20,35 +20,35 @@ from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
 
-# A chart as a sentence: where a figure stands, where it came from, and its last values.
+# A chart as a sentence: the metric's current value, its change, and its last values.
 
 SMOOTH = 20
-"""Rounds that a mean is of, as in the charts."""
+"""Rounds in a moving mean, as in the charts."""
 _LAST = 10
 _AGO = ((86_400.0, "a day ago"), (3600.0, "an hour ago"), (600.0, "ten minutes ago"))
-"""The longest of these that the record reaches back is told; with less than the shortest: the beginning."""
+"""The change is stated over the longest of these that the record covers, or since the beginning if it covers none."""
 _SAME = 0.005
-"""A change that is smaller is none."""
+"""A smaller change counts as none."""
 
 
 def trend_sentence(name: str, series: Series, clock: RoundClock, share: bool = False, smooth: int = SMOOTH) -> str:
-    """One figure over rounds. share: as percent. smooth: rounds that a mean is of, 1 is the value as it was told."""
+    """One metric over rounds. share: show it as a percentage. smooth: rounds in the moving mean, 1 for raw values."""
     now = series.tail_mean(smooth)
     if now is None:
         return f"{name}: no value yet"
     mean = f", mean of {smooth} rounds" if smooth > 1 and (series.last_x or 0) > smooth else ""
-    said = f"{name} {_figure(now, share)}{mean}{_change(series, clock, now, share, smooth)}"
+    sentence = f"{name} {_figure(now, share)}{mean}{_change(series, clock, now, share, smooth)}"
     last = series.newest(_LAST)
     spread = series.range()
     if len(last) > 1:
-        told = ["none" if value is None else _figure(value, share) for value in last]
-        same = len(set(told)) == 1
-        said += (
-            f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(told)}"
+        values = ["none" if value is None else _figure(value, share) for value in last]
+        same = len(set(values)) == 1
+        sentence += (
+            f"; the same in the last {len(last)} rounds" if same else f"; last {len(last)} rounds: {', '.join(values)}"
         )
     if spread is not None and spread.high > spread.low:
-        said += f"; between {_figure(spread.low, share)} and {_figure(spread.high, share)} so far"
-    return said
+        sentence += f"; between {_figure(spread.low, share)} and {_figure(spread.high, share)} so far"
+    return sentence
 
 
 def _change(series: Series, clock: RoundClock, now: float, share: bool, smooth: int) -> str:
@@ -76,26 +76,26 @@ def _figure(value: float, share: bool) -> str:
 
 # What the dashboard's screens show, as sentences: pure functions of the state and the clock, one line a fact.
 #
-# No drawing, no columns, no meaning in a place or a glyph: what stands in a line is all there is to it.
+# No drawing and no columns: no position or glyph carries meaning, the words of a line say everything.
 
 NEWEST = 5
-"""Rollout groups, and marks of the charts, that are told."""
+"""How many rollout groups, and how many chart marks, are listed."""
 LOG = 10
-"""Lines of the log that are told."""
+"""How many log lines are listed."""
 _SPOKEN = ((" · ", ", "), ("⏎", ", new line, "))
 
 
 def speakable_text(text: str) -> str:
-    """Without the signs that a screen reader would read out or drop."""
+    """The text without symbols that a screen reader would read out or drop."""
     for sign, words in _SPOKEN:
         text = text.replace(sign, words)
     return " ".join(text.split())
 
 
 def now_sentence(state: DashboardState, now: float) -> str:
-    """What goes on, for how long, and how far it is."""
+    """What the node is doing, for how long, and its progress."""
     _, sentence, seconds = status_summary(state, now)
-    said = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
+    text = plain_text(sentence, 300).replace("space starts", "a line with one space starts")
     since = f", {format_age(seconds)}" if seconds >= 1 else ""
     phase = state.phase
     done = (
@@ -103,12 +103,12 @@ def now_sentence(state: DashboardState, now: float) -> str:
         if phase is not None and not (state.paused or state.absent) and phase.fraction > 0
         else ""
     )
-    left = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
-    return speakable_text(f"{said}{since}{done}{left}")
+    remaining = f", {format_age(max(phase.eta_s, 1.0))} left" if done and phase is not None and phase.eta_s >= 0 else ""
+    return speakable_text(f"{text}{since}{done}{remaining}")
 
 
 def dashboard_facts(state: DashboardState, now: float) -> list[str]:
-    """Screen 1."""
+    """The content of screen 1."""
     figures = state.figures
     rows = [f"This is {run_identity(state)}", now_sentence(state, now)]
     rows += [trend_sentence(f"Reward, {line.label}", line.series, figures.clock) for line in reward_lines(state)]
@@ -131,17 +131,17 @@ def _held_out(state: DashboardState) -> list[str]:
         return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
     before = base_scores(latest, state.base)
     rows = [evaluation_sentence(latest)]
-    told = []
+    scores = []
     for score in latest.tasks:
         base = before.get(score.task)
         came = "" if base is None else f"from {100 * base:.0f} to "
         note = ", with an answer-only shortcut" if score.shortcut else ""
-        told.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
-    return [*rows, "By task: " + "; ".join(told)] if told else rows
+        scores.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
+    return [*rows, "By task: " + "; ".join(scores)] if scores else rows
 
 
 def round_sentence(event: RoundFinished, examples_rounds: int = 0) -> str:
-    """The figures of one round. examples_rounds: rounds of examples so far, which are counted by themselves."""
+    """The metrics of one round. examples_rounds: rounds of examples so far, which are counted separately."""
     if event.examples:
         return f"Examples, step {examples_rounds}: {event.examples} right answers imitated, {sum(event.seconds.values()):.1f} s"
     external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
@@ -164,11 +164,11 @@ def _updated(event: RoundFinished) -> str:
 
 
 def _marks(state: DashboardState, now: float) -> list[str]:
-    told = [
-        f"{MEANINGS[one.letter]} at round {one.round:.0f}, {format_clock_time(one.time, now)}"
-        for one in state.moments[-NEWEST:]
+    marks = [
+        f"{MEANINGS[moment.letter]} at round {moment.round:.0f}, {format_clock_time(moment.time, now)}"
+        for moment in state.moments[-NEWEST:]
     ]
-    return ["Marked in the charts, the newest last: " + "; ".join(told)] if told else []
+    return ["Marked in the charts, the newest last: " + "; ".join(marks)] if marks else []
 
 
 def _machine(state: DashboardState) -> str:
@@ -196,7 +196,7 @@ def group_sentence(event: GroupRecorded) -> str:
 
 
 def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
-    """Screen 3: the newest groups, numbered; with a number that one in full."""
+    """The content of screen 3: the newest groups, numbered; with `number` that group in full."""
     newest = state.groups.newest(max(number, NEWEST))
     if not newest:
         return ["No rollouts yet: the first come with the first round"]
@@ -211,7 +211,7 @@ def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
 
 
 def _in_full(event: GroupRecorded) -> list[str]:
-    """Question and attempts, each attempt under a line that judges it."""
+    """The question and the attempts, each attempt under its verdict."""
     group = event.group
     used = "trained on" if event.trained else "not trained on"
     rows = [group_sentence(event), f"It was {used}. The question:", *text_lines(group.question.prompt)]
@@ -226,26 +226,26 @@ def _in_full(event: GroupRecorded) -> list[str]:
 
 
 def text_lines(text: str) -> list[str]:
-    """What a model was asked or wrote, its lines as they are."""
+    """The lines of a prompt or completion, without blank ones."""
     return [line.strip() for line in plain_text(text, lines=True).splitlines() if line.strip()]
 
 
 def swarm_facts(state: DashboardState, now: float) -> list[str]:
-    """Screen 2: the swarm, what it brought, who takes part."""
-    told = state.swarm
-    if told is None and (state.run is None or state.absent):
+    """The content of screen 2: the swarm, its contribution, its members."""
+    swarm = state.swarm
+    if swarm is None and (state.run is None or state.absent):
         return ["No node is at work with an open model: nothing is known of a swarm"]
-    if told is None:
+    if swarm is None:
         alone = "This node trains alone. Find a swarm: directory. Join one: node --join INVITE. Host one: coordinator"
         return [alone if state.silo else "Waiting for the first exchange with the coordinator"]
-    rows = [as_it_was(state, now) + plain_text(told.sentence, 400)]
-    rows += [f"{format_count(told.nodes)} nodes, {told.rounds_per_s:.2f} rounds a second of all"]
-    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(told)]
+    rows = [as_it_was(state, now) + plain_text(swarm.sentence, 400)]
+    rows += [f"{format_count(swarm.nodes)} nodes, {swarm.rounds_per_s:.2f} rounds a second of all"]
+    rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(swarm)]
     rows += [from_others(state), improved_tasks_sentence(state), *on_trial(state), plain_text(state.external_off, 400)]
-    rows += [f"{format_count(told.made)} groups made, {format_count(told.accepted)} accepted"]
-    rows.append(f"Received, not taken: {'; '.join(in_words(told.rejected)) or 'none'}")
-    rows.append(f"Sent, not taken: {'; '.join(in_words(told.refused, told.made)) or 'none'}")
-    rows += _peers(told)
+    rows += [f"{format_count(swarm.made)} groups made, {format_count(swarm.accepted)} accepted"]
+    rows.append(f"Received, not taken: {'; '.join(in_words(swarm.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(in_words(swarm.refused, swarm.made)) or 'none'}")
+    rows += _peers(swarm)
     trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
     rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
     return [speakable_text(row) for row in rows if row]
@@ -264,11 +264,12 @@ def _peers(now: SwarmUpdated) -> list[str]:
 
 
 def log_facts(state: DashboardState, now: float, text: str = "") -> list[str]:
-    """Screen 5: the last lines, those with a text in them where one is given."""
-    found = lines_in_order(state.log, text.casefold())
-    told = {"info": "", "warning": "warning: ", "error": "error: "}
+    """The content of screen 5: the last log lines, only those that contain `text` if it is not empty."""
+    lines = lines_in_order(state.log, text.casefold())
+    prefixes = {"info": "", "warning": "warning: ", "error": "error: "}
     rows = [
-        f"{format_clock_time(line.time, now)} {told[line.level]}{plain_text(line.text, 600)}" for line in found[-LOG:]
+        f"{format_clock_time(line.time, now)} {prefixes[line.level]}{plain_text(line.text, 600)}"
+        for line in lines[-LOG:]
     ]
     return [speakable_text(row) for row in rows] or [
         f"No line of the log has {text!r} in it" if text else "The log is empty"

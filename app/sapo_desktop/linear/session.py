@@ -1,4 +1,4 @@
-"""A session in lines: asks the first questions, follows the feed, tells the news, does what is typed. Nothing is painted anew."""
+"""A session in lines: asks the first questions, follows the feed, prints news, runs what is typed. Nothing is repainted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sapo_desktop.linear import facts
 from sapo_desktop.services.first_questions import LIST, OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
 from sapo_swarm.events import EPHEMERAL, Event, RoundFinished
 
-# Lines that are typed, read one at a time and only when one is wanted: a verb that is run meanwhile has the keyboard.
+# Typed lines, read one at a time and only on demand, so that a verb that is running has the keyboard.
 
 _CHUNK = 65_536
 _LONGEST = 4096
-"""Characters of a line that are taken."""
+"""Characters of a line that are read."""
 
 
 class TypedLines:
-    """Reads a file descriptor in a thread that nothing waits for, so that leaving does not hang on a read."""
+    """Reads a file descriptor in a daemon thread, so that leaving does not hang on a read."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
@@ -34,14 +34,14 @@ class TypedLines:
         self._reading: asyncio.Future[bytes] | None = None
 
     async def line(self) -> str | None:
-        """The next line without its end; None when there will be no more."""
+        """The next line without its line ending; None at the end of the input."""
         while b"\n" not in self._bytes and not self._ended:
             if self._reading is None:
                 self._reading = asyncio.get_running_loop().create_future()
                 threading.Thread(target=self._read, args=(self._reading,), daemon=True).start()
-            found = await asyncio.shield(self._reading)
+            chunk = await asyncio.shield(self._reading)
             self._reading = None
-            self._bytes, self._ended = self._bytes + found, not found
+            self._bytes, self._ended = self._bytes + chunk, not chunk
         first, _, self._bytes = self._bytes.partition(b"\n")
         if self._ended and not first:
             return None
@@ -49,12 +49,12 @@ class TypedLines:
 
     def _read(self, reading: asyncio.Future[bytes]) -> None:
         try:
-            found = os.read(self._descriptor, _CHUNK)
+            chunk = os.read(self._descriptor, _CHUNK)
         except OSError:  # the terminal is gone
-            found = b""
+            chunk = b""
         try:
-            reading.get_loop().call_soon_threadsafe(_tell, reading, found)
-        except RuntimeError:  # whoever waited has left
+            reading.get_loop().call_soon_threadsafe(_tell, reading, chunk)
+        except RuntimeError:  # the event loop has closed
             return
 
 
@@ -63,7 +63,7 @@ def _tell(reading: asyncio.Future[bytes], found: bytes) -> None:
         reading.set_result(found)
 
 
-# The first questions, one after the other: numbered answers, Enter takes the first, q leaves.
+# The first questions, one after another: answers are numbered, Enter takes the first, q leaves.
 
 MODES = (
     ("silo", "train alone, nothing leaves this machine"),
@@ -72,17 +72,17 @@ MODES = (
 
 
 class Left(Exception):
-    """The person wants to start nothing."""
+    """The person chose to start nothing."""
 
 
 class FirstRunQuestions:
-    """Asks until an answer is one; says why another is not."""
+    """Asks each question until the answer is valid; says why an answer is not."""
 
     def __init__(self, typed: TypedLines, say: Callable[[str], None]) -> None:
         self._typed, self._say = typed, say
 
     async def ask(self, info: FirstRunInfo) -> FirstRunAnswers | None:
-        """The answers; None where the person left."""
+        """The answers; None if the person left."""
         self._say(
             "Welcome to sapo-desktop. It trains a small language model on reasoning tasks by reinforcement learning, here, "
             "on this machine, until you stop it. To train on a table of your own instead, leave with q and type: "
@@ -93,7 +93,7 @@ class FirstRunQuestions:
             invite = await self._invite(info) if mode == "swarm" else ""
             hardware = await self._pick("Hardware", info.hardware)
             model = await self._model(info)
-            tasks = await self._pick("Tasks", [one for one in info.tasks if one[0] != OWN])
+            tasks = await self._pick("Tasks", [task for task in info.tasks if task[0] != OWN])
             limits = await self._pick("Limits", info.limits)
             name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
         except Left:
@@ -121,7 +121,10 @@ class FirstRunQuestions:
             self._say(f"{plain_text(line, 40)} is none of the {len(values)} answers")
 
     async def _invite(self, info: FirstRunInfo) -> str:
-        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when one is typed
+        from sapo_swarm.protocol.invite import (  # imports cryptography: only when an invite is typed
+            BadInvite,
+            parse_invite,
+        )
 
         while True:
             line = await self._line("Paste the invite, one line that begins with sapo://")
@@ -135,7 +138,7 @@ class FirstRunQuestions:
             self._say(plain_text(wrong, 400))
 
     async def _model(self, info: FirstRunInfo) -> str:
-        """One that can be used: the hub is asked for what is typed, and for its models on the list."""
+        """A usable model; the hub is asked about a typed name, and about the hub models on the list."""
         while True:
             chosen = await self._pick("Model", info.models)
             if chosen == LIST:
@@ -147,8 +150,8 @@ class FirstRunQuestions:
             self._say(plain_text(wrong, 400))
 
     async def _listed(self, info: FirstRunInfo) -> str:
-        """One of this computer, or to download. What cannot be used is told of first, with its reason."""
-        assert info.offers is not None  # without them the answer is not on offer
+        """A model on this computer or to download. Unusable ones are listed first, each with its reason."""
+        assert info.offers is not None  # otherwise this answer is not offered
         self._say("Looking for models on this computer")
         groups, answers = await info.offers(False), list[tuple[str, str]]()
         for group in groups:
@@ -167,10 +170,10 @@ class FirstRunQuestions:
         return line
 
 
-# A session in lines: follows the feed, tells the news, does what is typed. Lines are appended; none is ever painted anew.
+# A session in lines: follows the feed, prints news, runs what is typed. Lines are appended, never repainted.
 
 QUIET_S = 0.5
-"""A history is in when nothing came for so long; then it is told where the run stands."""
+"""The history is loaded when no event has arrived for this long; then the run's position is printed."""
 _SNOOZE = 15
 News = Literal["few", "rounds", "none"]
 KEYS = """\
@@ -194,7 +197,7 @@ In a recording also: space holds it, a square bracket seeks, comma and full stop
 
 
 class LinearSession:
-    """One person at one feed. run() gives how it was left, as the dashboard does."""
+    """One person at one feed. run() returns how the person left, as the dashboard does."""
 
     def __init__(
         self,
@@ -204,22 +207,22 @@ class LinearSession:
         verb: Callable[[list[str]], Awaitable[int]],
         start: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """say: prints one line. verb: runs a verb of the command line, which may read what is typed. start: starts or finds the
-        node; None over a recording."""
+        """say: prints one line. verb: runs a command-line verb, which may read from the keyboard. start: starts or finds the
+        node; None for a recording."""
         self._feed, self._typed, self._print, self._verb, self._start = feed, typed, say, verb, start
         self._state = DashboardState()
         self._news: News = "few"
         self._begun = feed.now()
         self._live = False
-        """The history is in, as what is only told live says: then the clock, which may be set back, decides nothing."""
+        """The history is loaded: a live-only event has arrived. From then on the clock, which may be set back, is ignored."""
         self._told_where = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[str] | None = None
-        """News that wait until a verb is done; None: none runs."""
+        """News that waits for the running verb to end; None if no verb is running."""
         self._caption = ""
 
     async def run(self) -> QuitChoice | None:
-        """Follow and obey until the person leaves. Raises what starting the node raises."""
+        """Follow the feed and run typed lines until the person leaves. Raises whatever starting the node raises."""
         self._say("sapo-desktop in lines. A question mark and Enter lists what can be typed.")
         following = asyncio.create_task(self._follow())
         obeying = asyncio.create_task(self._obey_all())
@@ -236,11 +239,11 @@ class LinearSession:
             await asyncio.gather(following, obeying, return_exceptions=True)
 
     def _say(self, text: str) -> None:
-        """One line, at once."""
+        """Print one line immediately."""
         self._print(facts.speakable_text(plain_text(text, 2000)))
 
     def _tell(self, text: str) -> None:
-        """News: after the verb that runs now."""
+        """Print news, after the verb that is running has ended."""
         if self._held is None:
             self._say(text)
         else:
@@ -289,7 +292,7 @@ class LinearSession:
             self._caption = caption.text
             self._tell(caption.text)
 
-    # Obeying
+    # Typed lines
 
     async def _obey_all(self) -> QuitChoice | None:
         while (line := await self._typed.line()) is not None:
@@ -326,21 +329,23 @@ class LinearSession:
         elif not word:
             await self._toggle()
         elif head in shown:
-            for told in shown[head]():
-                self._say(told)
+            for sentence in shown[head]():
+                self._say(sentence)
         elif head == "3":
-            for told in facts.rollout_facts(state, _number(rest)):
-                self._say(told)
+            for sentence in facts.rollout_facts(state, _number(rest)):
+                self._say(sentence)
         elif head in ("?", "help"):
-            for told in KEYS.splitlines() + (REPLAY_KEYS.splitlines() if isinstance(self._feed, ReplayFeed) else []):
-                self._say(told)
+            for sentence in KEYS.splitlines() + (
+                REPLAY_KEYS.splitlines() if isinstance(self._feed, ReplayFeed) else []
+            ):
+                self._say(sentence)
         elif head == "news":
             self._choose_news(rest.strip())
         else:
             await self._act(head, rest, word)
 
     async def _act(self, head: str, rest: str, word: str) -> None:
-        """What the node, the recording or a verb of the command line is told."""
+        """Pass a typed line to the node, the recording or a command-line verb."""
         if isinstance(self._feed, ReplayFeed) and head in ("[", "]", "^", ",", "."):
             self._steer(self._feed, head)
         elif head == "F":
@@ -373,7 +378,7 @@ class LinearSession:
         self._say(feed.badge)
 
     async def _toggle(self) -> None:
-        """What the space key does."""
+        """Pause, resume or start the node, or hold the recording, as the space key does on the dashboard."""
         if isinstance(self._feed, ReplayFeed):
             self._feed.hold()
             self._say("Held" if self._feed.held else "Going on")
@@ -408,10 +413,10 @@ class LinearSession:
             await self._verb(arguments)
         finally:
             waiting, self._held = self._held, None
-            for told in waiting:
-                self._say(told)
+            for line in waiting:
+                self._say(line)
 
 
 def _number(text: str) -> int:
-    """A number that was typed; 0 where it is none."""
+    """The typed number; 0 if it is not one."""
     return int(text) if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 7 else 0

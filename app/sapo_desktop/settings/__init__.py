@@ -1,4 +1,4 @@
-"""The person's settings: one frozen schema, kept as TOML tables. Unknown keys are refused with the nearest match."""
+"""The user's settings: one frozen schema, stored as TOML tables. Unknown keys are refused with the nearest match."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.registry import suggest_names
 from sapo_swarm.whole_file import write_atomically
 
-# The settings file as TOML tables: read, written atomically, and brought up to date when a key has a new name.
+# The settings file as TOML tables: read, written atomically, and migrated when a key was renamed.
 
 _RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
-"""Section -> the names that its keys had in an earlier version -> their names now."""
+"""Section -> key name in an earlier version -> current name."""
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The raw tables under the names of today; empty when there is no file. Raises UsageError, AppError.
+    """The raw tables with current key names; empty if there is no file. Raises UsageError, AppError.
 
-    A file with names of an earlier version is rewritten, with one line in the log; all else in it stays as it is.
+    A file with key names of an earlier version is rewritten, with one line in the log; everything else in it is unchanged.
     """
     try:
         text = path.read_text("utf-8")
@@ -38,8 +38,8 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML ({error}). Mend that line or delete the file.") from error
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror}).") from error
-    found = _old_names(tables)
-    return _migrate(path, text, tables, found) if found else tables
+    renamed = _old_names(tables)
+    return _migrate(path, text, tables, renamed) if renamed else tables
 
 
 def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
 
 
 def _old_names(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(section, old name, name now) of what the tables still have under an earlier name."""
+    """(section, old name, current name) of each key that still has an earlier name."""
     return [
         (section, old, now)
         for section, names in _RENAMED.items()
@@ -60,14 +60,14 @@ def _old_names(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple[str, str, str]]) -> dict[str, Any]:
-    """The tables under the names of today, in the file too if it can be written."""
+    """The tables with current key names; also updates the file if it can be written."""
     current = {
         section: rename_legacy_keys(table, _RENAMED[section])
         if section in _RENAMED and isinstance(table, dict)
         else table
         for section, table in tables.items()
     }
-    said = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
+    changes = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
     try:
         edited = _edited(text, found)
         if _parsed(edited) == current:
@@ -77,12 +77,12 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple
         outcome = f"{path} was brought up to date"
     except AppError as error:
         outcome = f"it counts, but {path} still has the old name. {error}"
-    logging.getLogger(__name__).warning("Settings: %s; %s.", said, outcome.rstrip("."))
+    logging.getLogger(__name__).warning("Settings: %s; %s.", changes, outcome.rstrip("."))
     return current
 
 
 def _edited(text: str, found: list[tuple[str, str, str]]) -> str:
-    """The text with the keys renamed where they stand, so that comments and order stay."""
+    """The text with the keys renamed in place, so that comments and order are preserved."""
     lines, section = [], ""
     for line in text.splitlines(keepends=True):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -95,7 +95,7 @@ def _edited(text: str, found: list[tuple[str, str, str]]) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """None where it is no TOML (the edit gave a key twice, for example)."""
+    """The parsed text; None if it is not valid TOML (the edit duplicated a key, for example)."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -109,7 +109,7 @@ def _write_text(path: Path, text: str) -> None:
         raise AppError(f"Cannot write {path} ({error.strerror}). Free some space or check who owns it.") from error
 
 
-# The person's settings: one frozen schema, kept as TOML. Unknown keys are refused with the nearest match.
+# The schema of the settings.
 
 
 class UiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,13 +123,13 @@ class UiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class PersonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What others see of you in a swarm."""
+    """What other members of a swarm see."""
 
     name: Annotated[str, Meta(description="Shown on leaderboards; empty = anonymous", max_length=40)] = ""
 
 
 class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Whether this machine contributes to a swarm; the invite itself is in a file that only you can read."""
+    """Whether this machine contributes to a swarm. The invite is in a separate file that only its owner can read."""
 
     join: Annotated[bool, Meta(description="Contribute to the swarm whose invite is saved")] = False
     directories: Annotated[
@@ -164,7 +164,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SettingField(NamedTuple):
-    """One setting as people meet it. key: section.name, or the name; kind: what may be written, in words, or the choices."""
+    """One setting as people see it. key: section.name, or the name; kind: the allowed values, in words, or the choices."""
 
     key: str
     kind: str
@@ -174,13 +174,13 @@ class SettingField(NamedTuple):
 
 
 def setting_fields() -> Iterator[SettingField]:
-    """Every setting, in order: the source of flags, the settings screen and the docs."""
+    """Every setting, in order; flags, the settings screen and the docs are built from these."""
     for section in msgspec.structs.fields(Settings):
         yield from schema_fields(section.type, f"{section.name}.")
 
 
 def schema_fields(schema: type[msgspec.Struct], section: str = "") -> Iterator[SettingField]:
-    """Every field of a schema, in order. section: what stands before their names, "run." for one."""
+    """Every field of a schema, in order. section: the prefix of their keys, such as "run."."""
     for field in msgspec.structs.fields(schema):
         node: Any = msgspec.inspect.type_info(field.type)
         help_text = ""
@@ -194,7 +194,7 @@ def schema_fields(schema: type[msgspec.Struct], section: str = "") -> Iterator[S
 
 
 def _bounds(node: Any) -> str:
-    """Of a number: ", 1 to 64"; "" without limits."""
+    """The bounds of a number, such as ", 1 to 64"; "" without limits."""
     low, above, high = (getattr(node, name, None) for name in ("ge", "gt", "le"))
     if above is not None:
         return f", more than {above:g}" + ("" if high is None else f", at most {high:.15g}")
@@ -218,7 +218,7 @@ def setting_text(settings: Settings, key: str) -> str:
 
 
 def load_settings(path: Path) -> Settings:
-    """The settings in the file, defaults where it is silent or missing. Raises UsageError with the line to mend."""
+    """The settings in the file, with defaults for missing keys or a missing file. Raises UsageError with the line to fix."""
     return settings_from_tables(read_tables(path), str(path))
 
 
@@ -232,7 +232,7 @@ def settings_from_tables(tables: Mapping[str, Any], origin: str, strict: bool = 
 def convert_schema(
     values: Mapping[str, Any], schema: type[S], fields: Iterable[SettingField], origin: str, strict: bool
 ) -> S:
-    """The settings of these values; origin: what they were read from. Raises UsageError with the key and what is allowed."""
+    """These values as settings. origin: where they were read from. Raises UsageError with the key and the allowed values."""
     try:
         return msgspec.convert(values, schema, strict=strict)
     except msgspec.ValidationError as error:
@@ -240,7 +240,7 @@ def convert_schema(
 
 
 def unknown_keys(tables: Mapping[str, Any]) -> list[str]:
-    """The keys in the tables that the schema does not have, as section.name (a section alone where it is no table)."""
+    """The keys in the tables that are not in the schema, as section.name (only the section if it is not a table)."""
     known = {f.key for f in setting_fields()}
     keys: list[str] = []
     for section, table in tables.items():
@@ -252,12 +252,12 @@ def unknown_keys(tables: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_sentence(key: str) -> str:
-    """What to tell about a key that is no setting: the nearest one that is."""
+    """The message about an unknown key, with the nearest known one."""
     return f"there is no setting {key!r}. {suggest_names(key, {f.key for f in setting_fields()})}"
 
 
 def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables without what the schema does not have."""
+    """The tables without unknown keys."""
     strange = set(unknown_keys(tables))
     return {
         section: {name: value for name, value in tables[section].items() if f"{section}.{name}" not in strange}
@@ -267,7 +267,7 @@ def known_part(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_lists(typed: Mapping[str, Any], fields: Iterable[SettingField]) -> dict[str, Any]:
-    """What was typed for some keys, lists split at commas; the schema does the rest."""
+    """The typed values with lists split at commas; the schema converts the rest."""
     lists = {field.key for field in fields if field.kind == "list"}
     return {
         key: [part.strip() for part in value.split(",") if part.strip()] if key in lists else value
@@ -276,15 +276,15 @@ def split_lists(typed: Mapping[str, Any], fields: Iterable[SettingField]) -> dic
 
 
 def config_with_setting(config: RunConfig, key: str, typed: str) -> RunConfig:
-    """The config with one setting of a run (key: run.name) as it was typed. Raises UsageError."""
+    """The config with one run setting (key: run.name) set to the typed value. Raises UsageError."""
     changed = split_lists({key.partition(".")[2]: typed}, schema_fields(RunConfig))
     return settings_from_tables({"run": {**msgspec.to_builtins(config), **changed}}, key, strict=False).run
 
 
 def write_setting(path: Path, key: str, typed: str, check: Callable[[Settings], None] = lambda _: None) -> Settings:
-    """Set one key in the file; keys that the schema does not have stay in it.
+    """Set one key in the file; unknown keys in the file are preserved.
 
-    check: what the schema cannot; both before it is written. Raises UsageError, AppError.
+    check: validates what the schema cannot; both checks run before writing. Raises UsageError, AppError.
     """
     tables = read_tables(path)
     section, _, name = key.partition(".")
@@ -297,7 +297,7 @@ def write_setting(path: Path, key: str, typed: str, check: Callable[[Settings], 
 
 
 def remove_setting(path: Path, key: str) -> Settings:
-    """Take one key out of the file, one that the schema does not have too: its default counts again.
+    """Remove one key, known or unknown, from the file, so that its default applies again.
 
     Raises UsageError, AppError.
     """
@@ -313,7 +313,7 @@ def remove_setting(path: Path, key: str) -> Settings:
 
 
 def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
-    """The section, made if there is none. Raises UsageError when it is something else."""
+    """The section's table, created if missing. Raises UsageError if the key is not a table."""
     table = tables.setdefault(section, {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {section!r} is no section. Take it out: sapo-desktop config reset {section}")
@@ -321,17 +321,17 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
 
 
 _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "bool": "that is neither true nor false"}
-"""What msgspec expected where something was typed that cannot become it -> how a person says so."""
+"""The type that msgspec expected -> the plain message when a typed value cannot be converted to it."""
 
 
 def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
-    """msgspec's "... - at `$.run.rounds`" with the key in front and what is allowed behind; without a place it is a sentence of
-    the schema's own."""
-    said, at, where = message.partition(" - at `$")
+    """msgspec's "... - at `$.run.rounds`" rewritten with the key first and the allowed values last. A message without a path
+    comes from the schema itself and is returned unchanged."""
+    reason, at, where = message.partition(" - at `$")
     if not at:
         return message
-    key, said = where.rstrip("`").lstrip("."), said.rstrip(".")
-    said = next((plain for kind, plain in _NO_SUCH.items() if said == f"Expected `{kind}`, got `str`"), said)
+    key, reason = where.rstrip("`").lstrip("."), reason.rstrip(".")
+    reason = next((plain for kind, plain in _NO_SUCH.items() if reason == f"Expected `{kind}`, got `str`"), reason)
     allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields if f.key == key), "")
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
-    return f"{start}{said[0].lower()}{said[1:]}.{allowed}"
+    return f"{start}{reason[0].lower()}{reason[1:]}.{allowed}"

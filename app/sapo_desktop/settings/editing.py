@@ -1,4 +1,4 @@
-"""The settings as rows for people, and checked changes: what `config` and F2 of the dashboard share."""
+"""The settings as display rows, and validated changes: shared by `config` and the dashboard's F2 screen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sapo_desktop.settings import Settings, flags
 from sapo_swarm.node.governor.rules import PRESETS
 from sapo_swarm.registry import suggest_names
 
-# What F2 knows of the settings: rows to show.
+# Display rows of the settings.
 
 SIMPLE = frozenset(
     {
@@ -39,9 +39,9 @@ NEVER = "never: it is part of what this model is. For another: screen 4, then n"
 class SettingRow:
     """One setting, every value as text.
 
-    kind: what may be written; choices: all of them, where there are only some. saved: it stands in the file (else the
-    default counts). running: what the running node works with, where that is something else. counts: from when on a
-    change has an effect. owner: the model that this is a setting of, "" where it is one of the settings file.
+    kind: the allowed values; choices: all of them, if they are a fixed set. saved: the key is in the file (otherwise the
+    default applies). running: the running node's value, if it differs. counts: when a change takes effect.
+    owner: the model that the setting belongs to, "" for the settings file.
     """
 
     key: str
@@ -57,12 +57,12 @@ class SettingRow:
 
     @property
     def fixed(self) -> bool:
-        """It cannot be changed."""
+        """Whether the setting cannot be changed."""
         return self.counts == NEVER
 
 
 def readable_value(row: SettingRow, value: str) -> str:
-    """A value of this setting for reading: lists may be wrapped, nothing is called so."""
+    """The value for display: lists can wrap, and an empty value is put in words."""
     return (value.replace(",", ", ") if row.kind == "list" else value) or "(empty)"
 
 
@@ -75,11 +75,11 @@ _COUNTS = {
     "ui.theme": "at once, in this dashboard",
     "ui.glyphs": "when the dashboard opens again",
 }
-"""Key or section -> from when on a change has an effect."""
+"""Key or section -> when a change takes effect."""
 
 
 def setting_rows(path: Path) -> tuple[SettingRow, ...]:
-    """Every setting of the schema; what else is in the file is left out. Raises UsageError, AppError."""
+    """Every setting of the schema; unknown keys in the file are left out. Raises UsageError, AppError."""
     tables = settings.read_tables(path)
     known = settings.known_part(tables)
     current, names = settings.settings_from_tables(known, str(path)), _names()
@@ -89,12 +89,12 @@ def setting_rows(path: Path) -> tuple[SettingRow, ...]:
 
 
 def strange_keys(path: Path) -> list[str]:
-    """The keys in the file that are no settings. Raises UsageError, AppError."""
+    """The unknown keys in the file. Raises UsageError, AppError."""
     return settings.unknown_keys(settings.read_tables(path))
 
 
 def describe_unknown_keys(path: Path) -> tuple[str, ...]:
-    """A sentence on each of them: the nearest setting, and how to take it out. Raises UsageError, AppError."""
+    """A sentence about each unknown key: the nearest setting, and how to remove the key. Raises UsageError, AppError."""
     return tuple(
         f"{path}: {settings.unknown_sentence(key)} Take it out: sapo-desktop config reset {key}"
         for key in strange_keys(path)
@@ -102,7 +102,7 @@ def describe_unknown_keys(path: Path) -> tuple[str, ...]:
 
 
 def _names() -> dict[str, tuple[str, ...]]:
-    """Key -> the names that it may be, where a registry has them instead of the schema."""
+    """Key -> allowed names, for settings whose names come from a registry and not from the schema."""
     from sapo_swarm.algorithms.registry import ALGORITHMS
     from sapo_swarm.sapo.training_batch import STRATEGIES
 
@@ -130,7 +130,7 @@ def _row(
 
 
 def require_setting(key: str) -> str:
-    """The key. Raises UsageError with the nearest match when there is no such setting."""
+    """Returns the key. Raises UsageError with the nearest match if there is no such setting."""
     keys = {field.key for field in settings.setting_fields()}
     if key not in keys:
         raise UsageError(f"There is no setting {key!r}. {suggest_names(key, keys)}")
@@ -138,9 +138,9 @@ def require_setting(key: str) -> str:
 
 
 def change_setting(path: Path, key: str, value: str) -> str:
-    """Write one setting, names of tasks, presets, engines and algorithms checked too; the value as it was understood.
+    """Write one setting, checking names of tasks, presets, engines and algorithms too; returns the value as it was parsed.
 
-    Raises UsageError, UnknownTask, AppError; then the file is as before.
+    Raises UsageError, UnknownTask, AppError; the file is then unchanged.
     """
 
     def check(changed: Settings) -> None:
@@ -156,7 +156,7 @@ def change_setting(path: Path, key: str, value: str) -> str:
 
 
 def _check_folder(model: str) -> None:
-    """A path leads to a model that can be trained; a hub is not asked. Raises UsageError."""
+    """If `model` is a path, check that it holds a trainable model; the hub is not asked. Raises UsageError."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.errors import ModelNotFound
 
@@ -180,7 +180,7 @@ def _check_directories(lines: tuple[str, ...]) -> None:
 
 
 def apply_preset(path: Path, name: str) -> tuple[SettingRow, ...]:
-    """Set the limits of a preset, and nothing else; the rows that it set. Raises UsageError, AppError."""
+    """Set only the limits of a preset; returns the rows that changed. Raises UsageError, AppError."""
     if name not in PRESETS:
         raise UsageError(f"There is no preset {name!r}. Write: sapo-desktop config preset {'|'.join(PRESETS)}")
     tables = settings.read_tables(path)
@@ -191,7 +191,7 @@ def apply_preset(path: Path, name: str) -> tuple[SettingRow, ...]:
 
 
 def reset_setting(path: Path, key: str) -> str:
-    """Back to the default, which it returns; "" for a key in the file that is no setting. Raises UsageError, AppError."""
+    """Reset to the default and return it; "" for an unknown key in the file. Raises UsageError, AppError."""
     stranger = key in strange_keys(path)
     changed = settings.remove_setting(path, key if stranger else require_setting(key))
     return "" if stranger else settings.setting_text(changed, key)

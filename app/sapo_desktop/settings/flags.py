@@ -21,40 +21,40 @@ _METAVARS = {"whole number": "N", "number": "X", "list": "A,B"}
 
 
 def _nowhere(_config: RunConfig) -> None:
-    """What is not on this disk stays unknown."""
+    """The default `look`: fetches nothing, so a model that is not on this disk stays unknown."""
 
 
 def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
-    """A flag for every field of RunConfig, or for those named."""
+    """Add a flag for every field of RunConfig, or only for those named."""
     group = parser.add_argument_group(
         "the run (what is not given: as the model has it, a new one from the settings file)"
     )
     chosen = [field for field in schema_fields(RunConfig) if not only or field.key in only]
     add_flags(group, chosen)
-    for old, now in RENAMED.items():  # scripts that have the earlier flag still run
+    for old, now in RENAMED.items():  # scripts with the earlier flag still run
         if not only or now in only:
             flag = f"--{old.replace('_', '-')}"
             group.add_argument(flag, dest=now, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_flags(parser: argparse._ActionsContainer, fields: Iterable[SettingField]) -> None:
-    """A flag for each, which sets nothing when it is not typed."""
+    """Add a flag for each field; it sets nothing unless it is typed."""
     for field in fields:
         flag, default = f"--{field.key.replace('_', '-')}", format_value(field.default)
-        said = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
+        help_text = (f"{field.help} (default: {default})" if default else field.help).replace("%", "%%")
         if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=said)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text)
         else:
             metavar = _METAVARS.get(field.kind.partition(",")[0], "TEXT")
             metavar = "{" + field.kind.replace("|", ",") + "}" if field.choices else metavar
-            parser.add_argument(flag, default=argparse.SUPPRESS, help=said, metavar=metavar)
+            parser.add_argument(flag, default=argparse.SUPPRESS, help=help_text, metavar=metavar)
 
 
 def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, made: bool = False) -> RunConfig:
-    """The run's settings with the typed flags over them. look: see with_room. made: they are those of a model, which keeps its
-    limit of new tokens unless something changes that asks for room. Raises UsageError, UnknownTask, BadTask."""
-    given = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    typed = split_lists(given, schema_fields(RunConfig))
+    """The run's settings, overridden by the typed flags. look: see with_room. made: the settings are a model's, which keeps its
+    limit of new tokens unless a change may need more. Raises UsageError, UnknownTask, BadTask."""
+    flags = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
+    typed = split_lists(flags, schema_fields(RunConfig))
     if "model" in typed:
         typed["model"] = absolute_model(typed["model"])
     run = {**msgspec.to_builtins(base.run), **typed}
@@ -66,14 +66,14 @@ def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, 
 
 
 def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
-    """Something changes that may need more new tokens."""
+    """Whether a setting changed that may need more new tokens."""
     return any(getattr(before, name) != getattr(after, name) for name in ASK_FOR_ROOM)
 
 
 def absolute_model(model: str) -> str:
-    """A folder or GGUF file that was typed relative to where the person is now, and a model of another program on this
-    computer, as they are found from everywhere; other names as they are. Raises ModelNotFound where that program has none of
-    the name."""
+    """Makes a relative path to a folder or GGUF file absolute, and resolves a model of another program on this
+    computer to its path; returns other names unchanged. Raises ModelNotFound if that program has no model of
+    that name."""
     from sapo_backends.checkpoints import local_models, locate
 
     if local_models.is_named(model):
@@ -83,17 +83,17 @@ def absolute_model(model: str) -> str:
 
 
 def as_kept(model: str) -> str:
-    """A base as the settings keep it: a model of another program under the name that a person knows. Raises ModelNotFound where
-    that program has none of the name."""
+    """A base as the settings store it: a model of another program keeps the name that people know. Raises ModelNotFound if
+    that program has no model of that name."""
     from sapo_backends.checkpoints import local_models
 
-    found = absolute_model(model)
-    return model if local_models.is_named(model) else found
+    path = absolute_model(model)
+    return model if local_models.is_named(model) else path
 
 
 def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
-    """The config with as many new tokens as the longest answers of the person's own tasks need, as task_tokens says, and as
-    reasoning needs where it is on or the model never leaves it out. look: brings the chat template of a model that is not on
+    """The config with enough new tokens for the longest answers of the custom tasks, for task_tokens, and for
+    reasoning if it is on or the model always reasons. look: fetches the chat template of a model that is not on
     this disk. Raises BadTask."""
     from sapo_swarm.tasks import catalogue
     from sapo_swarm.tasks.own import library
@@ -105,7 +105,7 @@ def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
 
 
 def _reasons(config: RunConfig, look: Look) -> bool:
-    """Whether the model's chat template opens its reasoning; False while that is not on this disk."""
+    """Whether the model's chat template opens a reasoning block; False while the template is not on this disk."""
     from sapo_backends.checkpoints import chat_template, hub_cache, locate, tokenizer
     from sapo_backends.errors import BackendError
 
@@ -122,12 +122,12 @@ def _reasons(config: RunConfig, look: Look) -> bool:
             return False
         settings = tokenizer.read_json(folder / "tokenizer_config.json")
         return chat_template.opens_reasoning(folder, settings, config.thinking)
-    except (BackendError, OSError, ValueError):  # whoever loads the model says what is wrong with it
+    except (BackendError, OSError, ValueError):  # loading the model will report what is wrong with it
         return False
 
 
 def check_config(config: RunConfig) -> None:
-    """Names that a schema cannot check. Raises UsageError, BadTask, UnknownTask with the nearest match."""
+    """Check names that the schema cannot. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
     from sapo_swarm.algorithms.registry import load_algorithm
     from sapo_swarm.sapo.training_batch import find_strategy
@@ -137,7 +137,7 @@ def check_config(config: RunConfig) -> None:
         raise UsageError("run.tasks is empty. List tasks with: sapo-desktop tasks")
     for task in config.tasks:
         catalogue.preset_of(task, config.preset)
-        catalogue.generator_of(task)  # reads an own task: what is wrong with it is an error now
+        catalogue.generator_of(task)  # loads a custom task, so that a fault in it is an error now
     strangers = sorted(catalogue.task_tokens(config).keys() - set(config.tasks))
     try:
         load_algorithm(config.algorithm)
@@ -147,15 +147,15 @@ def check_config(config: RunConfig) -> None:
     if strangers:
         raise UsageError(f"run.task_tokens names {strangers[0]!r}. {suggest_names(strangers[0], config.tasks)}")
     engines = {"auto", *registry.known_backends()}
-    unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two of them
+    unknown = [part for part in config.trainer.split("+") if part not in engines]  # a pair is any two engines
     if config.trainer not in engines and (unknown or config.trainer.count("+") != 1 or "auto" in config.trainer):
         raise UsageError(f"There is no engine {config.trainer!r}. {suggest_names(config.trainer, engines)}")
     _check_place(config)
 
 
 def _check_place(config: RunConfig) -> None:
-    """Raises UsageError for a device or a precision that no engine of the run has; of one that is not installed nothing is
-    known."""
+    """Raises UsageError for a device or a precision that no engine of the run supports; nothing is known of engines that are
+    not installed."""
     from sapo_backends import registry
     from sapo_backends.errors import BackendUnavailable
 

@@ -1,4 +1,4 @@
-"""The limits as the settings file has them now: a change counts within a second, whoever made it."""
+"""The current limits from the settings file: a change takes effect within a second, whoever made it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 
 
 class LiveLimits:
-    """Reads the file only when it changed. One that cannot be read leaves the limits as they were."""
+    """Reads the file only when it changed. An unreadable file leaves the limits unchanged."""
 
     def __init__(self, path: Path, limits: ResourceLimits) -> None:
         """limits: as the file has them now."""
@@ -30,7 +30,7 @@ class LiveLimits:
         return self._limits
 
     def _stamp(self) -> tuple[int, int]:
-        """Changes with every write (each replaces the file); (0, 0) without one."""
+        """A stamp that changes with every write (each replaces the file); (0, 0) without a file."""
         try:
             facts = self._path.stat()
         except OSError:

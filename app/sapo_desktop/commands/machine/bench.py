@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _QUICK_S = 0.5
 _LOOK_S = 0.5
 _TESTED = ("torch", "mlx", "llamacpp")
-"""Engines that --verify compares, where they are installed: those that read model folders."""
+"""Engines that --verify compares, if installed: those that read model folders."""
 _FLAGS = ("trainer", "method", "precision", "device", "threads", "lora_rank")
 _ABOUT = """\
 Each engine that is installed here generates and trains for about two seconds
@@ -84,22 +84,22 @@ def main(args: argparse.Namespace) -> int:
         asyncio.run(_warn(home))
         return _bench(home, config, available, args)
     finally:
-        _progress("")  # Ctrl+C in the middle: the prompt comes on a line of its own
+        _progress("")  # after Ctrl+C the prompt starts on a clean line
 
 
 def _available(config: RunConfig) -> list[str]:
-    """Engines that can run here, pairs included. Raises BackendUnavailable when the one asked for cannot."""
+    """Engines that can run here, pairs included. Raises BackendUnavailable if the requested one cannot."""
     from sapo_backends import registry
 
     engines.choose_trainer(config)
-    found = []
+    names = []
     for name in registry.known_backends():
         try:
             registry.get_backend(name).check()
         except BackendUnavailable:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 async def _warn(home: Home) -> None:
@@ -117,37 +117,37 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
         print("\n".join(speed.bench_header(subject)), end="\n\n")
         print("\n".join(speed.table_header()), flush=True)
     measured: dict[EngineCandidate, EngineMeasurement] = {}
-    for one in _measurements(subject, config, available, args.quick):
-        again = one.candidate in measured
-        measured[one.candidate] = one
+    for measurement in _measurements(subject, config, available, args.quick):
+        again = measurement.candidate in measured
+        measured[measurement.candidate] = measurement
         if not args.json:
-            print("\n".join(speed.candidate_lines(subject, one, again=again)), flush=True)
-    found = list(measured.values())
-    choice = choose_engine(found, subject.workload, speed.engine_preference(config))
-    kept = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
-    if choice is not None and kept:
-        speed.save_measurements(home, config, found)
+            print("\n".join(speed.candidate_lines(subject, measurement, again=again)), flush=True)
+    results = list(measured.values())
+    choice = choose_engine(results, subject.workload, speed.engine_preference(config))
+    saved = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
+    if choice is not None and saved:
+        speed.save_measurements(home, config, results)
     plan = memory_plan.plan_round_memory(config)
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
-        for line in speed.bench_json_objects(subject, found, choice, memory, busy):
+        for line in speed.bench_json_objects(subject, results, choice, memory, busy):
             print(json_line(line))
     else:
-        said = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
+        memory_sentence = plan.sentence + ("" if plan.fits else f". {plan.suggestion}") if plan else ""
         print()
-        print("\n".join(speed.bench_footer(subject, choice, said, busy, kept=kept)))
-    return 0 if any(not one.failure for one in found) else 1
+        print("\n".join(speed.bench_footer(subject, choice, memory_sentence, busy, kept=saved)))
+    return 0 if any(not measurement.failure for measurement in results) else 1
 
 
 def _busy() -> float:
-    """How many processors other programs keep busy now."""
+    """How many processors other programs are keeping busy."""
     import psutil
 
     return psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def _subject(home: Home, config: RunConfig, available: Sequence[str]) -> BenchSubject:
-    """Look at the machine and the model; downloads a hub model. Raises ModelNotFound."""
+    """Inspect the machine and the model; downloads a hub model. Raises ModelNotFound."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.common import hardware
     from sapo_backends.measure.precision import model_size
@@ -176,23 +176,25 @@ def _sensible(engine: str, config: RunConfig) -> bool:
 def _measurements(
     subject: BenchSubject, config: RunConfig, available: Sequence[str], quick: bool
 ) -> Iterator[EngineMeasurement]:
-    """Every candidate's measurement as it is there: trainers first, then pairs, then the best ones once more."""
+    """Yields each candidate's measurement when it is done: trainers first, then pairs, then the best ones again."""
     from sapo_backends.common import hardware
     from sapo_backends.measure import choice, probe
 
     wanted, work = speed.engine_preference(config), subject.workload
     gpu = subject.limits.get("torch", MachineLimits()).device == "cuda" and config.device != "cpu"
-    found: dict[EngineCandidate, EngineMeasurement] = {}
+    results: dict[EngineCandidate, EngineMeasurement] = {}
 
     def measure(waiting: Sequence[EngineCandidate], doing: str) -> Iterator[EngineMeasurement]:
         for number, candidate in enumerate(waiting, 1):
             _progress(f"{doing} {candidate} ({number} of {len(waiting)})")
-            one = probe.in_child(
+            measured = probe.in_child(
                 candidate, load_request.build_load_request(config), _QUICK_S if quick else probe.SECONDS
             )
             _progress("")
-            found[candidate] = choice.merge_measurements(found[candidate], one) if candidate in found else one
-            yield found[candidate]
+            results[candidate] = (
+                choice.merge_measurements(results[candidate], measured) if candidate in results else measured
+            )
+            yield results[candidate]
 
     apple, threads = engines.apple_silicon(), hardware.default_threads()
     fast = hardware.detect_hardware().fast_bfloat16
@@ -202,13 +204,13 @@ def _measurements(
     if quick:
         singles = [c for c in singles if c.threads in (0, max(s.threads for s in singles))]
     yield from measure(singles, "measuring")
-    yield from measure(choice.list_pair_candidates(available, list(found.values()), work, wanted), "measuring")
+    yield from measure(choice.list_pair_candidates(available, list(results.values()), work, wanted), "measuring")
     if not quick:
-        yield from measure(choice.find_finalists(list(found.values()), work), "measuring again")
+        yield from measure(choice.find_finalists(list(results.values()), work), "measuring again")
 
 
 def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
-    """Each engine against a second one, check by check; 1 when one failed."""
+    """Compare each engine with a second one, check by check; exit code 1 if a check failed."""
     second = "torch" if "torch" in available else engines.choose_trainer(config)
     names = [config.trainer] if config.trainer != "auto" else [n for n in _TESTED if n in available]
     failed = False
@@ -230,7 +232,7 @@ def _verify(config: RunConfig, available: Sequence[str], as_json: bool) -> int:
 
 
 def _checks(name: str, second: str, request: LoadRequest) -> list[CheckResult]:
-    """An engine that does not even load has failed a check."""
+    """The results of all checks; an engine that does not load counts as one failed check."""
     from sapo_backends import registry
     from sapo_backends.measure.self_check import CheckResult, verify_engine
 
@@ -241,7 +243,7 @@ def _checks(name: str, second: str, request: LoadRequest) -> list[CheckResult]:
 
 
 def _to_verify(request: LoadRequest, engine: str) -> LoadRequest:
-    """llama.cpp does not train."""
+    """The request with training turned off for llama.cpp, which cannot train."""
     return replace(request, method="none") if engine == "llamacpp" else request
 
 
@@ -254,7 +256,7 @@ def _note(text: str) -> None:
 
 
 def _progress(doing: str) -> None:
-    """What is done now, see overwrite; without a terminal each in a line of its own."""
+    """Show the current step, see overwrite_line; without a terminal each step is printed on a separate line."""
     overwrite_line(doing and f"{doing} ...")
     if doing and not sys.stderr.isatty():
         print(doing, file=sys.stderr, flush=True)

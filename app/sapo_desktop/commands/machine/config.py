@@ -13,7 +13,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.registry import suggest_names
 
 KEPT = ("run.model", "run.method", "run.precision", "run.lora_rank")
-"""What a model that exists cannot change."""
+"""Settings that cannot change in an existing model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The exit code; a key in the file that is no setting is reported and stops nothing. Raises UsageError, AppError."""
+    """The exit code; an unknown key in the file is reported but is no error. Raises UsageError, AppError."""
     path = Home.find().settings
     if args.action == "path":
         print(path)
@@ -76,13 +76,13 @@ def _require_theme(name: str) -> None:
 
     from sapo_desktop.dashboard.look import THEMES
 
-    known = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
-    if name not in known:
-        raise UsageError(f"There is no theme {name!r}. {suggest_names(name, known)}")
+    names = {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
+    if name not in names:
+        raise UsageError(f"There is no theme {name!r}. {suggest_names(name, names)}")
 
 
 def _tell_whose(key: str) -> None:
-    """Settings of a run are only the defaults of new models: each model has its own."""
+    """Say which models a changed run setting applies to: it is only the default of new models."""
     if key in KEPT:
         print("It counts for new models. Make one: sapo-desktop new NAME", file=sys.stderr)
     elif key.startswith("run."):

@@ -1,4 +1,4 @@
-"""`sapo-desktop doctor`: what works here, what does not, and the command that mends it."""
+"""`sapo-desktop doctor`: what works here, what does not, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The exit code: 1 when something that is needed does not work."""
+    """The exit code: 1 if something necessary does not work."""
     marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
     failed = False
     for finding in itertools.chain(run_all_checks(), self_test.run() if args.self_test else ()):

@@ -23,7 +23,7 @@ from sapo_lab.schema import Arm, Experiment, load_experiment
 from sapo_swarm.config import RunConfig
 
 _LINE_S = 10.0
-"""Seconds between two lines of progress of one run."""
+"""Minimum seconds between two progress lines of a run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -89,30 +89,30 @@ def main(args: argparse.Namespace) -> int:
 
 
 def find_experiment(name: str) -> Path:
-    """The file, or the shipped experiment of that name. Raises UsageError."""
+    """The shipped experiment of that name, or the file. Raises UsageError."""
     import sapo_assets
 
-    known = sapo_assets.experiments()
-    if name in known:
-        return known[name]
+    shipped = sapo_assets.experiments()
+    if name in shipped:
+        return shipped[name]
     if not Path(name).is_file():
-        raise UsageError(f"There is no experiment {name!r}. Shipped: {', '.join(known)}; or give a TOML file.")
+        raise UsageError(f"There is no experiment {name!r}. Shipped: {', '.join(shipped)}; or give a TOML file.")
     return Path(name)
 
 
 def override_settings(experiment: Experiment, **settings: str) -> Experiment:
-    """The experiment with these settings in all arms; "" leaves one as it is. Raises UsageError."""
-    given = {name: value for name, value in settings.items() if value}
-    if "model" in given and any(arm.conditions.models for arm in experiment.arms):
+    """The experiment with these settings in all arms; "" leaves a setting unchanged. Raises UsageError."""
+    overrides = {name: value for name, value in settings.items() if value}
+    if "model" in overrides and any(arm.conditions.models for arm in experiment.arms):
         raise UsageError(
             f"{experiment.name} has several models in one swarm: --model does not say which one to replace."
         )
     replace = msgspec.structs.replace
-    return replace(experiment, arms=tuple(replace(arm, run=replace(arm.run, **given)) for arm in experiment.arms))
+    return replace(experiment, arms=tuple(replace(arm, run=replace(arm.run, **overrides)) for arm in experiment.arms))
 
 
 def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, int]]:
-    """The runs asked for, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
+    """The requested runs, all arms of a seed before the next seed. Raises BadExperiment, UsageError."""
     arms = [experiment.arm(name) for name in only.split(",")] if only else list(experiment.arms)
     try:
         numbers = [int(seed) for seed in seeds.split(",")] if seeds else list(experiment.seeds)
@@ -125,7 +125,7 @@ def plan_runs(experiment: Experiment, only: str, seeds: str) -> list[tuple[Arm, 
 
 @dataclass
 class _Lines:
-    """Prints a line of progress now and then."""
+    """Prints progress on rounds at most every _LINE_S seconds, and everything else at once."""
 
     last: float = -_LINE_S
 
@@ -148,10 +148,10 @@ async def _in_turn(
     began = time.monotonic()
     async with Scorer() as scorer:
         for arm, seed in chosen:
-            left = max(minutes - (time.monotonic() - began) / 60, 1e-3) if minutes else 0.0
+            minutes_left = max(minutes - (time.monotonic() - began) / 60, 1e-3) if minutes else 0.0
             try:
                 with _locked(out, arm, seed):
-                    done = await run_arm(experiment, arm, seed, out, scorer, build, _Lines(), fresh, left)
+                    done = await run_arm(experiment, arm, seed, out, scorer, build, _Lines(), fresh, minutes_left)
             except PieceOver as piece:
                 print(f"{piece} The {minutes:g} minutes are over: run the same command again to go on.", flush=True)
                 return
@@ -163,7 +163,7 @@ async def _in_turn(
 
 
 def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
-    """Two processes never work on one run."""
+    """The lock of a run, so that two processes never work on it."""
     locks = out / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return NodeLock(locks / f"{arm.name}-{seed}", f"{arm.name} seed {seed} is already running (process {{holder}}).")

@@ -1,4 +1,4 @@
-"""`sapo-desktop paths`: where everything lies."""
+"""`sapo-desktop paths`: where everything is stored."""
 
 from __future__ import annotations
 

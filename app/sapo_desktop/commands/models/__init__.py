@@ -1,1 +1,1 @@
-"""Verbs about models, runs and tasks."""
+"""Verbs about models and runs."""

@@ -1,4 +1,4 @@
-"""`sapo-desktop backup FILE` and `restore FILE`: everything that is yours in one archive, and back."""
+"""`sapo-desktop backup FILE` and `restore FILE`: all of a person's data in one archive, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Save, restore or list; the exit code: 1 where something of the archive is not here now. Raises AppError."""
+    """Save, restore or list; the exit code: 1 if part of the archive was not restored. Raises AppError."""
     home = Home.find()
     if args.verb == "backup":
         return _backup(home, args)
@@ -51,7 +51,7 @@ def _backup(home: Home, args: argparse.Namespace) -> int:
 
 
 def _print(manifest: archive.BackupManifest) -> None:
-    """A line for each thing."""
+    """Print one line per entry."""
     sizes: dict[str, int] = defaultdict(int)
     for entry in manifest.files:
         sizes[archive.restore_unit(entry.name)] += entry.size

@@ -21,27 +21,27 @@ from sapo_swarm.protocol.safe_text import safe_text
 
 
 def list_bases(home: Home, args: argparse.Namespace) -> int:
-    """bases: bundled, of other programs on this computer, on this disk, recommended. Asks no network."""
+    """List the bases: bundled, from other programs on this computer, on this disk, recommended. Works offline."""
     config = settings.load_settings(home.settings).run
     bundled = dict(creating.bundled_bases())
     here = {one.repository: one for one in hub_cache.all_cached()}
-    known = recommended.load_recommended_list()
+    recommendations = recommended.load_recommended_list()
     local = local_models.scan_local_bases(flags.with_room(msgspec.structs.replace(config, model="starter")))
 
     def rows(names: Iterable[str]) -> None:
         for name in names:
             if name in here and not here[name].complete:
-                said = f"a part is here: sapo-desktop models fetch {name}"
-                print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {said}")
+                hint = f"a part is here: sapo-desktop models fetch {name}"
+                print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {hint}")
                 continue
-            meant = flags.with_room(msgspec.structs.replace(config, model=name))
-            one = card.build_base_card(home, meant, ask=False, measure=False)
+            base_config = flags.with_room(msgspec.structs.replace(config, model=name))
+            base_card = card.build_base_card(home, base_config, ask=False, measure=False)
             path = {"path": str(bundled[name])} if name in bundled else {}
             promise = f", {base.promise}" if (base := recommended.find_recommended_base(name)) and base.promise else ""
             print(
-                json_line({"base": name, **path, **card.as_json(one)})
+                json_line({"base": name, **path, **card.as_json(base_card)})
                 if args.json
-                else f"{name:<38} {one.short}{promise}"
+                else f"{name:<38} {base_card.short}{promise}"
             )
 
     def head(title: str) -> None:
@@ -60,39 +60,39 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
         print(sentence, file=sys.stderr if args.json else sys.stdout)
     if not others and not here:
         head("nothing yet: LM Studio's, Ollama's and llama.cpp's models and the hub's cache would be listed")
-    head(f"\nTo download: recommended, the list is of {known.date}")
-    rows(base.id for base in known.bases if base.id not in here)
+    head(f"\nTo download: recommended, the list is of {recommendations.date}")
+    rows(base.id for base in recommendations.bases if base.id not in here)
     head("\nAny Hugging Face folder, GGUF file or hub id works too. What one asks of this machine:")
     head("sapo-desktop models show BASE")
     return 0
 
 
 def is_base_name(home: Home, name: str) -> bool:
-    """A base, where no model of one's own has that name."""
+    """Whether the name is a base's and not one of the user's models'."""
     mine = any(name in (model.name, model.record.id) for model in store.all_models(home))
     return not mine and (name in locate.BUNDLED or "/" in name or is_named(name) or locate.gguf_file(name) is not None)
 
 
 def show_base(home: Home, args: argparse.Namespace) -> int:
-    """show BASE: its card. Where the machine was not measured yet, that is done once, below what is known already."""
+    """show BASE: print its card. A machine that was not measured yet is measured once, after printing what is known."""
     run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
     config = flags.with_room(run, fetching.fetch_base_metadata)
-    one = card.build_base_card(home, config, measure=False)
+    base_card = card.build_base_card(home, config, measure=False)
     if args.json:
-        print(json_line(card.as_json(card.add_time_forecast(home, config, one))))
+        print(json_line(card.as_json(card.add_time_forecast(home, config, base_card))))
         return 0
-    print("\n".join(card.base_card_lines(one)[: card.UNTIMED]), flush=True)
-    if one.time is None:
+    print("\n".join(card.base_card_lines(base_card)[: card.UNTIMED]), flush=True)
+    if base_card.time is None:
         overwrite_line("time        measuring this machine, once …")
-        one = card.add_time_forecast(home, config, one)
+        base_card = card.add_time_forecast(home, config, base_card)
         overwrite_line("")
-    print("\n".join(card.base_card_lines(one)[card.UNTIMED :]))
-    print(f"\nTrain it: {quote_command('sapo-desktop', 'new', 'my-model', '--base', one.model)}")
+    print("\n".join(card.base_card_lines(base_card)[card.UNTIMED :]))
+    print(f"\nTrain it: {quote_command('sapo-desktop', 'new', 'my-model', '--base', base_card.model)}")
     return 0
 
 
 def fetch_base(home: Home, args: argparse.Namespace) -> int:
-    """fetch OWNER/NAME: download it now; Ctrl-C keeps what arrived."""
+    """fetch OWNER/NAME: download it now; Ctrl-C keeps the partial download."""
     name = args.names[0]
     if not locate.is_hub_id(name):
         raise UsageError(f"{name!r} is no model of the hub: those are written owner/name.")
@@ -107,4 +107,4 @@ def fetch_base(home: Home, args: argparse.Namespace) -> int:
 
 
 def _progress(fraction: float, phrase: str) -> None:
-    overwrite_line(phrase if fraction < 1 else "")  # it tells its percent itself
+    overwrite_line(phrase if fraction < 1 else "")  # the phrase includes the percentage

@@ -1,7 +1,7 @@
-"""`sapo-desktop chat`: one question, two answers: the base model's and the trained one's.
+"""`sapo-desktop chat`: one question, two answers: from the base and from the trained model.
 
-At a terminal it opens with a held-out question of the model's tasks, and an empty line brings the next; marks say who is right.
-A line NEXT on standard input brings it everywhere; with --json what is written are JSON lines.
+At a terminal it starts with a held-out question of the model's tasks, and an empty line brings the next; verdicts show which
+answer is correct. A line NEXT on stdin always brings the next one; with --json the output is JSON lines.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _check(args: argparse.Namespace, question: str) -> None:
 
 
 def _ask_questions(chat: PairedChat, count: int, as_json: bool) -> None:
-    """So many held-out questions; where there are fewer, that is said at the end."""
+    """Ask `count` held-out questions; if there are fewer, say so at the end."""
     for number in range(count):
         if not _next(chat, as_json):
             print(f"A chat has no more than {number} held-out questions of its tasks; eval asks more.", file=sys.stderr)
@@ -103,7 +103,7 @@ def _ask_questions(chat: PairedChat, count: int, as_json: bool) -> None:
 
 
 def _serve(chat: PairedChat, temperature: float) -> None:
-    """Each line of the input answered in JSON lines, until an empty one or the end."""
+    """Answer each input line in JSON lines, until an empty line or the end of the input."""
     while question := sys.stdin.readline().strip():
         if question == NEXT:
             _next(chat, as_json=True)
@@ -112,7 +112,7 @@ def _serve(chat: PairedChat, temperature: float) -> None:
 
 
 def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -> None:
-    """Questions line by line until the input ends; where a pipe brings them, an empty line ends it, too."""
+    """Answer questions line by line until the input ends; from a pipe, an empty line ends it too."""
     if piped:
         print("Ask a question of the kind the model was trained on; an empty line ends it.", file=sys.stderr)
     else:
@@ -133,11 +133,11 @@ def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -
 
 
 def _next(chat: PairedChat, as_json: bool) -> bool:
-    """The next held-out question, its answers and their marks; False where there is none left."""
-    width, asked = max(map(len, chat.labels)), False
+    """Print the next held-out question, its answers and verdicts; False if there is none left."""
+    width, any_left = max(map(len, chat.labels)), False
     last: dict[int, ChatChunk] = {}
     for part in chat.next_held_out():
-        asked = True
+        any_left = True
         if as_json:
             print(json_line({**part._asdict(), "kind": type(part).__name__}), flush=True)
         elif isinstance(part, HeldOut):
@@ -147,19 +147,19 @@ def _next(chat: PairedChat, as_json: bool) -> bool:
             last[part.of] = part
         elif isinstance(part, Marks):
             for of, label in enumerate(chat.labels):
-                said = last.get(of, ChatChunk(of, ""))
+                answer = last.get(of, ChatChunk(of, ""))
                 verdict = format_reward(part.rewards[of]) if part.rewards else "not marked"
-                text = "\n".join(line for line in said.text.splitlines() if line.strip())
+                text = "\n".join(line for line in answer.text.splitlines() if line.strip())
                 text = text.replace("\n", f"\n{'':{width}} | {'':8} | ")
-                print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if said.cut else ''}", flush=True)
+                print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if answer.cut else ''}", flush=True)
             print(part.problem or format_tally(chat.labels, part), flush=True)
     if as_json:
         print(json_line({"done": True}), flush=True)
-    return asked
+    return any_left
 
 
 def _meant(words: Sequence[str]) -> tuple[str, str]:
-    """The model's name and the question; names hold no space. Raises UsageError."""
+    """Split the words into the model's name and the question; names contain no spaces. Raises UsageError."""
     if len(words) > 2:
         raise UsageError('Put the question in quotes: sapo-desktop chat NAME "What is 17 + 25?"')
     name, question = (*words, "", "")[:2]
@@ -167,14 +167,14 @@ def _meant(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _whole(chat: PairedChat, question: str, temperature: float) -> None:
-    last = {said.of: said for said in chat.answer(question, temperature)}
+    last = {answer.of: answer for answer in chat.answer(question, temperature)}
     width = max(map(len, chat.labels))
     for of, label in enumerate(chat.labels):
-        said = last.get(of, ChatChunk(of, ""))
-        print(f"{label:<{width}} | {said.text}{f' {CUT}' if said.cut else ''}", flush=True)
+        answer = last.get(of, ChatChunk(of, ""))
+        print(f"{label:<{width}} | {answer.text}{f' {CUT}' if answer.cut else ''}", flush=True)
 
 
 def _pieces(chat: PairedChat, question: str, temperature: float) -> None:
-    for said in chat.answer(question, temperature):
-        print(json_line(said._asdict()), flush=True)
+    for chunk in chat.answer(question, temperature):
+        print(json_line(chunk._asdict()), flush=True)
     print(json_line({"done": True}), flush=True)

@@ -19,7 +19,7 @@ from sapo_desktop.streams import json_line, print_progress
 from sapo_swarm.scoring.rubric import JudgeAway
 
 LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
-"""Held-out questions that no training asks (held_out_exclusion)."""
+"""The size of the held-out set that training never uses (held_out_exclusion)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -94,7 +94,7 @@ def _print_tables(
     results: Sequence[comparing.WeightsComparison],
     questions: int,
 ) -> None:
-    """One table a temperature."""
+    """Print one table per temperature."""
     print(f"Before: {both[0].label}\nAfter:  {both[1].label}\n{questions} held-out questions")
     for result in results:
         samples = f", {result.samples} samples of each" if result.samples > 1 else ""
@@ -103,7 +103,7 @@ def _print_tables(
 
 
 def _both(home: Home, args: argparse.Namespace) -> tuple[SelectedWeights, SelectedWeights]:
-    """What is compared, the older or plainer one first. Raises UsageError."""
+    """The two sides of the comparison; a base or an older checkpoint comes first. Raises UsageError."""
     if args.verb == "eval":
         return select_weights(home, args.name, args.before), select_weights(home, args.name, args.after)
     first = store.find_model(home, args.first)
@@ -113,7 +113,7 @@ def _both(home: Home, args: argparse.Namespace) -> tuple[SelectedWeights, Select
 
 
 def _stale(home: Home, both: tuple[SelectedWeights, SelectedWeights]) -> dict[str, None]:
-    """What keeps a figure from being held out, each sentence once."""
+    """Reasons why a figure is not truly held out, without duplicates."""
     models = [store.find_model(home, name) for name in dict.fromkeys(chosen.model for chosen in both) if name]
     return {
         text: None
@@ -123,12 +123,12 @@ def _stale(home: Home, both: tuple[SelectedWeights, SelectedWeights]) -> dict[st
 
 
 def _names(both: tuple[SelectedWeights, SelectedWeights]) -> tuple[str, str]:
-    """The two sides in the JSON object."""
+    """The names of the two sides in the JSON object."""
     return ("base", "trained") if both[0].checkpoint is None else ("first", "second")
 
 
 def _heads(args: argparse.Namespace, both: tuple[SelectedWeights, SelectedWeights]) -> tuple[str, str]:
-    """The names of the two columns of figures."""
+    """The headings of the two columns of figures."""
     if args.verb == "eval":
         return "before", "after"
     return "base" if both[0].checkpoint is None else both[0].model, both[1].model

@@ -48,7 +48,7 @@ def lm_studio_target(named: Path | None, slug: str, form: str | None = None) -> 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit code 0 when it was written and, unless --no-verify, read again."""
+    """Exit code 0 if the export was written and, unless --no-verify, verified by reading it back."""
     from sapo_desktop.services.models.checkpoints import select_weights
     from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export, default_target
     from sapo_desktop.services.models.exports.card import record_of

@@ -1,4 +1,4 @@
-"""`sapo-desktop login`: keep the token of the model hub, which gated and private models ask for."""
+"""`sapo-desktop login`: save the token of the model hub, which gated and private models need."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The token is read from the terminal without an echo, or from a pipe; never from the command line, which others see."""
+    """Reads the token from the terminal without echo, or from a pipe; never from the command line, which others can see."""
     home = Home.find()
     home.prepare()
     keep = judging.keep_key if args.judge else tokens.save_hub_token
     if args.out:
         print(keep(home, ""))
         return 0
-    what = "Key of the judge" if args.judge else "Token of the hub"
+    label = "Key of the judge" if args.judge else "Token of the hub"
     typed = ""
     with contextlib.suppress(EOFError):  # ctrl+D
-        typed = getpass.getpass(f"{what} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
+        typed = getpass.getpass(f"{label} (not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
     if not typed.strip():
         print("No token was typed: nothing was changed.", file=sys.stderr)
         return 2

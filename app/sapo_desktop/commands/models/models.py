@@ -1,4 +1,4 @@
-"""`sapo-desktop models`: the models that are yours, what an owner does with them, and the bases that they start from."""
+"""`sapo-desktop models`: the models on this machine, actions on them, and the bases that they start from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NAMES = {
     **{"list": 0, "show": 1, "rename": 2, "duplicate": 2, "delete": 1},
     **{"prune": 1, "bases": 0, "fetch": 1, "figures": 1},
 }
-"""How many names an action takes at most; rename, duplicate and delete take all of theirs."""
+"""The maximum number of names per action; rename, duplicate, delete and fetch need all of theirs."""
 _BASE, _HELD_OUT = 24, 40
-"""Columns of a base and of a held-out result in the list, at most."""
+"""Maximum columns of a base and of a held-out result in the list."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -77,26 +77,26 @@ def main(args: argparse.Namespace) -> int:
     model = store.find_model(home, args.names[0])
     change = keeping.rename_model if args.action == "rename" else keeping.duplicate_model
     done = change(home, model, args.names[1])
-    what = "is called" if args.action == "rename" else "was duplicated:"
+    verb = "is called" if args.action == "rename" else "was duplicated:"
     print(
-        f"{model.name} {what} {done.name}{' now' if args.action == 'rename' else ' has the same weights and history'}."
+        f"{model.name} {verb} {done.name}{' now' if args.action == 'rename' else ' has the same weights and history'}."
     )
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    most = _NAMES[args.action]
-    least = most if args.action in ("rename", "duplicate", "delete", "fetch") else 0
-    if not least <= len(args.names) <= most or "" in args.names:
-        wanted = {"rename": "OLD NEW", "duplicate": "NAME NEW", "fetch": "OWNER/NAME"}.get(
-            args.action, "NAME" if most else ""
+    high = _NAMES[args.action]
+    low = high if args.action in ("rename", "duplicate", "delete", "fetch") else 0
+    if not low <= len(args.names) <= high or "" in args.names:
+        usage = {"rename": "OLD NEW", "duplicate": "NAME NEW", "fetch": "OWNER/NAME"}.get(
+            args.action, "NAME" if high else ""
         )
-        raise UsageError(f"Write: sapo-desktop models {args.action} {wanted}".rstrip())
+        raise UsageError(f"Write: sapo-desktop models {args.action} {usage}".rstrip())
 
 
 def _list(home: Home, args: argparse.Namespace) -> int:
-    found = [load_overview(model) for model in store.all_models(home)]
-    for line in (json_line(_as_json(one)) for one in found) if args.json else _table(found):
+    overviews = [load_overview(model) for model in store.all_models(home)]
+    for line in (json_line(_as_json(one)) for one in overviews) if args.json else _table(overviews):
         print(line)
     damaged = store.unreadable_models(home)
     if not found and not damaged and not args.json:
@@ -107,8 +107,8 @@ def _list(home: Home, args: argparse.Namespace) -> int:
 
 
 def _table(found: Sequence[ModelOverview]) -> list[str]:
-    """A line a model, each column as wide as its longest entry: words begin together, numbers end together."""
-    lines = [_cells(one) for one in found]
+    """One line per model, each column as wide as its longest entry; words are left-aligned, numbers right-aligned."""
+    lines = [_cells(overview) for overview in found]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numbers = (3, 4, 5)
     return [
@@ -164,7 +164,7 @@ def _as_json(one: ModelOverview) -> dict[str, object]:
 
 def _bases(home: Home, args: argparse.Namespace) -> int:
     from sapo_desktop.commands.models import (
-        bases,  # what fits this machine takes longer to import than to list one's models
+        bases,  # importing the size estimates takes longer than listing the models
     )
 
     return bases.list_bases(home, args) if args.action == "bases" else bases.fetch_base(home, args)
@@ -177,7 +177,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         if bases.is_base_name(home, args.names[0]):
             return bases.show_base(home, args)
     try:
-        one = load_overview(store.find_model(home, *args.names))
+        overview = load_overview(store.find_model(home, *args.names))
     except UsageError as error:
         if not args.names or not Path(args.names[0]).is_dir():
             raise
@@ -185,35 +185,35 @@ def _show(home: Home, args: argparse.Namespace) -> int:
             f"There is no model {args.names[0]!r}. A folder? Write {quote_command(f'./{args.names[0]}')}"
         ) from error
     if args.json:
-        whole = {**_as_json(one), "config": msgspec.to_builtins(one.model.config)}
-        whole["sessions"] = [msgspec.to_builtins(session) for session in one.story.sessions]
+        whole = {**_as_json(overview), "config": msgspec.to_builtins(overview.model.config)}
+        whole["sessions"] = [msgspec.to_builtins(session) for session in overview.story.sessions]
         print(json_line(whole))
         return 0
-    model, config = one.model, one.model.config
+    model, config = overview.model, overview.model.config
     print(f"{model.name}, from {model.record.base}\n")
     if lost := mending.missing_base_hint(model):
         print(f"{lost}\n")
-    print(f"held-out    {format_gain(one.held_out, judged=one.judged)}{_since(one)}")
-    print(f"trained     {_rounds(one)}, {_short(one.story.tokens)} tokens, {_when(one.last_trained)}")
+    print(f"held-out    {format_gain(overview.held_out, judged=overview.judged)}{_since(overview)}")
+    print(f"trained     {_rounds(overview)}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
-    if one.story.computed:
-        print(f"computed    {one.story.computed}")
-    print(f"on disk     {size_text(one.size)} in {model.folder}")
+    if overview.story.computed:
+        print(f"computed    {overview.story.computed}")
+    print(f"on disk     {size_text(overview.size)} in {model.folder}")
     print(
         f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
     )
-    print("\nhistory" if one.story.sessions else "")
-    for session in one.story.sessions:
+    print("\nhistory" if overview.story.sessions else "")
+    for session in overview.story.sessions:
         print(
             f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
         )
-    if one.story.problem:
-        print(one.story.problem, file=sys.stderr)
+    if overview.story.problem:
+        print(overview.story.problem, file=sys.stderr)
     return 0
 
 
 def _since(one: ModelOverview) -> str:
-    """How far the training went on after its held-out score."""
+    """How far training has continued since the held-out score."""
     if one.held_out is None or one.held_out.round == one.rounds:
         return ""
     return f", after round {one.held_out.round:,} of {one.rounds:,}"
@@ -240,15 +240,15 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     if not models:
         print("There is no model yet. Make one: sapo-desktop new NAME")
         return 0
-    found = [(model, keeping.spare_checkpoints(model, time.time())) for model in models]
-    found = [(model, spare) for model, spare in found if spare]
-    for model, spare in found:
-        what = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
-        print(f"{model.name}: {what}, {size_text(sum(one.size for one in spare))}")
-    if not found:
+    spares = [(model, keeping.spare_checkpoints(model, time.time())) for model in models]
+    spares = [(model, spare) for model, spare in spares if spare]
+    for model, spare in spares:
+        count = f"{len(spare)} older checkpoint{'' if len(spare) == 1 else 's'}"
+        print(f"{model.name}: {count}, {size_text(sum(checkpoint.size for checkpoint in spare))}")
+    if not spares:
         print("There is nothing to free: each model has its newest and its best checkpoints only.")
         return 0
     if not confirm_action(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
         return 1
-    print(f"{size_text(sum(keeping.remove_folders(spare) for _, spare in found))} are free again.")
+    print(f"{size_text(sum(keeping.remove_folders(spare) for _, spare in spares))} are free again.")
     return 0

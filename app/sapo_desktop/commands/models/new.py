@@ -32,7 +32,7 @@ EVERYDAY = (
     "max-new-tokens",
     "json",
 )
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -62,15 +62,15 @@ def main(args: argparse.Namespace) -> int:
         typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
         config = msgspec.structs.replace(settings_actions.fit_custom_tasks(config), **typed)
     model = creating.create_model(home, args.name, config)
-    left = msgspec.structs.asdict(settings.load_settings(home.settings).run)
+    defaults = msgspec.structs.asdict(settings.load_settings(home.settings).run)
     own = [
         f"{key.replace('_', ' ')} {settings.format_value(value)}"
         for key, value in msgspec.structs.asdict(config).items()
-        if value != left[key] and key != "model"
+        if value != defaults[key] and key != "model"
     ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
-    known = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
-    if known and (time := card.expected_training_time(home, config, measure=False)) is not None:
+    timed = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
+    if timed and (time := card.expected_training_time(home, config, measure=False)) is not None:
         print(f"Here it takes, about: {time.parts}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0

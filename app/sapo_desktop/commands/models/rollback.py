@@ -1,6 +1,6 @@
-"""`sapo-desktop rollback`: the kept states of a model, and going back to one of them.
+"""`sapo-desktop rollback`: a model's kept checkpoints, and going back to one of them.
 
-Nothing is lost by it: the step counts as a round, and the state before stays a kept one, so it can be taken back the same way.
+Nothing is lost: the rollback counts as a round, and the state before it stays a checkpoint, so it can be undone the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sapo-desktop rollouts [MODEL]`: screen 3 without a screen. Groups of a model's journal, filtered, listed or exported."""
+"""`sapo-desktop rollouts [MODEL]`: screen 3 on the command line: a model's groups, filtered, listed or exported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
     home = Home.find()
     source, folder = JournalGroups(recording.find_recording(home, args.model)[1]), home.cache / "rollouts"
-    wanted = GroupFilter(
+    group_filter = GroupFilter(
         args.task,
         args.source,
         args.reward,
@@ -56,18 +56,22 @@ def main(args: argparse.Namespace) -> int:
             here = f"There are: {', '.join(index.tasks())}." if index.tasks() else "No groups yet."
             raise UsageError(f"There is no group of the task {args.task!r}. {here}")
         if args.output is not None:
-            count = groups.write_groups(index, wanted, args.output)
+            count = groups.write_groups(index, group_filter, args.output)
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:
             return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
-        for number, event in enumerate(index.every(wanted)):
+        for number, event in enumerate(index.every(group_filter)):
             if args.limit and number >= args.limit:
                 break
             print(json_line(event) if args.json else describe_group(event))
         if not args.json:
-            total = index.page(wanted, 0).total
-            print(f"{total:,} groups fit. {wanted.describe()}" if total else f"No group fits. {wanted.describe()}")
+            total = index.page(group_filter, 0).total
+            print(
+                f"{total:,} groups fit. {group_filter.describe()}"
+                if total
+                else f"No group fits. {group_filter.describe()}"
+            )
     finally:
         index.close()
     return 0
@@ -81,7 +85,7 @@ def _told(steps: int) -> None:
 
 
 def describe_group(event: GroupRecorded) -> str:
-    """One group: its number, round, how many attempts were right, source, task, the question's beginning."""
+    """One group: its number, round, number of correct attempts, source, task, start of the question."""
     group = event.group
     right = sum(reward >= 1 for reward in group.rewards)
     marks = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]

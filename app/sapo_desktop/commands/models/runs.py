@@ -1,4 +1,4 @@
-"""`sapo-desktop runs`: when a model was trained, and what was different each time; `runs check`: are its record and its journal
+"""`sapo-desktop runs`: when a model was trained, and what changed each time; `runs check`: whether its record and journal are
 sound."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _list(model: Model, as_json: bool) -> int:
-    found = history.load_history(model.folder)
-    for session in found.sessions:
+    training = history.load_history(model.folder)
+    for session in training.sessions:
         if as_json:
             print(json_line({"model": model.name, **msgspec.to_builtins(session)}))
             continue
@@ -59,36 +59,36 @@ def _list(model: Model, as_json: bool) -> int:
         print(
             f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
         )
-    if not found.sessions and not as_json:
+    if not training.sessions and not as_json:
         print(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
-    if found.problem:
-        print(found.problem, file=sys.stderr)
+    if training.problem:
+        print(training.problem, file=sys.stderr)
     return 0
 
 
 def _mend(home: Home, broken: store.UnreadableModel) -> str:
-    """The name that it has now."""
+    """Repair the model's record; returns its name."""
     with NodeLock(home.lock):
-        made = mending.repair_record(home, broken)
+        model = mending.repair_record(home, broken)
     print(
-        f"{made.name}: {made.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
+        f"{model.name}: {model.folder / store.RECORD} is made anew of its journal, which does not tell everything: learning"
     )
     print("rate, lengths and more are as in your settings for new models. Look them over before you train on:")
-    print(quote_command("sapo-desktop", "models", "show", made.name, "--json"))
-    return made.name
+    print(quote_command("sapo-desktop", "models", "show", model.name, "--json"))
+    return model.name
 
 
 def _check(home: Home, model: Model, repair: bool) -> int:
-    """0 when it is sound, or was mended."""
+    """Check the journal; exit code 0 if it is sound or was repaired."""
     from sapo_swarm.node.journal import check_journal, repair_journal
 
     journal = model.folder / "journal.db"
     if not journal.exists():
         print(f"{model.name} has no journal yet: it has not been trained.")
         return 0
-    found = check_journal(journal)
-    print(f"{model.name}: {found.sentence}")
-    if found.sound:
+    check = check_journal(journal)
+    print(f"{model.name}: {check.sentence}")
+    if check.sound:
         return 0
     if not repair:
         print(f"Mend it: sapo-desktop runs check {model.name} --repair")

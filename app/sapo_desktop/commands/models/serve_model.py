@@ -1,4 +1,4 @@
-"""`sapo-desktop serve-model`: one of your models behind OpenAI's chat completions, for programs on this machine."""
+"""`sapo-desktop serve-model`: one of the models behind OpenAI's chat completions API, for programs on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _serve(chosen: SelectedWeights, port: int, token_file: Path) -> None:
-    """Load, serve until told to stop, give the memory back."""
+    """Load the model, serve until stopped, free the memory."""
     from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService, read_or_make
     from sapo_swarm.node.engine_thread import EngineThread
     from sapo_swarm.scoring.prompts import system_prompt

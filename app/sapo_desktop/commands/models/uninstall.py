@@ -1,4 +1,4 @@
-"""`sapo-desktop uninstall --data`: list and remove what the app made on this machine."""
+"""`sapo-desktop uninstall --data`: list and remove what the app created on this machine."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
-    found = uninstall.find_created_paths(home)
-    for one in found:
-        print(f"{size_text(one.size):>8}  {one.path}\n{'':>10}{one.what}")
+    created = uninstall.find_created_paths(home)
+    for entry in created:
+        print(f"{size_text(entry.size):>8}  {entry.path}\n{'':>10}{entry.what}")
     held, doubt = uninstall.keyring_entries(home)
-    for name, what in held.items():
-        print(f"{'':>10}{what}, in the system's keyring: {identity.SERVICE}, {name}")
+    for name, description in held.items():
+        print(f"{'':>10}{description}, in the system's keyring: {identity.SERVICE}, {name}")
     if doubt:
         print(doubt, file=sys.stderr)
     _tell_of_bases(home)
-    if not found and not held and not login.starts_at_login(home):
+    if not created and not held and not login.starts_at_login(home):
         print("There is nothing of sapo-desktop on this machine but the program.")
         return 0
     if not args.data:
         raise UsageError(f"To remove this: sapo-desktop uninstall --data. {PROGRAM}")
     _require_rest(home)
-    if not confirm_action(args.yes, f"Remove all of it, {size_text(sum(one.size for one in found))}, for ever?"):
+    if not confirm_action(args.yes, f"Remove all of it, {size_text(sum(entry.size for entry in created))}, for ever?"):
         return 1
     uninstall.remove_keyring_entries(held)
-    freed = uninstall.remove_paths(home, found)
+    freed = uninstall.remove_paths(home, created)
     print(
         f"Removed: {size_text(freed)} are free again{f', and {len(held)} secrets are out of the keyring' if held else ''}."
     )
@@ -60,15 +60,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _tell_of_bases(home: Home) -> None:
-    found = uninstall.downloaded_bases(home)
-    if found:
+    bases = uninstall.downloaded_bases(home)
+    if bases:
         print("These base models were downloaded for the app. They stay, for other programs read that cache, too:")
-    for one, folder in found:
-        print(f"{size_text(one.bytes):>8}  {one.repository}, to remove it delete {folder}")
+    for base, folder in bases:
+        print(f"{size_text(base.bytes):>8}  {base.repository}, to remove it delete {folder}")
 
 
 def _require_rest(home: Home) -> None:
-    """Raises AppError where something still works with what is to go, or would make it anew."""
+    """Raises AppError if something still uses the data to be removed, or would create it again."""
     if login.starts_at_login(home):
         raise AppError("A node starts here at login. End that first: sapo-desktop service uninstall")
     if asyncio.run(supervisor.query_status(home)) is not None:

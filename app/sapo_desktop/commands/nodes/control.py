@@ -1,6 +1,6 @@
 """`status`, `pause`, `resume`, `finish`, `snooze`, `run-anyway`, `stop`, `external`: clients of the node's control API.
 
-What they print is the state after the command, not before it.
+They print the state after the command, not before it.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Tell the node and print what it does then; the exit code. Raises NodeNotRunning, ControlError, UsageError."""
+    """Send the command and print the resulting state; the exit code. Raises NodeNotRunning, ControlError, UsageError."""
     return asyncio.run(_talk(args))
 
 
 def parse_duration(text: str) -> float:
     """ "90", "30s", "15m", "1h" in seconds; "" is 0. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower() or "0")
+    if match is None or match[2] not in _UNITS:
         raise UsageError(f"{text!r} is not a time. Write 30s, 15m or 1h.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 async def _talk(args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ async def _talk(args: argparse.Namespace) -> int:
 
 
 async def _stop(home: Home, json: bool) -> int:
-    """Returns when the process is gone."""
+    """Stop the node; returns when its process is gone."""
     from sapo_desktop.services.swarms import hosting
 
     status, hosted = await supervisor.shut_down_node(home), hosting.still_open(home)
@@ -86,13 +86,13 @@ async def _stop(home: Home, json: bool) -> int:
         raise NodeNotRunning(f"No node is running. {hosted}".strip())
     done = await asyncio.to_thread(_rounds, status)
     last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None, round=done)
-    told = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
-    print(json_line(last) if json else "\n".join(told))
+    lines = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
+    print(json_line(last) if json else "\n".join(lines))
     return 0
 
 
 def _rounds(status: NodeStatus) -> int:
-    """Rounds behind the model, now that its node is gone: it may have finished one after it was asked."""
+    """The model's rounds now that its node is gone: it may have finished one after the status request."""
     try:
         return max(status.round, history.rounds_behind(store.read_model(Path(status.folder))))
     except AppError:
@@ -109,7 +109,7 @@ async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
 
 
 async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
-    """What the node said last of its swarm since it opened the model."""
+    """The node's newest swarm update since it opened the model."""
     if status.mode != "swarm" or status.state == "starting":
         return None
     opened = [event.seq async for event in node.events(kinds=("run_started",), tail=1, follow=False)]
@@ -120,18 +120,18 @@ async def _news(node: ControlClient, status: NodeStatus) -> SwarmUpdated | None:
 
 
 def describe_status(status: NodeStatus, swarm: SwarmUpdated | None = None) -> str:
-    """The status in one or two lines, and in a swarm how it stands there."""
+    """The status in one or two lines, and in a swarm the position there."""
     external = f"\n{safe_text(status.external, 400, lines=False)}" if status.external else ""
     return f"{_sentence(status)}\n{_run(status)} · process {status.pid}{_together(status, swarm)}{external}"
 
 
 def _sentence(status: NodeStatus) -> str:
-    """State, for how long, and the node's sentence, whose first word is not said again; verbs in place of keys."""
+    """State, duration, and the node's sentence without repeating the state; keys are replaced by verbs."""
     state = status.state.capitalize()
-    said = in_a_shell(safe_text(status.sentence, 300, lines=False))
-    said = said.removeprefix(state).lstrip(": ") if said.startswith(state) else said
-    link = " " if said.startswith("·") else ": " if said else ""
-    return f"{state} for {format_duration(time.time() - status.since)}{link}{said}"
+    sentence = in_a_shell(safe_text(status.sentence, 300, lines=False))
+    sentence = sentence.removeprefix(state).lstrip(": ") if sentence.startswith(state) else sentence
+    link = " " if sentence.startswith("·") else ": " if sentence else ""
+    return f"{state} for {format_duration(time.time() - status.since)}{link}{sentence}"
 
 
 def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
@@ -145,7 +145,7 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
 
 
 def _run(status: NodeStatus) -> str:
-    """What was trained how far, and its disk space."""
+    """The model, its rounds so far, and its disk space."""
     planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
     budget = f" of {size_text(status.disk_budget)}" if status.disk_budget else ""

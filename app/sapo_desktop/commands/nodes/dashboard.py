@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
 PATIENCE_S = 1.0
-"""A node that takes longer to stop is told of: an empty terminal looks like one that hangs."""
+"""Seconds until a stop that takes longer is announced: an empty terminal looks like a hang."""
 
 
 def main(args: argparse.Namespace) -> int:
     """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    if home.runs.is_dir():  # of a version that had no models yet
+    if home.runs.is_dir():  # from a version without models
         from sapo_desktop.services.models.shelf.adopt import migrate_runs
 
         migrate_runs(home)
     chosen = settings.load_settings(home.settings)
-    in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which speaks through pipes
+    in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which communicates through pipes
     if not in_browser and in_lines(args, chosen):
         choice, code = _tell(home), 0
     else:
@@ -52,20 +52,20 @@ def main(args: argparse.Namespace) -> int:
 
 
 def require_terminal(instead: str) -> None:
-    """Raises AppError where there is none, nor a browser (textual-serve speaks through pipes)."""
+    """Raises AppError without a terminal or a browser (textual-serve communicates through pipes)."""
     if "TEXTUAL_DRIVER" not in os.environ and not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise AppError(f"The dashboard needs a terminal. Without one: {instead}")
 
 
 def in_lines(args: argparse.Namespace, chosen: settings.Settings) -> bool:
-    """Sentences are wanted instead of drawings: typed, set, or the terminal cannot place its cursor (Emacs' shell, say)."""
+    """Whether to use lines instead of drawings: by flag or setting, or if the terminal cannot move its cursor (Emacs' shell)."""
     return bool(args.linear) or chosen.ui.linear or os.environ.get("TERM") == "dumb"
 
 
 def is_new(home: Home) -> bool:
-    """Nothing was answered yet, no model was made by a verb, and no node runs."""
-    known = (home.settings, home.socket, *home.models.glob("*/model.json"))
-    return not any(path.exists() for path in known)
+    """Whether this is a first start: no settings, no model and no node exist."""
+    traces = (home.settings, home.socket, *home.models.glob("*/model.json"))
+    return not any(path.exists() for path in traces)
 
 
 def _feed(home: Home) -> ControlFeed:
@@ -76,7 +76,7 @@ def _feed(home: Home) -> ControlFeed:
 
 
 async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
-    """Attach to the running node or start one; one that is there and does not answer is left to the feed, which says so.
+    """Attach to the running node or start one; if a node is there but does not answer, the feed reports that.
 
     Raises USER_ERRORS.
     """
@@ -93,7 +93,7 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
 
 
 def _tell(home: Home) -> str | None:
-    """The dashboard in lines."""
+    """Run the dashboard in lines; how the person left it."""
     from sapo_desktop.linear.session import FirstRunQuestions, LinearSession, TypedLines
     from sapo_desktop.services import first_run as questions
 
@@ -118,12 +118,12 @@ def _tell(home: Home) -> str | None:
 
 
 def print_line(line: str) -> None:
-    """A line, at once."""
+    """Print a line and flush."""
     print(line, flush=True)
 
 
 async def _verb(home: Home, arguments: list[str]) -> int:
-    """A verb that is typed in lines. An invite is for the node that is at work here, as on screen 2."""
+    """Run a verb typed in the linear dashboard. An invite applies to the node that is running here, as on screen 2."""
     if arguments[:2] != ["node", "--join"] or len(arguments) != 3 or not arguments[2].startswith("sapo:"):
         return await run_verb(arguments)
     from sapo_desktop.services.swarms.actions import HomeActions
@@ -139,7 +139,7 @@ async def _verb(home: Home, arguments: list[str]) -> int:
 
 
 async def run_verb(arguments: list[str]) -> int:
-    """A verb as it would be typed, with this terminal: a process of its own, so that it may ask and be ended."""
+    """Run a verb in this terminal as if typed in a shell, in a separate process, so that it can ask and be interrupted."""
     lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
     process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines, umask=umask.of_the_shell())
     try:
@@ -151,30 +151,30 @@ async def run_verb(arguments: list[str]) -> int:
 
 
 def release_memory() -> None:
-    """Return memory that is of no use. Lines that were on the screen once lie in the table of measured widths until 4,096 others
-    came, half an hour later, and keep whole arenas of Python from being returned."""
+    """Return unused memory to the system. Lines once shown stay in rich's cache of measured widths until 4,096 others
+    replace them, half an hour later, and keep whole arenas of Python's allocator from being released."""
     from rich import cells
 
     from sapo_backends.common import hardware
 
-    if hasattr(cells, "cached_cell_len"):  # another version may keep none
+    if hasattr(cells, "cached_cell_len"):  # another version may have no cache
         cells.cached_cell_len.cache_clear()
     hardware.release_free_memory()
 
 
 def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
-    """How it was left, and the exit code: of a dashboard that crashed Textual tells the reason."""
+    """How the person left the dashboard, and the exit code; after a crash Textual prints the reason."""
     from sapo_backends.common import hardware
     from sapo_desktop.dashboard.app import SapoDashboard
     from sapo_desktop.dashboard.host import made_when_used
 
     hardware.return_freed()
-    gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a tenth of the time to the first frame
+    gc.disable()  # imports create no garbage, and collecting takes a tenth of the time to the first frame
     problem: list[Exception] = []
     timers: list[object] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
-        """An error ends the dashboard with its sentence."""
+        """Start the node; an error ends the dashboard with its message."""
         _collect_again()
         if not timers:
             timers.append(app.set_interval(hardware.RETURN_EVERY_S, release_memory))
@@ -211,7 +211,7 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
 
 
 def _collect_again() -> None:
-    """After the first frame. What was imported stays: no collection looks at it again."""
+    """Turn collection on again after the first frame. What was imported is frozen, so that no collection scans it again."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -249,7 +249,7 @@ async def _examine() -> AsyncIterator[Finding]:
 
 
 async def stop_node(home: Home) -> int:
-    """Stop the node and say that it is gone. Raises AppError when it is not."""
+    """Stop the node and report that it is gone. Raises AppError if it is not."""
     from sapo_desktop.services.nodes import supervisor
     from sapo_desktop.services.swarms import hosting
 

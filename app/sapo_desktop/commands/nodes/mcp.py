@@ -1,4 +1,4 @@
-"""`sapo-desktop mcp`: some verbs as tools of the Model Context Protocol, over standard input and output."""
+"""`sapo-desktop mcp`: some verbs as tools of the Model Context Protocol, over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sapo_desktop.errors import EngineMissing
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    """None."""
+    """The verb has no arguments."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until the other side closes; the exit code. Raises EngineMissing."""
+    """Serve until the client closes; the exit code. Raises EngineMissing."""
     if importlib.util.find_spec("mcp") is None:
         raise EngineMissing(f"This needs the package mcp: {install_command('mcp')}")
     from sapo_desktop.services.nodes import tools

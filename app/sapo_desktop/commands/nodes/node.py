@@ -47,7 +47,7 @@ EVERYDAY = (
     *("silo", "join", "json", "quiet", "metrics"),
     *("tasks", "preset", "examples", "rounds", "eval-every", "seed", "threads", "max-new-tokens", "learning-rate"),
 )
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -102,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
     judge = judging.judge_for(home, config)
     if judge is not None:
         reporter.say(judging.privacy_note(judge.endpoint))
-    engines.choose_trainer(config)  # a missing engine and too little memory are errors before there is a model
+    engines.choose_trainer(config)  # report a missing engine or too little memory before creating a model
     room = memory_plan.node_memory_bytes(chosen.limits)
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
@@ -148,23 +148,23 @@ def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -
 
 
 def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter, room: int, trained: bool) -> None:
-    """The base's card before its first round; the time of a bundled one is known after a round. Raises OutOfMemory,
+    """Print the base's card before its first round; a bundled one's time is known after a round. Raises OutOfMemory,
     ModelNotFound, DownloadFailed."""
     if trained or not fetching.reads_folder(config):
         memory_plan.require_round_memory(config, room)
         return
     from sapo_backends.checkpoints import locate
 
-    one = card.build_base_card(home, config, measure=config.model not in locate.BUNDLED)
-    for line in card.base_card_lines(one):
+    base_card = card.build_base_card(home, config, measure=config.model not in locate.BUNDLED)
+    for line in card.base_card_lines(base_card):
         reporter.say(line)
-    if one.over_budget:
-        raise UsageError(f"{config.model} is too large: {one.over_budget}")
-    memory_plan.require_round_memory(config, room, size=one.size, fallback=bool(one.slow))
+    if base_card.over_budget:
+        raise UsageError(f"{config.model} is too large: {base_card.over_budget}")
+    memory_plan.require_round_memory(config, room, size=base_card.size, fallback=bool(base_card.slow))
 
 
 def _with_swarm(session: training.TrainingSession, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
-    """The session's settings as they count where the node trains. Raises UsageError."""
+    """The session's settings as they apply alone or in this swarm. Raises UsageError."""
     config = msgspec.structs.replace(session.config, rounds=session.goal)
     if invite is not None:
         membership.require_shared(config, invite.swarm)
@@ -198,7 +198,7 @@ def _setup(home: Home, session: training.TrainingSession, config: RunConfig, cho
 
 
 def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> Invite | None:
-    """The swarm to contribute to: the one just typed, or the saved one when the settings say so. Raises UsageError."""
+    """The invite to the swarm to contribute to: the typed one, or the saved one if the settings say so. Raises UsageError."""
     if args.join == "saved":
         return membership.load_invite(home.invite)
     if args.join:
@@ -218,17 +218,17 @@ async def _work(
     if invite is not None:
         who = await asyncio.to_thread(membership.load_identity, home)
         cap = DataCap(home.network, setup.limits)
-        setup.exchange, said = await membership.join_swarm(
+        setup.exchange, sentences = await membership.join_swarm(
             invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
         )
-        begun = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
-        if begun and not setup.trial:  # the host opened the swarm
-            setup.trial, setup.config = begun.name, trial.trial_config(setup.config)
+        running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
+        if running_trial and not setup.trial:  # the host has made the swarm open
+            setup.trial, setup.config = running_trial.name, trial.trial_config(setup.config)
         setup.node_key, setup.swarm = who.identity.node, invite.swarm
-        reporter.say(said[0])
+        reporter.say(sentences[0])
         if setup.trial:
             reporter.say(trial.RULES)
-        setup.notes = tuple(said[1:])
+        setup.notes = tuple(sentences[1:])
     return await _serve(home, setup, session, reporter, bound)
 
 
@@ -243,12 +243,12 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: KeyboardInterrupt instead
             loop.add_signal_handler(number, node.command, "stop")
-    asked = (
+    trial_end = (
         trial.TrialEndPrompt(await asyncio.to_thread(trial.progress_from_journal, node.journal, setup.trial))
         if setup.trial
         else None
     )
-    took: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
+    durations: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
         metrics.serve_metrics(node, bound),
@@ -258,13 +258,13 @@ async def _serve(
         async def print_events() -> None:
             while (event := await queue.get()) is not None:
                 if isinstance(event, RunStarted):
-                    with contextlib.suppress(AppError):  # a full disk: the node says so itself when it saves
+                    with contextlib.suppress(AppError):  # a full disk: the node reports it when it saves
                         await asyncio.to_thread(training.record_session_start, session)
                 if isinstance(event, RoundFinished) and not event.examples:
-                    took.append(sum(event.seconds.values()))
+                    durations.append(sum(event.seconds.values()))
                 if not isinstance(event, Vitals):
                     reporter.show(event)
-                    if asked is not None and (sentence := asked.after(event)):
+                    if trial_end is not None and (sentence := trial_end.after(event)):
                         reporter.say(sentence)
 
         printer = asyncio.create_task(print_events())
@@ -274,5 +274,5 @@ async def _serve(
             await printer
             reporter.summary(setup.folder)
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(speed.remember_rounds, home, setup.config, took)
+                await asyncio.to_thread(speed.remember_rounds, home, setup.config, durations)
     return 0

@@ -44,19 +44,21 @@ def _speed(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The exit code. Raises UsageError for a recording that cannot be read or a place that is none."""
+    """The exit code. Raises UsageError for an unreadable recording or an invalid start position."""
     from sapo_desktop.dashboard.replay import ReplayFeed, place_in
     from sapo_desktop.dashboard.state import ReplayCaption
     from sapo_desktop.services.models import recording
 
     captions: list[ReplayCaption] = []
     if args.told == "tour":
-        events, said = recording.load_tour()
-        captions = [ReplayCaption(place_in(events, str(one.round)), one.text, one.screen) for one in said]
+        events, texts = recording.load_tour()
+        captions = [
+            ReplayCaption(place_in(events, str(caption.round)), caption.text, caption.screen) for caption in texts
+        ]
         speed = args.speed or max((events[-1].time - events[0].time) / 120, 0.5)
     else:
         _, path = recording.find_recording(Home.find(), args.file)
-        events = recording.load_recording(path)  # before the screen is taken: a bad file is one plain line
+        events = recording.load_recording(path)  # before the screen opens, so that a bad file gives one plain line
         speed = args.speed or SPEED
     start = place_in(events, args.start) if args.start else None
     feed = ReplayFeed(events, speed, start, captions)

@@ -1,4 +1,4 @@
-"""`sapo-desktop service install|uninstall|status`: a node that starts at login, or no more."""
+"""`sapo-desktop service install|uninstall|status`: whether a node starts at login."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do it and say how it is now; the exit code. Raises AppError."""
+    """Run the action and print the new status; the exit code. Raises AppError."""
     home = Home.find()
     if args.action == "install":
         home.prepare()
-        training.model_to_train(home, args.name)  # a name that is no model is an error now, not at the next login
+        training.model_to_train(home, args.name)  # an unknown model is an error now, not at the next login
         if args.preset:
             editing.apply_preset(home.settings, args.preset)
         print(login.install_login_service(login.login_service(home, args.name)))
     else:
-        one = login.login_service(home)
-        print(login.uninstall_login_service(one) if args.action == "uninstall" else login.login_service_status(one))
+        service = login.login_service(home)
+        print(
+            login.uninstall_login_service(service)
+            if args.action == "uninstall"
+            else login.login_service_status(service)
+        )
     return 0

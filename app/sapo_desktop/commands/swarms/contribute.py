@@ -1,6 +1,6 @@
 """`sapo-desktop contribute --answer`: a person answers questions and shares the attempts with the swarm.
 
-The paper (arXiv 2509.08721, section 4) lets any generator take part, humans too. Whoever receives the group verifies it.
+The paper (arXiv 2509.08721, section 4) lets any generator take part, humans too. The receivers verify the group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOW = (
 
 
 class _Done(Exception):
-    """The person has had enough."""
+    """The person wants to stop."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -99,7 +99,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
 
 async def _attempts(desk: AnswerSession, question: Question) -> list[str]:
-    """The attempts of one question; empty when it was skipped. Raises _Done."""
+    """The attempts at one question; empty if it was skipped. Raises _Done."""
     print(f"\n{question.ref.dataset.replace('_', ' ')}\n{safe_text(question.prompt)}\n")
     texts: list[str] = []
     while len(texts) < MAX_ATTEMPTS:

@@ -23,7 +23,7 @@ HIGHEST_PORT = 65535
 
 
 EVERYDAY = ("announce", "host", "port", "store", "name", "open", "list", "public", "contact", "tasks", "approve")
-"""Flags that --help explains; --help-all explains the others, too."""
+"""Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.add_argument(
         "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
     )
-    told = {"store": "the app's data folder", "tasks": "all"}
+    defaults = {"store": "the app's data folder", "tasks": "all"}
     fields = schema_fields(CoordinatorSettings)
-    flags.add_flags(parser, (field._replace(default=told.get(field.key, field.default)) for field in fields))
+    flags.add_flags(parser, (field._replace(default=defaults.get(field.key, field.default)) for field in fields))
     if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
 
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
-    """Host until SIGINT, SIGTERM or `swarm stop`; other verbs find the coordinator meanwhile."""
+    """Host until SIGINT, SIGTERM or `swarm stop`; meanwhile other verbs can find the coordinator."""
     from sapo_swarm.coordinator.host import admin_path, serve_coordinator
     from sapo_swarm.coordinator.listener import reachable_addresses
     from sapo_swarm.loopback import is_loopback
@@ -86,10 +86,10 @@ async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> N
 
 
 def _settings(args: argparse.Namespace, home: Home) -> CoordinatorSettings:
-    """The typed flags over the defaults. Raises UsageError."""
-    given = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
-    given.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
-    if not given["store"].startswith("sqlite:"):
-        given.setdefault("folder", str(home.data))
+    """The defaults overridden by the typed flags. Raises UsageError."""
+    typed = {k: v for k, v in vars(args).items() if k in CoordinatorSettings.__struct_fields__}
+    typed.setdefault("store", f"sqlite:{home.data / 'swarm.sqlite'}")
+    if not typed["store"].startswith("sqlite:"):
+        typed.setdefault("folder", str(home.data))
     fields = list(schema_fields(CoordinatorSettings))
-    return convert_schema(split_lists(given, fields), CoordinatorSettings, fields, "command line", strict=False)
+    return convert_schema(split_lists(typed, fields), CoordinatorSettings, fields, "command line", strict=False)

@@ -1,4 +1,4 @@
-"""`sapo-desktop directory`: signed lists of swarms, to look in and to publish."""
+"""`sapo-desktop directory`: signed lists of swarms, to read and to publish."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _new(path: Path) -> int:
 
 
 def _sign(home: Home, path: Path, days: float) -> int:
-    """In place: a file that was signed before, and maybe edited since, is signed anew. Raises UsageError."""
+    """Sign in place; a file signed before, and perhaps edited since, is signed again. Raises UsageError."""
     if not 0 < days * 86_400 <= LONGEST_S:
         raise UsageError(f"--days is a number from 1 to {LONGEST_S / 86_400:.0f}.")
     data = _bytes_of(path)
@@ -118,7 +118,7 @@ def _sign(home: Home, path: Path, days: float) -> int:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Raises UsageError."""
+    """The file's content. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -127,7 +127,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 async def _show_one(what: str) -> int:
-    """An address or a file that need not be in the settings. Raises UsageError."""
+    """Show a directory by address or file, which need not be in the settings. Raises UsageError."""
     try:
         if "://" in what:
             address = parse_address(what, need_key=False)
@@ -148,27 +148,27 @@ async def _show_one(what: str) -> int:
 
 
 async def _show_all(home: Home, fresh: bool) -> int:
-    found = await directories.read_directories(home, fresh)
-    if not found:
+    followed = await directories.read_directories(home, fresh)
+    if not followed:
         print("No directory is in your settings, and none is built in. Add one that somebody told you of:")
         print("  sapo-desktop directory add 'https://host/file.json#key=…'")
-    for directory in found:
+    for directory in followed:
         print("\n".join(_lines(directory)))
-    return 0 if not found or any(one.read for one in found) else 1
+    return 0 if not followed or any(listing.read for listing in followed) else 1
 
 
 def _lines(directory: SwarmDirectory) -> list[str]:
     """What a directory lists, as plain text."""
-    said = f"{directory.name or 'Directory'} ({directory.place})"
+    title = f"{directory.name or 'Directory'} ({directory.place})"
     if not directory.read:
-        return [f"{said}: {directory.note}"]
+        return [f"{title}: {directory.note}"]
     seconds = time.time() - directory.read
-    lines = [said + (f", read {format_age(seconds)} ago" if seconds >= 60 else "")]
+    lines = [title + (f", read {format_age(seconds)} ago" if seconds >= 60 else "")]
     lines += [f"  {directory.note}"] if directory.note else []
-    for one in directory.swarms:
-        nodes = f"{one.nodes:,} node{'' if one.nodes == 1 else 's'}"
-        lines.append(f"  {one.name}: {nodes}, {one.rounds_per_hour:,.0f} rounds/h. Trains on {one.trains}.")
-        lines.append(f"    Checked: {one.checks}.")
-        how = f"sapo-desktop node --join '{one.join}'" if one.join else one.why
-        lines.append(f"    {'Anyone may join' if one.anyone else 'By invite'}: {how}")
-    return lines or [said]
+    for swarm in directory.swarms:
+        nodes = f"{swarm.nodes:,} node{'' if swarm.nodes == 1 else 's'}"
+        lines.append(f"  {swarm.name}: {nodes}, {swarm.rounds_per_hour:,.0f} rounds/h. Trains on {swarm.trains}.")
+        lines.append(f"    Checked: {swarm.checks}.")
+        how = f"sapo-desktop node --join '{swarm.join}'" if swarm.join else swarm.why
+        lines.append(f"    {'Anyone may join' if swarm.anyone else 'By invite'}: {how}")
+    return lines or [title]

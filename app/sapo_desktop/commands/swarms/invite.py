@@ -1,4 +1,4 @@
-"""`sapo-desktop invite`, `ban`: who may come into the swarm that is hosted here, and who is out."""
+"""`sapo-desktop invite`, `ban`: who may join the swarm hosted here, and who is banned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _invite(args: argparse.Namespace) -> int:
 
 
 def _show(invites: Sequence[Invite], code: bool) -> None:
-    """The lines to send to somebody; the code of the first that others can reach."""
+    """Print the invite lines to send, and the QR code of the first one that others can reach."""
     ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
     for invite in ordered:
         print(f"{invite}{'   (this machine only)' if is_loopback(invite.host) else ''}")
@@ -66,12 +66,12 @@ def _show(invites: Sequence[Invite], code: bool) -> None:
 
 
 def select_invite(views: Sequence[InviteView], which: str) -> InviteView:
-    """The invite of that label or beginning of its id. Raises UsageError."""
-    found = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
-    if len(found) != 1:
-        known = ", ".join(_name(v) for v in views if not v.revoked) or "none"
-        raise UsageError(f"{'Several invites are' if found else 'No invite is'} called {which!r}. Known: {known}.")
-    return found[0]
+    """The invite with this label or id prefix. Raises UsageError."""
+    matches = [v for v in views if which and (v.label == which or v.hash.startswith(which))]
+    if len(matches) != 1:
+        labels = ", ".join(_name(v) for v in views if not v.revoked) or "none"
+        raise UsageError(f"{'Several invites are' if matches else 'No invite is'} called {which!r}. Known: {labels}.")
+    return matches[0]
 
 
 def _name(view: InviteView) -> str:
@@ -102,14 +102,14 @@ async def _ban(args: argparse.Namespace) -> int:
 
 
 async def _member(state: hosting.HostedCoordinator, beginning: str) -> str:
-    """The whole id of a node on the leaderboard. Raises UsageError."""
+    """The full id of the leaderboard's node with this prefix. Raises UsageError."""
     if len(beginning) == 26:
         return beginning
     async with state.visitor() as client:
         nodes = [row.node for row in (await client.leaderboard()).nodes]
-    found = [node for node in nodes if beginning and node.startswith(beginning)]
-    if len(found) != 1:
+    matches = [node for node in nodes if beginning and node.startswith(beginning)]
+    if len(matches) != 1:
         raise UsageError(
-            f"{'Several nodes begin' if found else 'No active node begins'} with {beginning!r}. Type the whole id."
+            f"{'Several nodes begin' if matches else 'No active node begins'} with {beginning!r}. Type the whole id."
         )
-    return found[0]
+    return matches[0]

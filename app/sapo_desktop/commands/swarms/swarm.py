@@ -1,4 +1,4 @@
-"""`sapo-desktop swarm`: the swarm that is hosted here, as a whole: where it stands, moving it, ending it."""
+"""`sapo-desktop swarm`: the swarm hosted here: its status, moving it, ending it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.whole_file import write_atomically
 
 LEADING = 20
-"""Nodes that status names, those with most groups first."""
+"""How many nodes status lists, those with the most groups first."""
 ACTIONS = ("status", "stop", "waiting", "approve", "export", "import")
 
 
@@ -66,33 +66,33 @@ async def _status(state: hosting.HostedCoordinator) -> int:
     print(f"Status page: {access.url}/")
     print(f"Reachable at: {', '.join(access.addresses)}, port {access.port}")
     print("Anyone may join: nobody in it is trusted." if state.open else "Let others in: sapo-desktop invite")
-    with contextlib.suppress(CoordinatorError, OSError):  # it hangs or is just ending
+    with contextlib.suppress(CoordinatorError, OSError):  # the coordinator hangs or is ending
         async with state.visitor() as client:
-            seen, hour = (await client.info()).nodes, await client.leaderboard()
+            active, board = (await client.info()).nodes, await client.leaderboard()
         print(
-            f"Seen in the last 5 minutes: {seen} node{'' if seen == 1 else 's'}. Groups in the last hour: {hour.total:,}"
+            f"Seen in the last 5 minutes: {active} node{'' if active == 1 else 's'}. Groups in the last hour: {board.total:,}"
         )
-        for row in hour.nodes[:LEADING]:
+        for row in board.nodes[:LEADING]:
             named = f"{safe_text(row.name, 40, lines=False)}, {safe_text(row.model, 40, lines=False)}"
             print(f"{row.node}  {row.groups:>7,} groups, taken {row.uptake:,} times  {named}")
     return 0
 
 
 async def _members(state: hosting.HostedCoordinator, action: str, node: str) -> int:
-    """Who waits to be let in, or letting them in."""
+    """List the nodes waiting for approval, or approve them."""
     async with state.client() as admin:
         if action == "approve":
             await admin.approve(node)
-        found = await admin.waiting()
-    for member in found:
-        said = f"{safe_text(member.name, 40, lines=False)}, {safe_text(member.model, 40, lines=False)}"
-        print(f"{member.node}  {said}")
-    print("Let them in: sapo-desktop swarm approve [NODE]" if found else "Nobody waits.")
+        waiting = await admin.waiting()
+    for member in waiting:
+        description = f"{safe_text(member.name, 40, lines=False)}, {safe_text(member.model, 40, lines=False)}"
+        print(f"{member.node}  {description}")
+    print("Let them in: sapo-desktop swarm approve [NODE]" if waiting else "Nobody waits.")
     return 0
 
 
 async def _export(home: Home, path: Path) -> int:
-    """From the running coordinator, else from the app's own store."""
+    """Export from the running coordinator, or else from the app's store."""
     state = hosting.find_coordinator(home)
     if state is not None:
         async with state.client() as admin:

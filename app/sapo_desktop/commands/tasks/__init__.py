@@ -1,1 +1,1 @@
-"""The verb about tasks: the list, and tasks of the person's own."""
+"""The tasks verb: the list, and custom tasks."""

@@ -1,4 +1,4 @@
-"""The list of tasks, sample questions with what is accepted as an answer, and what one answer to all would score."""
+"""The list of tasks, sample questions with accepted answers, and the score of giving one answer to every question."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from sapo_swarm.types import Question
 
 
 def list_tasks() -> int:
-    """Own tasks first, a broken one with what is wrong."""
+    """Print all tasks, custom ones first; a broken one with its fault."""
     for name in library.task_names():
         try:
             task = library.load_task(name)
-            said = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
+            description = f"own: {len(task.train):,} rows, {len(task.held_out):,} held out. {task.spec.description}"
         except BadTask as error:
-            said = str(error)
-        print(f"{name:<28} {safe_text(said, 200, lines=False)}")
+            description = str(error)
+        print(f"{name:<28} {safe_text(description, 200, lines=False)}")
     for name, presets in catalogue.CATALOGUE.items():
         print(f"{name:<28} {', '.join(presets)}")
     return 0
 
 
 async def print_samples(task: str, preset: str, count: int) -> int:
-    """Print held-out questions, and for a task of the catalogue what its verifier accepts beside the true answer."""
+    """Print held-out questions, and for a built-in task what its verifier accepts besides the true answer."""
     from sapo_desktop.services.tasks import looking
     from sapo_swarm.scoring.scorer import Scorer
 
     async with Scorer() as scorer:
-        for found in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
-            text = found.prompt if isinstance(found, Question) else f"(does not regenerate: {found.reason})"
-            print(f"--- {found.ref.label}\n{safe_text(text).strip()}\n")
+        for question in await scorer.questions([held_out(task, preset, i) for i in range(count)]):
+            text = question.prompt if isinstance(question, Question) else f"(does not regenerate: {question.reason})"
+            print(f"--- {question.ref.label}\n{safe_text(text).strip()}\n")
     if not catalogue.is_own(task):
         print("\n".join(looking.describe_acceptance(task, preset)))
     return 0
 
 
 async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
-    """What each answer alone would score: a task where that is much can be passed without being solved."""
+    """Print the score of each answer given to all questions; if it is high, the task can be passed without solving it."""
     from sapo_desktop.services.against_base import format_rate
     from sapo_swarm.evaluation import held_out_items, wilson_interval
     from sapo_swarm.node import evaluation

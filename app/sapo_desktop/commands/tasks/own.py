@@ -1,4 +1,4 @@
-"""`tasks new`, `check`, `show`, `delete`, `judge`: tasks of the person's own, in plain words."""
+"""`tasks new`, `check`, `show`, `delete`, `judge`: custom tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sapo_swarm.tasks.own.import_rows import RowTable
 
 
 def list_examples() -> int:
-    """List what ships."""
+    """List the shipped examples."""
     for name, task in shipped.load_examples().items():
         print(f"{name:<20} {task.spec.description}")
     print("\nTake one: sapo-desktop tasks new NAME")
@@ -43,13 +43,11 @@ def list_examples() -> int:
 
 
 def create_custom_task(args: argparse.Namespace) -> int:
-    """From a file to a stored task that can be trained on."""
+    """Turn a file into a stored task that can be trained on."""
     home = Home.find()
     home.prepare()
-    base = (
-        args.model or settings.load_settings(home.settings).run.model
-    )  # what is wrong there is said before anything is stored
-    looking.require_base(args.model, home)
+    base = args.model or settings.load_settings(home.settings).run.model
+    looking.require_base(args.model, home)  # before anything is stored
     table: RowTable | None = None
     unsure: list[str] = []
     if args.target in shipped.example_names() and not Path(args.target).exists():
@@ -61,8 +59,8 @@ def create_custom_task(args: argparse.Namespace) -> int:
         unsure = [*guessed, *found.notes]
     kept = store_task(task, home, args.replace)
     _say([*looking.describe_task(task, reason), *unsure])
-    if kept is not None:
-        print(f"The task of that name that was here is kept in {kept} until the next one is replaced.")
+    if replaced is not None:
+        print(f"The task of that name that was here is kept in {replaced} until the next one is replaced.")
     _asked(task)
     name = task.spec.name
     if args.allow_code and task.code:
@@ -81,7 +79,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
 
 
 def check_task(args: argparse.Namespace) -> int:
-    """Look a stored task, or a folder anywhere, over. Exit code 1 where something is wrong with it."""
+    """Check a stored task, or a task folder anywhere. Exit code 1 if something is wrong with it."""
     home = Home.find()
     if args.allow_code:
         _allow(args.target)
@@ -95,7 +93,7 @@ def check_task(args: argparse.Namespace) -> int:
 
 
 def show_task(args: argparse.Namespace) -> int:
-    """What a task is, and the shortcuts that it leaves."""
+    """Describe a task and its shortcuts."""
     task = _named(args.target)
     _say(looking.describe_task(task, ""))
     _asked(task)
@@ -108,7 +106,7 @@ def show_task(args: argparse.Namespace) -> int:
 
 
 def delete_task(args: argparse.Namespace) -> int:
-    """Remove a task of the person's own from this machine, after a yes."""
+    """Delete a custom task from this machine, after a yes."""
     home, name = Home.find(), args.target
     home.prepare()
     require_own(name)
@@ -130,18 +128,18 @@ def delete_task(args: argparse.Namespace) -> int:
 
 
 def check_judge(args: argparse.Namespace) -> int:
-    """Compare a judge with the person's ratings. Exit code 1 where they agree too little to train on."""
+    """Compare a judge with the person's ratings. Exit code 1 if they agree too little to train on."""
     home = Home.find()
     home.prepare()
     config = settings.load_settings(home.settings).run
     typed = {name: getattr(args, name) for name in ("judge_url", "judge_model") if getattr(args, name)}
     config = msgspec.structs.replace(config, **typed)
     file = _path(args.ratings) if args.ratings else None
-    made = asyncio.run(
+    calibration = asyncio.run(
         judging.calibrate_judge(home, config, args.target, file, args.encoding, lambda text: _say([text]))
     )
-    _say(judging.describe_calibration(args.target, made, config))
-    return 1 if judging.judge_refusal(args.target, made.found, made.endpoint, config.judge_kappa) else 0
+    _say(judging.describe_calibration(args.target, calibration, config))
+    return 1 if judging.judge_refusal(args.target, calibration.found, calibration.endpoint, config.judge_kappa) else 0
 
 
 async def _shortcuts(task: OwnTask) -> review.ShortcutScores:
@@ -158,7 +156,7 @@ def _path(text: str) -> Path:
 
 
 def _allow(target: str) -> None:
-    """The person's yes to the code of a stored task. Raises UsageError, BadTask."""
+    """Record the person's consent to the code of a stored task. Raises UsageError, BadTask."""
     folder = library.task_folder()
     if folder is None or not library.has_task(target):
         raise UsageError(f"--allow-code is for a task of yours that is stored. {describe_custom_tasks()}")
@@ -177,13 +175,13 @@ def _allow(target: str) -> None:
 
 
 def _named(target: str) -> OwnTask:
-    """An own task by its name or folder; the library is where it lies. Raises UsageError, BadTask."""
+    """A custom task by name or folder; a folder's parent becomes the library. Raises UsageError, BadTask."""
     if library.has_task(target):
         return library.load_task(target)
     if (Path(target) / "task.toml").exists():
         folder = Path(target).resolve()
         task = read_task(folder)
-        if library.runs_code(task):  # a yes that lies beside a folder from elsewhere is not the person's
+        if library.runs_code(task):  # consent stored beside a folder from elsewhere is not this person's
             raise UsageError(
                 f"Task {folder.name!r} {'brings' if task.code else 'runs'} Python code. "
                 f"Copy it into {library.task_folder()}, then read and allow it there."
@@ -218,19 +216,25 @@ def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
 async def _look(
     task: OwnTask, table: RowTable | None, args: argparse.Namespace, home: Home, keep_better: bool = False
 ) -> bool:
-    """Everything that can be told before training; True where there was something to warn of. keep_better: the task shall have
-    as many worked examples as the trial finds best."""
+    """Report everything known before training; True if there were warnings. keep_better: store in the task
+    the number of worked examples that the trial finds best."""
     config = looking.config_for(task, args.model, home)
-    said = looking.told_by_rows(task, table, config)
+    notes = looking.told_by_rows(task, table, config)
     if task.spec.rubric:
-        _say(["", *(f"- {line}" for line in said), looking.compare_judge(task.spec.name)])
-        return bool(said)
+        _say(["", *(f"- {line}" for line in notes), looking.compare_judge(task.spec.name)])
+        return bool(notes)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
-        said += review.shortcut_warnings(found)
-        _say(["", *review.describe_shortcuts(found)[:2]])
-        if said:
-            _say(["", f"{len(said)} thing{'s' if len(said) > 1 else ''} to look at:", *(f"- {line}" for line in said)])
+        shortcuts = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
+        notes += review.shortcut_warnings(shortcuts)
+        _say(["", *review.describe_shortcuts(shortcuts)[:2]])
+        if notes:
+            _say(
+                [
+                    "",
+                    f"{len(notes)} thing{'s' if len(notes) > 1 else ''} to look at:",
+                    *(f"- {line}" for line in notes),
+                ]
+            )
         else:
             print("\nNothing to warn of.")
         if not args.no_model:
@@ -247,22 +251,22 @@ def _show_trial(shown: str, fraction: float) -> None:
 async def _try(
     task: OwnTask, config: RunConfig, scorer: Scorer, show: expectation.Show, keep_in: Home | None = None
 ) -> list[str]:
-    """What the model does with the task, in sentences. keep_in: where the task gets the worked examples that help."""
+    """How the model does on the task, in sentences. keep_in: the home in which the better number of worked examples is stored."""
     try:
-        found = await expectation.measure_expectation(task, config, scorer, show)
+        measured = await expectation.measure_expectation(task, config, scorer, show)
     except BackendError as error:
         return [f"It could not be tried: {error}"]
-    if found is None:
+    if measured is None:
         return ["None of the questions fits into the model's context."]
-    kept = keep_in is not None and found.shots != task.spec.shots
-    if keep_in is not None and kept:
-        keep_shots(task, found.shots, keep_in)
+    shots_changed = keep_in is not None and measured.shots != task.spec.shots
+    if keep_in is not None and shots_changed:
+        keep_shots(task, measured.shots, keep_in)
     time = await asyncio.to_thread(card.expected_training_time, Home.find(), config, measure=True)
-    return expectation.describe_expectation(found, kept, time)
+    return expectation.describe_expectation(measured, shots_changed, time)
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> TaskMeasurement:
-    """The part of a check that takes a while, with its progress on the error stream."""
+    """The slow part of a check, with its progress on stderr."""
     config = looking.config_for(task, args.model, home)
 
     def show(label: str, fraction: float) -> None:
@@ -273,19 +277,19 @@ async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> Task
         return TaskMeasurement((), (), (looking.compare_judge(task.spec.name),))
     show("looking for shortcuts", 0.0)
     async with Scorer(answer_format=config.answer_format) as scorer:
-        found = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
+        shortcuts = await review.measure_shortcuts(task, scorer, review.train_places(task, table))
         trying = partial(show, f"trying {expectation.shown_model(config.model)}")
-        said = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
+        sentences = () if args.no_model else await _try(task, config, scorer, trying, home if args.keep_shots else None)
     return TaskMeasurement(
-        tuple(review.describe_shortcuts(found)[:2]), tuple(review.shortcut_warnings(found)), tuple(said)
+        tuple(review.describe_shortcuts(shortcuts)[:2]), tuple(review.shortcut_warnings(shortcuts)), tuple(sentences)
     )
 
 
 def _asked(task: OwnTask) -> None:
-    """The first question as a model reads it, then the first rows."""
+    """Print the first question as a model reads it, then the first rows."""
     _say(["", "Asked:", *(f"  | {line}" for line in looking.preview_question(task)), ""])
-    for number, (asked, answer) in enumerate(looking.preview_rows(task), 1):
-        _say([f"{number}. {asked}", *([f"   answer: {answer}"] if answer else [])])
+    for number, (question, answer) in enumerate(looking.preview_rows(task), 1):
+        _say([f"{number}. {question}", *([f"   answer: {answer}"] if answer else [])])
 
 
 def _say(lines: Sequence[str]) -> None:

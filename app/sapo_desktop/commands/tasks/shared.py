@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _invite(home: Home, given: str) -> Invite:
-    """The one that was typed, which is kept nowhere, or the saved one. Raises UsageError."""
+    """The typed invite, which is not saved, or the saved one. Raises UsageError."""
     if given not in ("", "saved"):
         return membership.parse_typed_invite(invite_text.read_invite(given))
     if not home.invite.exists():
@@ -52,25 +52,29 @@ def _invite(home: Home, given: str) -> Invite:
 
 
 async def _offered(home: Home, name: str, invite: Invite, join: str) -> int:
-    """What the swarm offers; with a name what exactly one accepts. join: the flag that the next command needs."""
+    """Print the swarm's offers, or with a name exactly what accepting it means. join: the flag that the next command needs."""
     async with sharing.member_client(home, invite) as client:
-        found = await sharing.list_task_offers(client, home)
+        offers = await sharing.list_task_offers(client, home)
         if name:
-            offer = _named(found, name)
+            offer = _named(offers, name)
             print("\n".join(sharing.preview_offer(offer, await client.task(offer))))
             print(f"\nAccept it: sapo-desktop tasks accept {name}{join} --yes {offer.hash}")
             return 0
-        for offer in found:
-            said = _STANDING[offer_status(offer, client.invite.swarm)]
-            print(safe_text(f"{offer.name:<28} {said}: {offer.train:,} rows. {offer.description}", 200, lines=False))
+        for offer in offers:
+            standing = _STANDING[offer_status(offer, client.invite.swarm)]
+            print(
+                safe_text(f"{offer.name:<28} {standing}: {offer.train:,} rows. {offer.description}", 200, lines=False)
+            )
     print(
-        f"Look at one: sapo-desktop tasks offered NAME{join}" if found else "This swarm has no tasks of its host's own."
+        f"Look at one: sapo-desktop tasks offered NAME{join}"
+        if offers
+        else "This swarm has no tasks of its host's own."
     )
     return 0
 
 
 async def _accept(home: Home, name: str, version: str, invite: Invite, join: str) -> int:
-    """Show it, ask, store it. version: a yes to it, in place of the question."""
+    """Show the task, ask, store it. version: a yes to this version, given in advance."""
     async with sharing.member_client(home, invite) as client:
         offer = _named(await sharing.list_task_offers(client, home), name)
         if version and version != offer.hash:
@@ -96,12 +100,12 @@ async def _accept(home: Home, name: str, version: str, invite: Invite, join: str
 def _named(found: tuple[TaskOffer, ...], name: str) -> TaskOffer:
     offer = next((offer for offer in found if offer.name == name), None)
     if offer is None:
-        known = ", ".join(offer.name for offer in found) or "none"
-        raise UsageError(f"This swarm offers no task {name!r}. It offers: {known}.")
+        names = ", ".join(offer.name for offer in found) or "none"
+        raise UsageError(f"This swarm offers no task {name!r}. It offers: {names}.")
     return offer
 
 
 def _asked() -> bool:
-    """The person typed yes; the end of the input is a no."""
+    """Ask; True if the person typed yes. The end of the input is a no."""
     print("Accept it? Type yes: ", end="", flush=True)
     return sys.stdin.readline().strip().lower() == "yes"

@@ -1,4 +1,4 @@
-"""`sapo-desktop tasks`: what a model can be trained on, and tasks of the person's own."""
+"""`sapo-desktop tasks`: what a model can be trained on, and custom tasks."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the verb; gives the exit code."""
+    """Run the verb; its exit code."""
     if args.version and not (args.task == "accept" and args.yes):
         raise UsageError(f"{args.version!r} is one word too many. Usage:\n{USAGE}")
     if args.task in OWN:

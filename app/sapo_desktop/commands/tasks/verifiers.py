@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit code 0 when every rollout has a reward, 1 where some failed."""
+    """Exit code 0 if every rollout has a reward, 1 if some failed."""
     if not (1 <= args.items <= LARGEST and 1 <= args.samples <= LARGEST):
         raise UsageError(f"--items and --samples are numbers from 1 to {LARGEST}.")
     if not 0 < args.minutes <= LARGEST:
@@ -47,35 +47,35 @@ def main(args: argparse.Namespace) -> int:
     home.prepare()
     inside = Path("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = typed_path(args.python) if args.python else home.data / "verifiers" / inside
-    found = asyncio.run(_play(select_weights(home, args.name, args.checkpoint), python, args))
+    result = asyncio.run(_play(select_weights(home, args.name, args.checkpoint), python, args))
     print(
-        f"{args.environment} (verifiers {safe_text(found.version, 20, lines=False)}): mean reward {found.mean:.3f} over "
-        f"{len(found.rewards)} rollouts{f', {found.failed} failed' if found.failed else ''}. "
+        f"{args.environment} (verifiers {safe_text(result.version, 20, lines=False)}): mean reward {result.mean:.3f} over "
+        f"{len(result.rewards)} rollouts{f', {result.failed} failed' if result.failed else ''}. "
         "The environment's own reward; nothing was trained."
     )
-    return 1 if found.failed or not found.rewards else 0
+    return 1 if result.failed or not result.rewards else 0
 
 
 def parse_environment_args(pairs: list[str]) -> dict[str, object]:
-    """KEY=VALUE as keyword arguments; a value that is no JSON is text. Raises UsageError."""
-    found: dict[str, object] = {}
+    """KEY=VALUE pairs as keyword arguments; a value that is not JSON is text. Raises UsageError."""
+    arguments: dict[str, object] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.isidentifier():
             raise UsageError(f"--arg is KEY=VALUE, such as --arg gym=basic_arithmetic, not {pair!r}.")
         try:
-            found[key] = msgspec.json.decode(value)
+            arguments[key] = msgspec.json.decode(value)
         except UNREADABLE:
-            found[key] = value
-    return found
+            arguments[key] = value
+    return arguments
 
 
 async def _play(chosen: SelectedWeights, python: Path, args: argparse.Namespace) -> EnvironmentResult:
-    """The model behind an endpoint of this command alone, the environment beside it."""
+    """Serve the model on a private endpoint and run the environment against it."""
     from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
     from sapo_swarm.node.engine_thread import EngineThread
 
-    given, config, token, host = (
+    arguments, config, token, host = (
         parse_environment_args(args.arg),
         chosen.config,
         secrets.token_urlsafe(32),
@@ -86,7 +86,7 @@ async def _play(chosen: SelectedWeights, python: Path, args: argparse.Namespace)
         async with ChatEndpoint(ChatService(host, config.temperature), "model", token) as endpoint:
             job = BridgeJob(
                 environment=args.environment,
-                arguments=given,
+                arguments=arguments,
                 url=endpoint.url,
                 token=token,
                 model="model",
@@ -102,5 +102,5 @@ async def _play(chosen: SelectedWeights, python: Path, args: argparse.Namespace)
 
 
 def _show(told: BridgeMessage) -> None:
-    said = f"failed: {told.error}" if told.error else f"reward {told.reward:.3f}  {told.completion}"
-    print(safe_text(said, SHOWN, lines=False), flush=True)
+    text = f"failed: {told.error}" if told.error else f"reward {told.reward:.3f}  {told.completion}"
+    print(safe_text(text, SHOWN, lines=False), flush=True)

@@ -1,4 +1,4 @@
-"""The groups of a run: where they come from, the index that finds them, the thread that asks it, and their export."""
+"""The groups of a run: their sources, the search index, the thread that queries it, and the export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sapo_desktop.streams import json_line
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.journal import JournalError, decode_event_row
 
-# Which groups are wanted, and what the index knows of a group to answer that.
+# The filter for groups, and what the index stores about a group to apply it.
 
 Reward = Literal["", "all right", "mixed", "none right"]
 Source = Literal["", "local", "external"]
@@ -37,20 +37,20 @@ TRAINED: tuple[Trained, ...] = get_args(Trained)
 _BITS = ("local", "external", "all right", "mixed", "none right", "first solved", "trained on", "not trained on")
 _BIT = {name: 1 << place for place, name in enumerate(_BITS)}
 _FLAG, _TASK = "\ue000", "\ue001"
-"""Private characters that begin the index's own words: no text holds one when it is indexed or asked for."""
+"""Private-use characters that start the index's own words; they are removed from every text before indexing and searching."""
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = (  # Thai and Lao, Burmese, Khmer, Japanese and Chinese
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff]"
 )
-"""Signs of scripts without blanks between words: there every two in a row are a word of the index, and the last one alone."""
+"""Characters of scripts without spaces between words. They are indexed as bigrams, and the last character by itself."""
 _RUN = re.compile(f"{_UNSPACED}+")
 MAX_WORDS = 16
 
 
 @dataclass(frozen=True)
 class GroupFilter:
-    """ "" everywhere: all groups. reward "mixed": rewards that are not all equal. text: words; the last may be unfinished."""
+    """An empty field does not filter. reward "mixed": unequal rewards in the group. text: words; the last may be a prefix."""
 
     task: str = ""
     source: Source = ""
@@ -61,17 +61,17 @@ class GroupFilter:
 
     @property
     def flags(self) -> int:
-        """The bits that a group must have, see flags_of."""
+        """The bits that a group must have set, see flags_of."""
         names = [self.source, self.reward, self.trained, "first solved" if self.first_solved else ""]
         return sum(_BIT[name] for name in names if name)
 
     @property
     def words(self) -> list[str]:
-        """What is looked for in the texts, at most MAX_WORDS words."""
+        """The search words, at most MAX_WORDS."""
         return _WORD.findall(_in_words(self.text))[:MAX_WORDS]
 
     def match(self, task: int) -> str:
-        """The filter for the index's full-text table; task: its number there, if one is wanted."""
+        """The query for the index's full-text table. task: the task's number in the index, used if the filter names a task."""
         *whole, last = self.words
         unfinished = normalize("NFC", self.text)[-1:].isalnum()
         words = [f'"{word}"*' if re.fullmatch(_UNSPACED, word) else f'"{word}"' for word in whole]
@@ -81,14 +81,14 @@ class GroupFilter:
         return " ".join([*words, *(f'"{_FLAG}{bit}"' for bit in _set(self.flags))])
 
     def describe(self) -> str:
-        """The filter in words: only what is left out, where anything is."""
+        """The filter in words; only the active conditions are named."""
         parts = [self.task, self.source, self.reward, self.trained, "first solved" if self.first_solved else ""]
         set_ones = [part for part in (*parts, f"“{self.text}”" if self.text else "") if part]
         return " · ".join(set_ones or ["all tasks", "local and external", "any reward"])
 
 
 def flags_of(event: GroupRecorded) -> int:
-    """What is known of a group besides its task, a bit each."""
+    """The properties of a group other than its task, one bit each."""
     group, rewards = event.group, event.group.rewards
     names = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]
     names += ["all right"] if min(rewards, default=0.0) >= 1 else []
@@ -99,7 +99,7 @@ def flags_of(event: GroupRecorded) -> int:
 
 
 def indexed_text(event: GroupRecorded, task: int) -> str:
-    """What the full-text table gets of a group: its texts, and its task and flags as words of their own."""
+    """The text of a group for the full-text table: its own texts, plus its task and flags encoded as words."""
     group = event.group
     texts = [group.question.prompt, *(rollout.text for rollout in group.rollouts)]
     texts += [turn.text for rollout in group.rollouts for turn in rollout.turns if turn.environment]
@@ -108,8 +108,8 @@ def indexed_text(event: GroupRecorded, task: int) -> str:
 
 
 def _in_words(text: str) -> str:
-    """Without the index's own signs, accents composed, blanks between the words of every script."""
-    if text.isascii():  # most are
+    """Normalised text: no characters reserved by the index, accents composed, spaces between words in every script."""
+    if text.isascii():  # the common case
         return text
     return _RUN.sub(_pairs, normalize("NFC", text.replace(_FLAG, " ").replace(_TASK, " ")))
 
@@ -122,30 +122,30 @@ def _set(flags: int) -> Iterator[int]:
     return (bit for bit in range(len(_BITS)) if flags >> bit & 1)
 
 
-# Where groups come from: a journal that a node may be writing, or a recording. They are only read.
+# Sources of groups: a journal that a node may be writing, or a recording. Both are read-only here.
 
 Numbered = tuple[int, GroupRecorded | None]
-"""A group with its number, which only rises and is never used again; None where it cannot be read."""
+"""(number, group). Numbers only rise and are never reused; the group is None if it cannot be read."""
 
 
 class GroupSource(Protocol):
-    """Used by one thread, which is not the one that made it."""
+    """A source of groups. Used by one thread, which need not be the one that created it."""
 
     @property
     def name(self) -> str:
-        """Which source it is, the same in every process."""
+        """Identifies the source; the same in every process."""
         ...
 
     def again(self) -> GroupSource:
-        """The same source for another thread."""
+        """A new object for the same source, for use in another thread."""
         ...
 
     def identity(self) -> str:
-        """What it holds: another one under the same name has another identity. Raises JournalError."""
+        """Identifies the content: a different journal under the same name has a different identity. Raises JournalError."""
         ...
 
     def version(self) -> int:
-        """Changes whenever the source did. Raises JournalError."""
+        """A number that changes whenever the source changes. Raises JournalError."""
         ...
 
     def newer(self, after: int, limit: int) -> list[Numbered]:
@@ -157,19 +157,19 @@ class GroupSource(Protocol):
         ...
 
     def count(self, first: int, last: int) -> int:
-        """Groups with numbers from first to last. Raises JournalError."""
+        """How many groups have numbers from `first` to `last`. Raises JournalError."""
         ...
 
     def numbers(self, first: int, last: int) -> list[int]:
-        """The numbers themselves. Raises JournalError."""
+        """The group numbers from `first` to `last`. Raises JournalError."""
         ...
 
     def read(self, numbers: Sequence[int]) -> list[Numbered]:
-        """These groups in this order, without those that are gone. Raises JournalError."""
+        """The groups with these numbers, in this order; missing ones are left out. Raises JournalError."""
         ...
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close any open files."""
         ...
 
 
@@ -182,7 +182,7 @@ class JournalGroups:
 
     @property
     def name(self) -> str:
-        """The file."""
+        """The path of the file."""
         return str(self.path)
 
     @property
@@ -202,16 +202,16 @@ class JournalGroups:
             ) from error
 
     def again(self) -> GroupSource:
-        """With a connection of its own."""
+        """A copy with a separate connection."""
         return JournalGroups(self.path)
 
     def identity(self) -> str:
-        """Of its first event, which is never taken back."""
+        """Derived from the first event, which is never rolled back."""
         rows = self._rows("SELECT seq, body FROM events ORDER BY seq LIMIT 1")
         return hashlib.sha256(repr(rows).encode()).hexdigest()
 
     def version(self) -> int:
-        """Of the file, as SQLite counts other connections' commits."""
+        """SQLite's data_version: counts commits by other connections."""
         return self._rows("PRAGMA data_version")[0][0]
 
     def newer(self, after: int, limit: int) -> list[Numbered]:
@@ -248,7 +248,7 @@ class JournalGroups:
 
 
 class RecordedGroups:
-    """The groups of a list of events, numbered by their place in it from 1."""
+    """The groups in a list of events, numbered by position, starting at 1."""
 
     def __init__(self, events: Sequence[object]) -> None:
         self._groups = {place: event for place, event in enumerate(events, 1) if isinstance(event, GroupRecorded)}
@@ -256,19 +256,19 @@ class RecordedGroups:
 
     @property
     def name(self) -> str:
-        """A recording has none: its index is kept in memory."""
+        """Empty: the index of a recording is kept in memory."""
         return ""
 
     def again(self) -> GroupSource:
-        """Nothing of it changes."""
+        """The same object: it is immutable."""
         return self
 
     def identity(self) -> str:
-        """Of a list in memory there is only the one."""
+        """Constant: a list in memory cannot be swapped for another."""
         return "recording"
 
     def version(self) -> int:
-        """It does not change."""
+        """Constant: the list does not change."""
         return 0
 
     def newer(self, after: int, limit: int) -> list[Numbered]:
@@ -291,31 +291,34 @@ class RecordedGroups:
 
     def read(self, numbers: Sequence[int]) -> list[Numbered]:
         """See GroupSource."""
-        found = [(number, self._groups[number]) for number in numbers if number in self._groups]
-        return [(number, msgspec.structs.replace(event, seq=number)) for number, event in found]
+        groups = [(number, self._groups[number]) for number in numbers if number in self._groups]
+        return [(number, msgspec.structs.replace(event, seq=number)) for number, event in groups]
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def _read(rows: Sequence[tuple[int, bytes]]) -> list[Numbered]:
-    found: list[Numbered] = []
+    groups: list[Numbered] = []
     for number, body in rows:
         event = decode_event_row(body)
-        found.append((number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None))
-    return found
+        groups.append(
+            (number, msgspec.structs.replace(event, seq=number) if isinstance(event, GroupRecorded) else None)
+        )
+    return groups
 
 
-# The index of a source's groups: one row a group, and a full-text table without the texts. A file of the dashboard's own.
+# The index of a source's groups: one row per group, and a full-text table that does not store the texts. It is a separate
+# file that belongs to the dashboard.
 #
-# It follows the source: new groups come in, from the newest to the oldest the first time; groups that were dropped or taken
-# back go. What goes leaves its words in the full-text table (SQLite before 3.43 cannot take them out); when these are most
-# of it, the index is made again.
+# It follows the source: new groups are added (the first time from newest to oldest), and groups that were dropped or rolled
+# back are removed. The words of a removed group stay in the full-text table (SQLite before 3.43 cannot delete them); once
+# they make up most of it, the index is rebuilt.
 
 STEP = 256
-"""Groups that one step takes in: about 40 ms, and a question asked meanwhile waits no longer."""
+"""Groups indexed per step: about 40 ms, so a query that arrives meanwhile waits no longer than that."""
 NEWEST = 2**62
-"""Above every group's number."""
+"""Larger than every group's number."""
 _VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value);
@@ -324,7 +327,7 @@ CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, round INTEGER, task 
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', detail=none, prefix='1 2 3');
 """
 _SPARE = 2000
-"""Groups that may have gone before the index is made again."""
+"""Removed groups tolerated before the index is rebuilt."""
 
 Direction = Literal["older", "newer"]
 Counted = TypeVar("Counted")
@@ -332,7 +335,7 @@ Counted = TypeVar("Counted")
 
 @dataclass(frozen=True)
 class GroupPage:
-    """seqs: newest first. total: groups that fit the filter. indexed, of: how much of the source the index holds."""
+    """seqs: newest first. total: groups that match the filter. indexed, of: groups in the index, and in the source."""
 
     seqs: tuple[int, ...]
     total: int
@@ -341,10 +344,10 @@ class GroupPage:
 
 
 class GroupIndex:
-    """The index of one source. For one thread; several processes may use the same file."""
+    """The index of one source. Not thread-safe; several processes may use the same file."""
 
     def __init__(self, source: GroupSource, folder: Path | None = None) -> None:
-        """folder: where indexes are kept; None, or a source without a name: in memory. Raises JournalError."""
+        """folder: where index files are kept; None, or a source without a name: the index is in memory. Raises JournalError."""
         self.source = source
         self.path = folder / f"{_key(source.name)}.db" if folder is not None and source.name else None
         self._looked: int | None = None
@@ -358,7 +361,7 @@ class GroupIndex:
     def _usable(self) -> sqlite3.Connection:
         try:
             return self._opened()
-        except (sqlite3.DatabaseError, OSError):  # damaged, or of another version: it is made again
+        except (sqlite3.DatabaseError, OSError):  # damaged, or from another version: rebuild it
             try:
                 self.remove()
                 return self._opened()
@@ -374,11 +377,11 @@ class GroupIndex:
         db = sqlite3.connect(self.path or ":memory:", isolation_level=None, timeout=10.0)
         try:
             db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=OFF")  # it can be made again
+            db.execute("PRAGMA synchronous=OFF")  # losing it is harmless: it can be rebuilt
             db.executescript(_SCHEMA)
             identity = f"{_VERSION} {self.source.identity()}"
-            known = db.execute("SELECT value FROM about WHERE name = 'identity'").fetchone()
-            if known is not None and known[0] != identity:
+            stored = db.execute("SELECT value FROM about WHERE name = 'identity'").fetchone()
+            if stored is not None and stored[0] != identity:
                 raise sqlite3.DatabaseError("It is the index of another journal.")
             db.execute("INSERT OR IGNORE INTO about VALUES ('identity', ?)", (identity,))
             db.execute("INSERT OR REPLACE INTO about VALUES ('source', ?)", (self.source.name,))
@@ -388,20 +391,20 @@ class GroupIndex:
         return db
 
     def remove(self) -> None:
-        """The file goes."""
+        """Delete the index file."""
         for end in ("", "-wal", "-shm"):
             if self.path is not None:
                 Path(f"{self.path}{end}").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """The index and its source."""
+        """Close the index and its source."""
         self._db.close()
         self.source.close()
 
     # Following the source
 
     def step(self) -> bool:
-        """Take in some groups; False when all are in. Raises JournalError."""
+        """Index some more groups; False when all are indexed. Raises JournalError."""
         with self._writing():
             span = self._about("span")
             low, high = span if span is not None else (NEWEST, 0)
@@ -416,7 +419,7 @@ class GroupIndex:
         return len(taken) > 0
 
     def changed(self) -> bool:
-        """The source has new groups, or groups of it are gone (these leave the index). Raises JournalError."""
+        """Whether the source has new groups or has lost some (those are removed from the index). Raises JournalError."""
         version, (low, high) = self.source.version(), self._about("span") or (NEWEST, 0)
         if version == self._looked:
             return False
@@ -443,23 +446,23 @@ class GroupIndex:
 
     def _drop(self, low: int, high: int) -> None:
         with self._writing():
-            kept = set(self.source.numbers(low, high))
-            gone = [row for row in self._db.execute("SELECT seq FROM groups").fetchall() if row[0] not in kept]
+            current = set(self.source.numbers(low, high))
+            gone = [row for row in self._db.execute("SELECT seq FROM groups").fetchall() if row[0] not in current]
             self._db.executemany("DELETE FROM groups WHERE seq = ?", gone)
             stale = self._number("SELECT coalesce((SELECT value FROM about WHERE name = 'gone'), 0)") + len(gone)
-            if stale > max(_SPARE, len(kept)):
+            if stale > max(_SPARE, len(current)):
                 for table in ("groups", "about WHERE name = 'span'"):
                     self._db.execute(f"DELETE FROM {table}")
                 self._db.execute("INSERT INTO words (words) VALUES ('delete-all')")
                 stale = 0
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('gone', ?)", (stale,))
 
-    # Asking
+    # Queries
 
     def page(
         self, wanted: GroupFilter, size: int, start: int = NEWEST, direction: Direction = "older", upto: int = NEWEST
     ) -> GroupPage:
-        """Groups below (direction older) or above `start`, none above `upto`. Raises JournalError."""
+        """One page of groups with numbers below (direction "older") or above `start`, none above `upto`. Raises JournalError."""
         order, sign = ("DESC", "<") if direction == "older" else ("ASC", ">")
         tables, where, values = self._asked(wanted)
         with self._reading():
@@ -472,15 +475,15 @@ class GroupIndex:
         return GroupPage(tuple(seqs if direction == "older" else seqs[::-1]), total, held, of)
 
     def _version(self) -> tuple[int, int]:
-        """Of the index: of what was written here, and by other windows."""
+        """The version of the index: changes with writes from here and from other windows."""
         return self._db.total_changes, self._number("PRAGMA data_version")
 
     def _still(self, name: str, version: object, count: Callable[[], Counted]) -> Counted:
-        """What was counted of that version; all groups are gone through once a version, not with every key."""
+        """The cached count for that version: counting scans all groups, so it runs once per version, not at every key press."""
         if name not in self._counted or self._counted[name][0] != version:
             self._counted[name] = version, count()
-        found: Counted = self._counted[name][1]
-        return found
+        counted: Counted = self._counted[name][1]
+        return counted
 
     def _total(self, wanted: GroupFilter, upto: int) -> int:
         tables, where, values = self._asked(wanted)
@@ -490,9 +493,9 @@ class GroupIndex:
         return self._number(f"SELECT count(*) FROM {tables} WHERE {where} AND {self._row(tables)} <= ?", *values, upto)
 
     def _asked(self, wanted: GroupFilter) -> tuple[str, str, list[object]]:
-        """Tables, condition and its values."""
-        found = self._db.execute("SELECT number FROM tasks WHERE name = ?", (wanted.task,)).fetchone()
-        task = found[0] if found else -1
+        """The tables, the WHERE condition and its values."""
+        row = self._db.execute("SELECT number FROM tasks WHERE name = ?", (wanted.task,)).fetchone()
+        task = row[0] if row else -1
         if wanted.words:
             return "words CROSS JOIN groups", f"words MATCH ?{_JOINED}", [wanted.match(task)]
         where, values = "flags & ? = ?", [wanted.flags, wanted.flags]
@@ -502,14 +505,14 @@ class GroupIndex:
         return "words.rowid" if tables.startswith("words") else "groups.seq"
 
     def every(self, wanted: GroupFilter, upto: int = NEWEST) -> Iterator[GroupRecorded]:
-        """All groups that fit, newest first, read a page at a time. Raises JournalError."""
+        """All groups that match, newest first, read one page at a time. Raises JournalError."""
         start = NEWEST
         while seqs := self.page(wanted, STEP, start, upto=upto).seqs:
             yield from (event for _, event in self.source.read(seqs) if event is not None)
             start = seqs[-1]
 
     def tasks(self) -> list[str]:
-        """Every task that has groups, by name."""
+        """The names of all tasks that have groups, sorted."""
         return self._still("tasks", self._version(), self._tasks)
 
     def _tasks(self) -> list[str]:
@@ -557,7 +560,7 @@ def _key(name: str) -> str:
 
 
 def _forget_lost(folder: Path) -> None:
-    """Remove the indexes of journals that are not there any more: they hold words of theirs."""
+    """Remove the indexes of deleted journals, since they still contain words from them."""
     for path in folder.glob("*.db"):
         with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(path)) as db:
             row = db.execute("SELECT value FROM about WHERE name = 'source'").fetchone()
@@ -566,13 +569,13 @@ def _forget_lost(folder: Path) -> None:
                     Path(f"{path}{end}").unlink(missing_ok=True)
 
 
-# The groups that fit a filter as JSON lines: the events of the journal, in plain ASCII.
+# Export: the groups that match a filter as JSON lines, which are the journal's events in plain ASCII.
 
 
 def build_group_index(
     source: GroupSource, folder: Path | None, told: Callable[[int], None] = lambda _: None
 ) -> GroupIndex:
-    """The index with all groups in it. told: called with how many are in, after each step. Raises JournalError."""
+    """Build the complete index. told: called after each step with the number of groups indexed. Raises JournalError."""
     index = GroupIndex(source, folder)
     try:
         index.changed()
@@ -587,7 +590,7 @@ def build_group_index(
 
 
 def export_groups(source: GroupSource, folder: Path | None, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
-    """The same as written(), of an index that is made for it."""
+    """Like write_groups(), with an index built for the purpose."""
     index = build_group_index(source, folder)
     try:
         return write_groups(index, wanted, path, upto)
@@ -596,7 +599,7 @@ def export_groups(source: GroupSource, folder: Path | None, wanted: GroupFilter,
 
 
 def write_groups(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int = NEWEST) -> int:
-    """Write a new file, this person's only; how many groups are in it. Raises AppError, JournalError; then there is no file."""
+    """Write a new file, private to its owner; the number of groups. Raises AppError, JournalError; then no file is left."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -611,19 +614,19 @@ def write_groups(index: GroupIndex, wanted: GroupFilter, path: Path, upto: int =
         raise AppError(f"Cannot write {path} ({error.strerror}). Name a file in a folder of your own.") from error
 
 
-# A thread that asks the index, so that no key waits for a disk; between two questions it takes in more of the journal.
+# A thread that queries the index, so that no key press waits for the disk; between queries it indexes more of the journal.
 
 PAGE = 60
 """Groups on a page."""
 IDLE_S = 1.0
-"""Seconds between two looks whether the journal has changed."""
+"""Seconds between checks whether the journal has changed."""
 _TELL_S = 0.25
-"""A first page is told again while the index grows, this often."""
+"""Seconds between updates of the first page while the index grows."""
 
 
 @dataclass(frozen=True)
 class GroupQuery:
-    """A page of the groups that fit: below (older) or above the number `start`; none above `upto`."""
+    """A request for one page of matching groups: below (older) or above the number `start`, none above `upto`."""
 
     filter: GroupFilter = field(default_factory=GroupFilter)
     start: int = NEWEST
@@ -632,13 +635,13 @@ class GroupQuery:
 
     @property
     def first(self) -> bool:
-        """It is the page of the newest groups, which changes as the journal grows."""
+        """Whether this is the page of the newest groups, which changes as the journal grows."""
         return self.start == NEWEST and self.direction == "older"
 
 
 @dataclass(frozen=True)
 class GroupQueryResult:
-    """groups: newest first. total: all that fit. indexed of of: how far the index is. tasks: known ones. problem: "" none."""
+    """groups: newest first. total: all matches. indexed, of: groups indexed, of all. tasks: known ones. problem: "" if none."""
 
     wish: GroupQuery
     groups: tuple[GroupRecorded, ...] = ()
@@ -650,33 +653,33 @@ class GroupQueryResult:
 
 
 class _Nothing:
-    """No wish came."""
+    """No request arrived."""
 
 
 class GroupReader:
-    """Answers the newest wish only: whoever types on does not wait for what was typed before."""
+    """Answers only the newest request: a person who keeps typing does not wait for earlier queries."""
 
     def __init__(self, open_index: Callable[[], GroupIndex], told: Callable[[GroupQueryResult], None]) -> None:
-        """open_index, told: called in the reader's thread."""
+        """open_index and told are called in the reader's thread."""
         self._open, self._told = open_index, told
         self._wishes: queue.SimpleQueue[GroupQuery | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
     def ask(self, wish: GroupQuery) -> None:
-        """Answered as soon as may be, unless another wish comes first."""
+        """Answer this request as soon as possible, unless a newer one replaces it."""
         self._wishes.put(wish)
 
     def close(self) -> None:
-        """End the thread, after what it is doing."""
+        """End the thread once its current work is done."""
         self._wishes.put(None)
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the thread to end."""
         self._thread.join()
 
     def _run(self) -> None:
-        """An index that does not open (a full disk, say) is tried again from time to time."""
+        """If the index does not open (on a full disk, say), try again from time to time."""
         wish: GroupQuery | None = GroupQuery()
         while wish is not None:
             try:
@@ -693,9 +696,9 @@ class GroupReader:
 
     def _serve(self, index: GroupIndex, wish: GroupQuery) -> None:
         growing, told_at, pause = True, 0.0, 0.0
-        asked: GroupQuery | None = wish
-        while asked is not None:
-            wish = asked
+        request: GroupQuery | None = wish
+        while request is not None:
+            wish = request
             self._answer(index, wish)
             told_at = time.monotonic()
             while isinstance(newer := self._next(pause), _Nothing):
@@ -706,10 +709,10 @@ class GroupReader:
                 if grew and wish.first and (done or time.monotonic() - told_at > _TELL_S):
                     self._answer(index, wish)
                     told_at = time.monotonic()
-            asked = newer
+            request = newer
 
     def _next(self, wait: float) -> GroupQuery | _Nothing | None:
-        """The newest wish, None at the end, or nothing after so many seconds."""
+        """The newest request, None when the reader is closed, or _Nothing after `wait` seconds."""
         newest: GroupQuery | _Nothing | None = _Nothing()
         with suppress(queue.Empty):
             newest = self._wishes.get(timeout=max(wait, 0.001))
@@ -718,13 +721,13 @@ class GroupReader:
         return newest
 
     def _follow(self, index: GroupIndex, growing: bool) -> tuple[bool, bool]:
-        """(something changed, there is more to take in)."""
+        """(whether something changed, whether there is more to index)."""
         try:
             if not growing:
                 changed = index.changed()
                 return changed, changed and index.step()
             return True, index.step()
-        except JournalError:  # the journal is being replaced, or another window holds the index: at the next look
+        except JournalError:  # the journal is being replaced, or another window holds the index: retry at the next look
             return False, False
 
     def _answer(self, index: GroupIndex, wish: GroupQuery) -> None:

@@ -1,4 +1,4 @@
-"""What the dashboard remembers of a run: figures as series, when which round ran, marks of a chart, what others brought."""
+"""What the dashboard remembers of a run: metrics as series, when each round ran, chart marks, external contributions."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from sapo_swarm.events import (
     Vitals,
 )
 
-# When which round ran: from rounds to wall-clock time and back, and when nothing ran.
+# When each round ran: rounds to wall-clock time and back, and pauses.
 
 PAUSE_S = 120.0
-"""A time in which nothing ran that is longer than this is a gap; shorter ones are bridged."""
+"""Idle seconds from which a pause shows as a gap; shorter ones are bridged."""
 _PAUSES = 400
 
 Pause = tuple[float, float]
-"""Unix seconds from and to which nothing ran."""
+"""Start and end of an idle period, in Unix seconds."""
 
 
 class RoundClock(msgspec.Struct, frozen=True):
-    """ends: Unix seconds of the end of every round, its range beginning where the work on it began."""
+    """ends: Unix seconds at which each round ended; the range of each entry starts where work on the round started."""
 
     ends: Series = field(default_factory=Series)
     pauses: tuple[Pause, ...] = ()
-    """Ascending; of very many the longest."""
+    """Ascending; when there are very many, only the longest."""
     beside: float = 0.0
-    """Seconds worked since the last round on something that is no round (an evaluation)."""
+    """Seconds of work outside of rounds (evaluations) since the last round."""
     ahead: float = 0.0
-    """Seconds that these times are ahead of the wall's clock since that was set back; idle time takes them back."""
+    """Seconds by which these times are ahead of the system clock since it was set back; idle time makes up for them."""
 
     def worked(self, seconds: float) -> RoundClock:
-        """Something ran beside the rounds for so long: no pause."""
+        """The clock after `seconds` of other work between rounds, which do not count as a pause."""
         return replace(self, beside=self.beside + seconds)
 
     def finished(self, round_: float, time: float, seconds: float, covers: int = 1) -> RoundClock:
-        """Round `round_` ended at `time` after so many seconds of work; covers: rounds up to it that are told as one. A clock
-        that was set back makes no round shorter than its work."""
+        """The clock after round `round_` ended at `time` after `seconds` of work. covers: rounds merged into this event. If the
+        system clock was set back, a round still lasts at least as long as its work."""
         before = self.ends.latest
         if before is None:
             return RoundClock(self.ends.append(round_, time, covers, time - seconds, time))
@@ -71,21 +71,21 @@ class RoundClock(msgspec.Struct, frozen=True):
         return RoundClock(self.ends.append(round_, end, covers, start, end), pauses, ahead=ahead)
 
     def paused_at(self, time: float) -> bool:
-        """Nothing ran at that time, for longer than PAUSE_S."""
+        """Whether that time lies in a pause longer than PAUSE_S."""
         place = bisect_right(self.pauses, time, key=lambda pause: pause[0]) - 1
         return place >= 0 and time < self.pauses[place][1]
 
     def time_of(self, round_: float) -> float | None:
-        """When that round ended, about; None when there is none yet. Before the first and after the last: their ends."""
+        """Approximately when that round ended, clamped to the first and last round; None before any round."""
         return self.ends.rising_at(round_) if len(self.ends) else None
 
     def round_at(self, time: float) -> float | None:
-        """The round that ran at that time, as a number between rounds; None when there is none yet."""
+        """The round that ran at that time, as a fractional number; None before any round."""
         return self.ends.x_of_rising(time) if len(self.ends) else None
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """When the first round began and the last one ended; None when there is none yet."""
+        """Start of the first round and end of the last; None before any round."""
         spread = self.ends.range()
         return None if spread is None else (spread.low, spread.high)
 
@@ -97,19 +97,19 @@ def _bounded(pauses: tuple[Pause, ...]) -> tuple[Pause, ...]:
     return tuple(sorted(longest))
 
 
-# What came from other nodes into this model's training, and where it stood before.
+# External groups in this model's training, and the held-out result before the first of them.
 
 
 class ExternalContribution(msgspec.Struct, frozen=True):
-    """batches: groups in all training batches so far, external: those of them that came from other nodes. before: the last
-    held-out result from before the first external group."""
+    """batches: groups in all training batches so far. external: how many of them came from other nodes. before: the last
+    held-out result before the first external group."""
 
     batches: int = 0
     external: int = 0
     before: Evaluated | None = None
 
     def after(self, event: Event) -> ExternalContribution:
-        """With what the event adds."""
+        """The contribution after this event."""
         if isinstance(event, RoundFinished):
             batch = event.local_groups + event.external_groups
             return replace(self, batches=self.batches + batch, external=self.external + event.external_groups)
@@ -118,7 +118,7 @@ class ExternalContribution(msgspec.Struct, frozen=True):
         return self
 
 
-# What happened in a run that a chart marks with a letter.
+# Milestones of a run, which a chart marks with a letter.
 
 Letter = Literal["P", "J", "L", "C", "R", "B", "S", "E"]
 MEANINGS: dict[Letter, str] = {
@@ -131,15 +131,15 @@ MEANINGS: dict[Letter, str] = {
     "C": "changed",
     "P": "paused",
 }
-"""What the letters stand for; where several fall on one place, the first of these is shown."""
+"""What the letters stand for; where several coincide, the first in this order is shown."""
 _MOST = 800
 JOINED, LEFT = "joined", "left"
-"""How a session's `changed` begins where a swarm was joined or left."""
+"""The first word of a session's `changed` when a swarm was joined or left."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunMilestone:
-    """round: rounds that were done (the first success: the round it came in). time: Unix seconds."""
+    """round: rounds done by then (for a first success, the round in which it came). time: Unix seconds."""
 
     letter: Letter
     round: float
@@ -147,16 +147,18 @@ class RunMilestone:
 
 
 def add_milestones(known: tuple[RunMilestone, ...], event: Event, rounds: int) -> tuple[RunMilestone, ...]:
-    """With what the event says, if a chart marks it. rounds: done so far. Of very many the old ones grow sparse."""
-    found = _of(event, rounds)
-    if not found or (found[0].letter == "S" and any(m.letter == "S" and m.round == found[0].round for m in known)):
+    """The milestones plus any from this event. rounds: done so far. When there are very many, old ones are thinned out."""
+    milestones = _of(event, rounds)
+    if not milestones or (
+        milestones[0].letter == "S" and any(m.letter == "S" and m.round == milestones[0].round for m in known)
+    ):
         return known
-    known = (*known, *found)
+    known = (*known, *milestones)
     return known if len(known) < _MOST else (*known[: _MOST // 2 : 2], *known[_MOST // 2 :])
 
 
 def of_session(event: RunStarted) -> tuple[RunMilestone, ...]:
-    """What was different when training went on."""
+    """What had changed when training resumed."""
     letters: set[Letter] = set()
     for change in event.changed:
         letters.add("J" if change.startswith(JOINED) else "L" if change.startswith(LEFT) else "C")
@@ -179,14 +181,14 @@ def _of(event: Event, rounds: int) -> tuple[RunMilestone, ...]:
 
 
 def _went_back(event: ExternalSwitched | CheckpointSaved) -> bool:
-    """Older weights came back: by the tripwire, or by a person, who may go back to round 0."""
+    """Whether older weights were restored, by the tripwire or by a person (who may go back to round 0)."""
     return event.restored > (-1 if isinstance(event, CheckpointSaved) else 0)
 
 
-# One series per figure, from what the node's events say.
+# One series per metric, from the node's events.
 
 _RECENT = 300
-"""Values that a sparkline looks back on; what only it shows is not kept for longer."""
+"""Values in a sparkline; metrics shown only there are kept no longer than this."""
 
 
 def _recent() -> BoundedHistory[float | None]:
@@ -200,12 +202,12 @@ class HeldOut(msgspec.Struct, frozen=True):
     low: Series = field(default_factory=Series)
     high: Series = field(default_factory=Series)
     best: tuple[float, float] | None = None
-    """Round and pass@1 of the best one; of equal ones the first."""
+    """Round and pass@1 of the best result, the first of equals."""
     tasks: Mapping[str, Series] = field(default_factory=dict)
-    """pass@1 of every task that was asked."""
+    """pass@1 of every evaluated task."""
 
     def append(self, event: Evaluated) -> HeldOut:
-        """With one more result."""
+        """A copy with one more result."""
         best = self.best
         if best is None or event.pass_at_1 > best[1]:
             best = (event.round, event.pass_at_1)
@@ -222,7 +224,7 @@ class HeldOut(msgspec.Struct, frozen=True):
 
 
 class RunMetrics(msgspec.Struct, frozen=True):
-    """One series per figure, over rounds (the first is 1) unless said otherwise. Rewards are never mixed."""
+    """One series per metric, over rounds (starting at 1) unless stated otherwise. Kinds of reward are never mixed."""
 
     reward_local: Series = field(default_factory=Series)
     reward_external: Series = field(default_factory=Series)
@@ -230,20 +232,20 @@ class RunMetrics(msgspec.Struct, frozen=True):
     """Share of local groups with unequal rewards, in [0, 1]."""
     tokens_per_s: BoundedHistory[float | None] = field(default_factory=_recent)
     external_share: Series = field(default_factory=Series)
-    """As the node says (SwarmUpdated), like the share below."""
+    """As reported by the node (SwarmUpdated), like `share` below."""
     share: Series = field(default_factory=Series)
     """My accepted groups / all accepted groups."""
     memory: BoundedHistory[float | None] = field(default_factory=_recent)
-    """Bytes of the node's process tree, as the node tells them, like the two below."""
+    """Bytes used by the node's process tree, as reported by the node, like the two below."""
     cpu: BoundedHistory[float | None] = field(default_factory=_recent)
     celsius: BoundedHistory[float | None] = field(default_factory=_recent)
     set_aside: Series = field(default_factory=Series)
-    """Of the examples phase: share right of the training rows that are no examples, at temperature 0."""
+    """In the examples phase: share of correct answers on the training rows not used as examples, at temperature 0."""
     held_out: HeldOut = field(default_factory=HeldOut)
     clock: RoundClock = field(default_factory=RoundClock)
 
     def finished(self, event: RoundFinished) -> RunMetrics:
-        """With one more round, or a block of rounds."""
+        """The metrics after one more round, or a block of rounds."""
         x, covers = event.round + 1, event.covers
         generating = event.seconds.get("generate", 0.0)
 
@@ -262,12 +264,12 @@ class RunMetrics(msgspec.Struct, frozen=True):
         )
 
     def read(self, event: ExamplesRead) -> RunMetrics:
-        """With how far the examples phase is."""
+        """The metrics with the progress of the examples phase."""
         share = event.right / event.items if event.items else None
         return replace(self, set_aside=self.set_aside.append(event.round, share))
 
     def measured(self, event: Vitals) -> RunMetrics:
-        """With what the machine does now."""
+        """The metrics with the machine's newest vitals."""
         return replace(
             self,
             memory=self.memory.append(event.memory),
@@ -276,7 +278,7 @@ class RunMetrics(msgspec.Struct, frozen=True):
         )
 
     def told(self, event: SwarmUpdated, rounds: int) -> RunMetrics:
-        """With what the coordinator said after so many rounds."""
+        """The metrics with the coordinator's update after `rounds` rounds."""
         return replace(
             self,
             share=self.share.append(rounds, event.share),
@@ -284,5 +286,5 @@ class RunMetrics(msgspec.Struct, frozen=True):
         )
 
     def evaluated(self, event: Evaluated) -> RunMetrics:
-        """With a held-out result."""
+        """The metrics with one more held-out result."""
         return replace(self, held_out=self.held_out.append(event), clock=self.clock.worked(event.seconds))

@@ -1,7 +1,7 @@
 """Append-only containers that look immutable: the memory of the dashboard, bounded and O(1) per event.
 
-`append` returns a new value that shares the old one's buffer; an older value keeps seeing only its own prefix. So a
-reducer over them is pure, a frozen chart is just an old state, and nothing is copied except now and then when the
+`append` returns a new value that shares the old one's buffer; an older value still sees only its own prefix. So a
+reducer over them is pure, a frozen chart is just an old state, and data is copied only occasionally, when the
 bound is reached.
 """
 
@@ -17,20 +17,20 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 LEVEL = 256
-"""Buckets that stay on a level when it is full (at twice as many): the others go in pairs to the next, coarser level."""
+"""A level is full at twice this many buckets; this many stay, the others are merged in pairs into the next coarser level."""
 
 T = TypeVar("T")
 
 
 class BoundedHistory(msgspec.Struct, Generic[T], frozen=True, eq=False):
-    """The last `bound` (up to twice as many inside) items in order of arrival."""
+    """The last `bound` items in order of arrival (the buffer holds up to twice as many)."""
 
     bound: int
     _buffer: list[T] = msgspec.field(default_factory=list)
     _length: int = 0
 
     def append(self, item: T) -> BoundedHistory[T]:
-        """With the item at the end."""
+        """A copy with the item at the end."""
         buffer = self._buffer if self._length == len(self._buffer) else self._buffer[: self._length]
         if len(buffer) >= 2 * self.bound:
             buffer = buffer[-self.bound + 1 :]
@@ -55,7 +55,7 @@ class BoundedHistory(msgspec.Struct, Generic[T], frozen=True, eq=False):
 
 
 class ValueRange(NamedTuple):
-    """Smallest, mean and largest value of a stretch."""
+    """Smallest, mean and largest value of a range."""
 
     low: float
     mean: float
@@ -63,7 +63,7 @@ class ValueRange(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """One entry a bucket, oldest first. sums and counts are prefix sums, so that any moving mean costs O(log n)."""
+    """One entry per bucket, oldest first. sums and counts are prefix sums, so any moving mean costs O(log n)."""
 
     first: array[float]
     """x of the first point in the bucket."""
@@ -72,15 +72,15 @@ class _Columns(NamedTuple):
     sums: array[float]
     counts: array[float]
     low: array[float]
-    """Smallest value in the bucket, infinity where there is none."""
+    """Smallest value in the bucket, infinity if there is none."""
     high: array[float]
 
 
 class Series:
-    """One figure over an increasing x (the round, or seconds), in buckets: one a point where it is recent, of 2, 4, 8, ...
-    points the longer it is ago. At most 2 * LEVEL buckets of each width; the first point stays a bucket of its own.
+    """One metric over an increasing x (the round, or seconds), in buckets: recent points have one each, older ones share
+    buckets of 2, 4, 8, ... points. At most 2 * LEVEL buckets of each width; the first point always keeps its own bucket.
 
-    Means over whole buckets are exact whatever was put together.
+    Means over whole buckets are exact, however points were merged.
     """
 
     __slots__ = ("_coarse", "_columns", "_fine", "_length", "latest")
@@ -93,21 +93,21 @@ class Series:
         latest: float | None = None,
         fine: int = 0,
     ) -> None:
-        """coarse: how many buckets of 2, 4, 8, ... points there are; fine: the other ones, the newest, hold a point each."""
+        """coarse: how many buckets of 2, 4, 8, ... points there are; fine: the newest buckets, with one point each."""
         self._columns = columns or _Columns(*(array("d") for _ in _Columns._fields))
         self._coarse, self._length, self._fine, self.latest = coarse, length, fine, latest
 
     def append(
         self, x: float, value: float | None, covers: int = 1, low: float | None = None, high: float | None = None
     ) -> Series:
-        """With one more point; None is a gap. An x that is not past the last one replaces what came since (resume).
+        """A copy with one more point; None is a gap. An x that is not past the last one replaces everything from x on (resume).
 
-        covers: points that this one stands for (rounds of long ago are told in blocks), low, high: their range.
+        covers: how many points this one stands for (the journal merges old rounds into blocks). low, high: their range.
         """
         length, coarse, fine, columns = self._length, self._coarse, self._fine, self._columns
         if length and x <= columns.x[length - 1]:
-            kept = bisect_left(columns.x, x, 0, length)
-            coarse, length = _shortened(coarse, length, length - kept), kept
+            earlier = bisect_left(columns.x, x, 0, length)
+            coarse, length = _shortened(coarse, length, length - earlier), earlier
             fine = length - sum(coarse)
         if length < len(columns.x):
             columns = _Columns(*(column[:length] for column in columns))
@@ -128,7 +128,7 @@ class Series:
         length += 1
         if level < 0 or fine or any(coarse[:level]):
             fine, full = fine + 1, fine + 1 >= 2 * LEVEL
-        else:  # a block that is told as one, with nothing finer before it: on the level of its width
+        else:  # a merged block with nothing finer before it goes on the level of its width
             coarse = _placed(coarse, level)
             full = coarse[level] >= 2 * LEVEL
         if full:
@@ -142,17 +142,17 @@ class Series:
 
     @property
     def first_x(self) -> float | None:
-        """The first x; None when there is none."""
+        """The first x; None when empty."""
         return self._columns.first[0] if self._length else None
 
     @property
     def last_x(self) -> float | None:
-        """The newest x; None when there is none."""
+        """The newest x; None when empty."""
         return self._columns.x[self._length - 1] if self._length else None
 
     @property
     def empty(self) -> bool:
-        """No value yet (gaps do not count)."""
+        """Whether there is no value yet (gaps do not count)."""
         return not self._length or self._columns.counts[self._length - 1] == 0
 
     def mean(self, index: int, smooth: float) -> float | None:
@@ -162,7 +162,7 @@ class Series:
         return self._between(min(before, index), index + 1)
 
     def at(self, x: float, smooth: float) -> float | None:
-        """The moving mean at x, linear between points, None outside or in a gap."""
+        """The moving mean at x, interpolated linearly between points; None outside the series or in a gap."""
         xs = self._columns.x
         if not self._length or x < self._columns.first[0] or x > xs[self._length - 1]:
             return None
@@ -177,7 +177,7 @@ class Series:
         return here + share * (there - here)
 
     def spread(self, first: float, last: float) -> ValueRange | None:
-        """Range and mean of the buckets that reach into [first, last]; None when they hold no value."""
+        """Range and mean of the buckets that overlap [first, last]; None when they hold no value."""
         columns = self._columns
         low = bisect_left(columns.x, first, 0, self._length)
         high = max(bisect_right(columns.first, last, 0, self._length), low)
@@ -185,30 +185,30 @@ class Series:
         return None if mean is None else ValueRange(min(columns.low[low:high]), mean, max(columns.high[low:high]))
 
     def range(self) -> ValueRange | None:
-        """Smallest, mean and largest value of all."""
+        """Smallest, mean and largest value of the whole series."""
         return self.spread(-math.inf, math.inf)
 
     def rising_at(self, x: float) -> float:
-        """A figure that only rises (a clock), inside a bucket from its smallest to its largest value. Not for an empty one."""
+        """The value at x of a metric that only rises (a clock), interpolated within a bucket. The series must not be empty."""
         index = min(bisect_left(self._columns.x, x, 0, self._length), self._length - 1)
         first, last, low, high = self._bucket(index)
         share = min(max((x - first) / (last - first), 0.0), 1.0)
         return low + share * (high - low)
 
     def x_of_rising(self, value: float) -> float:
-        """Inverse of rising_at; between two buckets the x between them."""
+        """Inverse of rising_at; a value between two buckets gives the x between them."""
         index = min(bisect_left(self._columns.high, value, 0, self._length), self._length - 1)
         first, last, low, high = self._bucket(index)
         share = min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 1.0
         return first + share * (last - first)
 
     def _bucket(self, index: int) -> tuple[float, float, float, float]:
-        """x before its first point, x of its last, its smallest and largest value."""
+        """(x before the bucket's first point, x of its last, smallest value, largest value)."""
         columns = self._columns
         return columns.first[index] - 1, columns.x[index], columns.low[index], columns.high[index]
 
     def tail_mean(self, smooth: float) -> float | None:
-        """The moving mean now."""
+        """The newest moving mean."""
         return self.mean(self._length - 1, smooth) if self._length else None
 
     def buckets(self) -> Iterator[tuple[float, float, float]]:
@@ -222,7 +222,7 @@ class Series:
         return [self._between(place, place + 1) for place in range(max(0, self._length - count), self._length)]
 
     def _between(self, low: int, high: int) -> float | None:
-        """Mean of the buckets low to high, the last not included."""
+        """Mean of the buckets in [low, high)."""
         if high <= low:
             return None
         sums, counts = self._columns.sums, self._columns.counts
@@ -231,7 +231,7 @@ class Series:
 
 
 def _shortened(coarse: tuple[int, ...], length: int, drop: int) -> tuple[int, ...]:
-    """The sizes of the levels after the newest `drop` buckets are gone."""
+    """The level sizes after the newest `drop` buckets are removed."""
     drop -= min(drop, length - sum(coarse))
     sizes = []
     for size in coarse:
@@ -242,14 +242,14 @@ def _shortened(coarse: tuple[int, ...], length: int, drop: int) -> tuple[int, ..
 
 
 def _placed(coarse: tuple[int, ...], level: int) -> tuple[int, ...]:
-    """The sizes after one more bucket on a level."""
+    """The level sizes after adding one bucket to a level."""
     sizes = [*coarse, *[0] * (level + 1 - len(coarse))]
     sizes[level] += 1
     return tuple(sizes)
 
 
 def _settled(columns: _Columns, coarse: tuple[int, ...]) -> tuple[_Columns, tuple[int, ...]]:
-    """Full levels give the older part of their buckets, in pairs, to the next coarser one."""
+    """Merge the older part of each full level, in pairs, into the next coarser level."""
     sizes = [len(columns.x) - sum(coarse), *coarse, 0]
     level = 0
     while level < len(sizes) - 1:
@@ -267,7 +267,7 @@ def _settled(columns: _Columns, coarse: tuple[int, ...]) -> tuple[_Columns, tupl
 
 
 def _paired(columns: _Columns, start: int) -> _Columns:
-    """LEVEL buckets from `start` on, in pairs. Of prefix sums the later one is the pair's."""
+    """LEVEL buckets from `start` on, merged in pairs. A pair's prefix sum is the later bucket's."""
     end = start + LEVEL
     pairs = _Columns(
         first=columns.first[start:end:2],

@@ -1,1 +1,1 @@
-"""One module a screen."""
+"""The screens of the dashboard, one module each."""

@@ -1,4 +1,4 @@
-"""What every screen shares: the header line, the footer, the message for a terminal that is too small."""
+"""What all screens share: the header line, the footer, the message for a terminal that is too small."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sapo_desktop.dashboard.widgets.frame import Key, KeyBar, Panel, header_line
 
 MIN_WIDTH, MIN_HEIGHT, WIDE = 80, 24, 100
 BIG_WIDTH, BIG_HEIGHT = 160, 44
-"""From here on a screen has room for what smaller ones open on a key."""
+"""From this size on, a screen has room for what smaller ones open with a key."""
 
 
 T = TypeVar("T")
 
 
 class DismissOnceScreen(Screen[T], Generic[T]):
-    """A screen that closes once. Textual takes whatever is on top away: at an Enter too many the screen below, and with the last
-    one the app; and where help lies over a screen that closes by itself, the help."""
+    """A screen that closes only once. Textual's dismiss pops whatever is on top: a repeated Enter would close the screen below,
+    and after the last one the app; and if help covers a screen that closes by itself, it would close the help."""
 
     _late: tuple[T | None] | None = None
 
@@ -39,7 +39,7 @@ class DismissOnceScreen(Screen[T], Generic[T]):
         return self.app  # type: ignore[return-value]
 
     def dismiss(self, result: T | None = None) -> AwaitComplete:
-        """Close, with what is answered; under another screen as soon as that is gone."""
+        """Close with a result; if another screen covers this one, as soon as that is gone."""
         if self.is_active:
             return super().dismiss(result)
         if self in self.app.screen_stack:
@@ -47,16 +47,16 @@ class DismissOnceScreen(Screen[T], Generic[T]):
         return AwaitComplete()
 
     def on_screen_resume(self) -> None:
-        """What lay over it is gone."""
+        """Close now, if that was postponed: the screen above is gone."""
         if self._late is not None:
             self.dismiss(*self._late)
 
 
 class SearchableScreen(DismissOnceScreen[None]):
-    """A search field above what is searched. Enter keeps what is typed, Esc clears it."""
+    """A search field above the searched content. Enter keeps the text, Esc clears it."""
 
     SEARCHED: ClassVar[str]
-    """What has the focus without it."""
+    """Selector of the widget that has the focus outside the search field."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", show=False),
         Binding("escape", "clear", "clear", show=False),
@@ -78,12 +78,12 @@ class SearchableScreen(DismissOnceScreen[None]):
         self.on_input_submitted()
 
     def on_input_submitted(self) -> None:
-        """Back to what was searched."""
+        """Move the focus back to the searched content."""
         self.query_one(self.SEARCHED).focus()
 
 
 class BaseScreen(DismissOnceScreen[None]):
-    """A mode of the dashboard. Subclasses give `body()` and `update()`."""
+    """A mode of the dashboard. Subclasses implement `body()` and `update()`."""
 
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it as an instance variable
         (0, "-too-narrow"),
@@ -130,17 +130,17 @@ class BaseScreen(DismissOnceScreen[None]):
         return ()
 
     def keys(self, state: DashboardState) -> list[Key]:
-        """What the footer shows: at most eight, help and quit last. In a field letters are text, so other keys count."""
+        """The keys in the footer: at most eight, help and quit last. In a text field letters are text, so other keys apply."""
         if isinstance(self.focused, Input):
             return [*self.typing_keys(state), ("F1", "help", "app.help"), ("ctrl+q", "quit", "app.leave")]
         return [*self.own_keys(state), ("?", "help", "app.help"), ("q", "quit", "app.leave")]
 
     def typing_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - for those that override it
-        """The keys that count while a text is typed."""
+        """The keys that work while text is being typed."""
         return [("Enter", "keep", ""), ("Esc", "clear", "screen.clear")]
 
     def pause_keys(self, state: DashboardState, snooze: bool = False) -> list[Key]:
-        """What space (and z) do now; over a recording how it is steered."""
+        """What space (and z) do now; over a recording, the playback keys."""
         player = self.dashboard.player
         if player is not None and player.steers:
             return [
@@ -155,14 +155,14 @@ class BaseScreen(DismissOnceScreen[None]):
         return [space, ("z", "snooze", "app.snooze")] if snooze and not state.gone else [space]
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - for those that override it
-        """The keys of this screen, the most wanted first, six at most."""
+        """The keys of this screen, most important first, six at most."""
         return []
 
     def update(self, state: DashboardState, now: float) -> None:
         """Draw what changed."""
 
     def show(self, state: DashboardState, now: float) -> None:
-        """Called at every tick while this screen is the active one, and when it becomes so."""
+        """Called at every tick while this screen is active, and when it becomes active."""
         self.query_one("#header", Panel).show(state, now)
         self._show_caption()
         self.query_one(KeyBar).put(self.keys(state))
@@ -170,7 +170,7 @@ class BaseScreen(DismissOnceScreen[None]):
 
     @property
     def big(self) -> bool:
-        """There is room for more than the usual panels."""
+        """Whether there is room for more than the usual panels."""
         return self.app.size.width >= BIG_WIDTH and self.app.size.height >= BIG_HEIGHT
 
     def on_screen_resume(self) -> None:
@@ -178,7 +178,7 @@ class BaseScreen(DismissOnceScreen[None]):
         self.dashboard.redraw()
 
     def on_resize(self) -> None:
-        """Say so when the terminal is too small."""
+        """Show the message if the terminal is too small."""
         width, height = self.app.size
         self.set_class(self.big, "-big")
         small = f"This terminal is {width}x{height}; the dashboard needs {MIN_WIDTH}x{MIN_HEIGHT}."
@@ -188,7 +188,7 @@ class BaseScreen(DismissOnceScreen[None]):
         self.call_after_refresh(self._focus_again)
 
     def _focus_again(self) -> None:
-        """A terminal that was too small hid the list, and took the focus from it."""
+        """Restore the focus, which the list lost when a too-small terminal hid it."""
         fits = self.app.size.width >= MIN_WIDTH and self.app.size.height >= MIN_HEIGHT
         if fits and self.is_current and self.focused is None and self.AUTO_FOCUS:
             self.query_one(self.AUTO_FOCUS).focus()

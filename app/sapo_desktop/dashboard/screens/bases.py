@@ -1,4 +1,4 @@
-"""The list of models to start from: those of this computer, those to download, the toys. Names and paths are foreign text."""
+"""The list of models to start from: on this computer, to download, and the toys. Names and paths are untrusted text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import BaseGroup, BaseOffer, Offers
 
 NAME = 36
-"""Columns of a model's name; the whole of it stands below the list."""
+"""Columns for a model's name; the full name is shown below the list."""
 
 
 class BasesDialog(Dialog[BaseOffer | None]):
-    """The model that was chosen; None at Esc. What cannot be trained is there, grey, with its reason, and is passed over."""
+    """Returns the chosen model; None after Esc. Untrainable models are listed in grey with the reason; the cursor skips them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("r", "renew", "look again", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#bases"
 
     def __init__(self, offers: Offers, chosen: str = "") -> None:
-        """chosen: the model under the cursor at first, where it is on the list."""
+        """chosen: the model initially under the cursor, if it is on the list."""
         super().__init__()
         self._offers, self._chosen = offers, chosen
         self._rows: list[BaseOffer | None] = []
-        """A row of the list each: a model, or None for a title or a sentence."""
+        """For each row of the list its model, or None for a title or a sentence."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -45,7 +45,7 @@ class BasesDialog(Dialog[BaseOffer | None]):
             yield Static(key_hint(*keys), markup=False)
 
     def on_mount(self) -> None:
-        """Look at the disks, and whether the hub answers."""
+        """Scan the disks, and check whether the hub answers."""
         self._look(False)
 
     def action_renew(self) -> None:
@@ -76,12 +76,12 @@ class BasesDialog(Dialog[BaseOffer | None]):
         rows.focus()
 
     def complain(self, text: str, style: str = "$warning") -> None:
-        """Say it; without a text the line is not there."""
+        """Show the message; an empty text hides the line."""
         self.query_one("#complaint").display = bool(text)
         super().complain(text, style)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Say more about the model under the cursor."""
+        """Describe the model under the cursor."""
         offer = self._rows[event.option_index] if event.option_index < len(self._rows) else None
         more = f"{plain_text(offer.value, 100)}: {plain_text(offer.more or offer.detail, 300)}" if offer else ""
         self.query_one("#detail", Static).update(Content.styled(more, "$muted"))
@@ -93,7 +93,7 @@ class BasesDialog(Dialog[BaseOffer | None]):
 
 
 def _lines(group: BaseGroup, below: bool) -> list[tuple[Content, BaseOffer | None]]:
-    """A group's title, its models and its sentences. below: another group is above it."""
+    """A group's title, models and sentences. below: whether another group is above it."""
     title = Content.styled(plain_text(group.title, 100), "bold $accent")
     lines: list[tuple[Content, BaseOffer | None]] = [(Content(""), None)] if below else []
     lines.append((title, None))

@@ -1,4 +1,4 @@
-"""The keys that a screen with charts has."""
+"""The keys of screens with charts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.plot import Axis
 
 _STEP, _FINE = 0.25, 0.02
-"""Shares of the width that an arrow key moves the window, and the crosshair."""
+"""Shares of the width by which an arrow key moves the window, and the crosshair."""
 
 
 class ChartKeys(Screen[None]):
-    """The keys of a screen with charts: they, and the mouse, look at the same part of all of them."""
+    """The keys of a screen with charts. Keys and mouse move all of its charts together."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "freeze", "freeze", show=False),

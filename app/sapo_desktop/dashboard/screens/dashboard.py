@@ -1,4 +1,4 @@
-"""Screen 1: is it learning, how do we know, what does it do now."""
+"""Screen 1: is the model learning, how do we know, and what is the node doing now."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_WORKING, NO_MODEL = "Not working: the header says why.", "Waiting for the no
 
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """The Now panel; on narrow terminals, which have no Machine panel, its last line holds the tiles."""
+    """The Now panel; on narrow terminals, which have no Machine panel, its last line shows the machine's figures."""
     if width >= 50:
         return panels.now_panel(state, now, width, height, glyphs)
     rows = panels.now_panel(state, now, width, max(height - 1, 1), glyphs)
@@ -70,7 +70,7 @@ class DashboardScreen(ChartKeys, BaseScreen):
         ]
 
     def update(self, state: DashboardState, now: float) -> None:
-        """Give charts and panels what they show."""
+        """Update charts and panels."""
         clock, empty = state.figures.clock, empty_chart_text(state, now)
         happened = milestone_marks(state)
         reward = self.query_one("#reward", Chart)
@@ -93,8 +93,8 @@ class DashboardScreen(ChartKeys, BaseScreen):
 
 
 def reward_lines(state: DashboardState) -> list[ChartLine]:
-    """Local reward always; external in a swarm and after it, in its own pattern and colour, never mixed. Where there were
-    examples, how much of the rows set aside is right."""
+    """Local reward always; external reward during and after a swarm, in a separate pattern and colour, never mixed. If there were
+    examples, also the share of correct answers on the rows set aside."""
     local = ChartLine(
         "judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1"
     )
@@ -105,7 +105,7 @@ def reward_lines(state: DashboardState) -> list[ChartLine]:
 
 
 def share_lines(state: DashboardState) -> list[ChartLine]:
-    """In silo the share of local groups with unequal rewards; in a swarm what is mine and what is external."""
+    """Alone, the share of local groups with unequal rewards; in a swarm, this node's share and the external share."""
     figures = state.figures
     if state.silo:
         return [ChartLine("unequal", figures.nonzero_groups, "solid", "line-3")]
@@ -116,7 +116,7 @@ def share_lines(state: DashboardState) -> list[ChartLine]:
 
 
 def share_title(state: DashboardState) -> str:
-    """The second chart's title: its uptake in a swarm."""
+    """The second chart's title, which includes the uptake in a swarm."""
     if state.silo:
         return UNEQUAL
     return f"Swarm · {UPTAKE} {state.swarm.uptake:,}" if state.swarm else "Swarm"
@@ -124,9 +124,9 @@ def share_title(state: DashboardState) -> str:
 
 def milestone_marks(state: DashboardState) -> list[ChartMark]:
     """What happened in the run, and the best held-out result."""
-    found = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
+    marks = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in state.moments]
     held = state.figures.held_out
-    return [*found, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else found
+    return [*marks, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else marks
 
 
 def empty_chart_text(state: DashboardState, now: float) -> str:

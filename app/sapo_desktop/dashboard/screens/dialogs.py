@@ -1,4 +1,4 @@
-"""What opens over the current screen: questions with a few answers (how to leave, how long to snooze), and running text."""
+"""Dialogs over the current screen: questions with a few answers (how to leave, how long to snooze), and long text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def key_hint(*keys: tuple[str, str]) -> Content:
 
 
 class Dialog(ModalScreen[T], DismissOnceScreen[T], Generic[T]):
-    """Lies over a screen and takes its keys. Esc closes it; those that mean something else by that bind it themselves."""
+    """Covers a screen and takes its keys. Esc closes it, unless a subclass binds Esc itself."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel", show=False)]
 
@@ -38,18 +38,18 @@ class Dialog(ModalScreen[T], DismissOnceScreen[T], Generic[T]):
         self.dismiss(None)
 
     def complain(self, text: str, style: str = "$warning") -> None:
-        """Say it in the line that a dialog has for it, #complaint."""
+        """Show a message in the dialog's #complaint line."""
         self.query_one("#complaint", Static).update(Content.styled(plain_text(text, 400), style))
 
 
 class ChoiceDialog(Dialog[T | None], Generic[T]):
-    """A question with a few answers, the last of them Cancel; that, Esc and q give None."""
+    """A question with a few answers, the last of them Cancel; Cancel, Esc and q return None."""
 
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
     def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
-        """answers: (what it is called, what it brings, value). careful: Cancel is the first, under the cursor, because something
+        """answers: (label, explanation, value). careful: Cancel comes first, under the cursor, because something
         would be lost for ever."""
         super().__init__()
         cancel: tuple[str, str, T | None] = ("Cancel (Esc)", "", None)
@@ -78,7 +78,7 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
 
 
 class QuitDialog(ChoiceDialog[QuitChoice]):
-    """What becomes of the node when the dashboard closes."""
+    """Asks what to do with the node when the dashboard closes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "pick('stop')", "stop", show=False),
@@ -101,7 +101,7 @@ class QuitDialog(ChoiceDialog[QuitChoice]):
 
 
 class SnoozeDialog(ChoiceDialog[int]):
-    """Minutes, or None."""
+    """Asks how long to pause; returns minutes, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "pick(15)", "15", show=False),
@@ -119,13 +119,13 @@ class SnoozeDialog(ChoiceDialog[int]):
 
 
 class TextDialog(Dialog[None]):
-    """Running text that scrolls, wrapped anew for every width."""
+    """Long text that scrolls, rewrapped for each width."""
 
     TITLE: ClassVar[str | None] = ""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close", show=False)]
 
     def text(self, width: int) -> Content:
-        """All of it in so many columns."""
+        """The whole text, wrapped to `width` columns."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
@@ -136,7 +136,7 @@ class TextDialog(Dialog[None]):
             yield Static("", id="running-text", markup=False)
 
     def on_resize(self) -> None:
-        """Wrap anew."""
+        """Rewrap the text."""
         self.draw()
 
     def draw(self) -> None:

@@ -1,4 +1,4 @@
-"""The first start: five questions on one screen, every one answered already. Enter starts; q and Esc start nothing."""
+"""The first start: five questions on one screen, all with an answer preselected. Enter starts; q and Esc start nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODES = (
 )
 FIND = ("find", "look for a swarm that anyone may join, on trial")
 _SETTLED_S = 0.3
-"""An answer that stays so long is measured."""
+"""Seconds that an answer must stay unchanged before it is measured."""
 
 
 def _reading(model: str) -> str:
@@ -46,7 +46,7 @@ def _reading(model: str) -> str:
 
 
 class FirstRunScreen(Dialog[FirstRunAnswers]):
-    """Modal, so that what is typed here never reaches the dashboard's keys."""
+    """Modal, so that keys typed here never reach the dashboard."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#mode"
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-tall")]  # noqa: RUF012 - Textual declares it as an instance variable
@@ -64,9 +64,9 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.asked: tuple[str, str] | None = None
         self.speeds: dict[tuple[str, str], str] = {}
         self.listed = ""
-        """The line that was found in a directory."""
+        """The invite line found in a directory."""
         self._file = ""
-        """Of a table that was dropped on the screen."""
+        """The path of a table that was dropped on the screen."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -103,13 +103,13 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         )
 
     def on_mount(self) -> None:
-        """Fill in what depends on other answers, and later what takes a while to look up."""
+        """Fill in what depends on other answers, then what takes a while to look up."""
         self.answers_changed()
         if self.info.whole is not None:
             self.run_worker(self._look_up(self.info.whole), group="whole")
 
     async def _look_up(self, whole: Callable[[], Awaitable[FirstRunInfo]]) -> None:
-        """Offer everything, what takes longest last. An answer that was given meanwhile stays."""
+        """Offer everything, with the slowest look-up last. An answer chosen meanwhile stays."""
         self.info = await whole()
         before = self._value("hardware"), self._value("model")
         answers = {"hardware": self.info.hardware, "model": self.info.models, "tasks": self.info.tasks}
@@ -122,19 +122,19 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             await self._look_up(self.info.whole)
 
     def on_choice_changed(self) -> None:
-        """An answer may decide what others there are."""
+        """Update the other questions, whose answers may depend on this one."""
         self._let_model_follow()
         self.answers_changed()
 
     def _let_model_follow(self) -> None:
-        """A table is tried on a real model, unless the person chose another one."""
+        """Preselect a real model for a table, unless the person chose a model."""
         model = self.query_one("#model", Choice)
         if not model.chosen:
             own = self._value("tasks") == OWN
             model.fall_back(self.info.own_base if own else self.info.models[0][0])
 
     def answers_changed(self) -> None:
-        """Show the invite only for a swarm, and measure the speed of what is chosen."""
+        """Show the invite field only for a swarm, and measure the speed of the chosen engine and model."""
         self.complain("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
         wanted, model = (self._value("hardware"), self._value("model")), self._value("model")
@@ -148,7 +148,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             )
 
     async def _measure(self, measure: Measure, wanted: tuple[str, str]) -> None:
-        """Say how fast that answer is. The next answer, or the end of the questions, cancels it."""
+        """Show the speed of the chosen answer. Another answer, or the end of the questions, cancels this."""
         if wanted not in self.speeds:
             self._say_speed("measuring its speed …")
             await asyncio.sleep(_SETTLED_S)
@@ -159,8 +159,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.query_one("#speed", Static).update(Content.styled(plain_text(sentence, 160), "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
-        """What is pasted anywhere but into a field: an invite means to join this swarm, a file's path, which is what a terminal
-        makes of a file dropped on it, to train on this table."""
+        """Handle text pasted outside a field: an invite means to join that swarm; a file's path, which a terminal
+        pastes for a dropped file, means to train on that table."""
         from sapo_desktop.services.tasks.wizard.places import dropped_file
 
         text = event.text.strip()
@@ -171,7 +171,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             self.query_one("#tasks", Choice).choose(OWN, plain_text(path, 200))
 
     def _take(self, line: str) -> None:
-        """Join this swarm."""
+        """Answer with the swarm of this invite."""
         mode, invite = self.query_one("#mode", Choice), self.query_one("#invite", Input)
         mode.place = [name for name, _ in MODES].index("swarm")
         mode.refresh()
@@ -204,11 +204,11 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             self._close(self._value("model"))
 
     def _find(self) -> None:
-        """Let a swarm be chosen from the directories; Esc there leads back to the questions."""
+        """Choose a swarm from the directories; Esc there leads back to the questions."""
         from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 
         actions = self.dashboard.swarm_actions
-        assert actions is not None  # without them the answer is not on offer
+        assert actions is not None  # otherwise this answer is not offered
 
         def chosen(line: str | None) -> None:
             if line:
@@ -218,10 +218,10 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.app.push_screen(FindDialog(actions), chosen)
 
     def _list_bases(self) -> None:
-        """Let a model be chosen from the list; Esc there leads back to the questions."""
+        """Choose a model from the list; Esc there leads back to the questions."""
         from sapo_desktop.dashboard.screens.bases import BasesDialog
 
-        assert self.info.offers is not None  # without them the answer is not on offer
+        assert self.info.offers is not None  # otherwise this answer is not offered
 
         def chosen(offer: BaseOffer | None) -> None:
             model = self.query_one("#model", Choice)
@@ -236,8 +236,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.query_one(where).focus()
 
     async def _check(self, invite: str) -> None:
-        """Take a model of the hub if it can be used, and the invite, "" = none, if it lets this node in; else say what is in
-        the way."""
+        """Accept a hub model if it is usable, and the invite ("" = none) if it admits this node; otherwise show the
+        reason."""
         other = self._value("model") == OTHER
         model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
@@ -280,7 +280,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, PlacesScreen
 
         actions = self.dashboard.task_actions
-        assert actions is not None  # without them the answer is not on offer
+        assert actions is not None  # otherwise this answer is not offered
 
         def made(found: WizardResult | None) -> None:
             if found is not None:
@@ -292,10 +292,13 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             self.app.push_screen(PlacesScreen(actions, answers.model), made)
 
     def _wrong_with(self, invite: str) -> str:
-        """What keeps a node from joining with this line; "" when nothing does."""
+        """Why a node cannot join with this invite; "" if it can."""
         if not invite:
             return "A swarm needs an invite: paste the line its host gave you, or choose silo."
-        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
+        from sapo_swarm.protocol.invite import (  # imports cryptography: only when an invite was typed
+            BadInvite,
+            parse_invite,
+        )
 
         try:
             parse_invite(invite)

@@ -1,4 +1,4 @@
-"""Help (keys, those of the place first, and words) and the doctor, as dialogs."""
+"""Help (keys and a glossary) and the doctor, as dialogs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import COLUMN, Finding
 from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
-# Help: keys, those of the place first, and the words that the screens use.
+# Help: keys, the current screen's first, and a glossary of the words on the screens.
 
 WORDS = (
     ("task", "a kind of question, with a program that judges the answers: the verifier"),
@@ -94,12 +94,12 @@ _COLUMN = 16
 
 
 class HelpScreen(TextDialog):
-    """The keys of the place that it was opened from, those of every screen, words."""
+    """The keys of the screen it was opened from, the keys of every screen, and the glossary."""
 
     TITLE = "Help"
 
     def __init__(self, watching: str, here: Rows, everywhere: Rows, glyphs: GlyphSet = UNICODE) -> None:
-        """watching: what is being watched. here, everywhere: keys of the place, and of every screen."""
+        """watching: what is being watched. here, everywhere: keys of the current screen, and of every screen."""
         super().__init__()
         self.watching, self.here, self.everywhere = watching, here, [*everywhere, PALETTE]
         self._marks = str.maketrans({getattr(UNICODE, name): getattr(glyphs, name) for name in _MARKS})
@@ -114,13 +114,13 @@ class HelpScreen(TextDialog):
         return Content("\n").join(rows)
 
     def _table(self, title: str, rows: Iterable[tuple[str, str]], style: str, width: int) -> list[Content]:
-        """Meanings with the marks that the screens show here. What is longer than its column pushes them to the right."""
-        told = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
-        lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in told]
+        """One titled table of names and meanings, with the marks of this terminal. A long name pushes its meaning right."""
+        translated = [(name.ljust(_COLUMN - 1) + " ", text.translate(self._marks)) for name, text in rows]
+        lines = [Content.assemble((name, style), hanging_indent(text, width, len(name))) for name, text in translated]
         return [Content.styled(title, "bold"), *lines, Content("")]
 
 
-# The doctor as a dialog: the same checks as `sapo-desktop doctor`, told as they come in.
+# The doctor as a dialog: the same checks as `sapo-desktop doctor`, shown as they arrive.
 
 _LABEL = COLUMN + 3
 _STYLES = {"ok": "$success", "note": "$muted", "fail": "bold $error"}
@@ -128,7 +128,7 @@ _VERDICTS = {0: "Nothing needs mending.", 1: "One thing does not work: its line 
 
 
 class DoctorScreen(TextDialog):
-    """Findings as they come, the good and the bad."""
+    """Shows all findings, good and bad, as they arrive."""
 
     TITLE = "Doctor"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,d", "dismiss", "close", show=False)]
@@ -140,7 +140,7 @@ class DoctorScreen(TextDialog):
         self.verdict = "Looking …"
 
     def on_mount(self) -> None:
-        """Begin to examine."""
+        """Start the checks."""
         self.run_worker(self._look(), name="doctor", exit_on_error=True)
 
     async def _look(self) -> None:
@@ -163,7 +163,7 @@ class DoctorScreen(TextDialog):
 
 
 def finding_line(finding: Finding, width: int, glyphs: GlyphSet) -> Content:
-    """Mark, what was looked at, what was found; the mark says without colour how it is."""
+    """Mark, subject and finding; the mark conveys the result without colour."""
     mark = {"ok": glyphs.done, "note": glyphs.todo, "fail": glyphs.bad}[finding.verdict]
     return Content.assemble(
         (f"{mark} {finding.what:<{COLUMN}} ", _STYLES[finding.verdict]),

@@ -1,4 +1,4 @@
-"""Screen 5: what happened, dated and searchable."""
+"""Screen 5: the log, with dates and search."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class LogScreen(SearchableScreen, BaseScreen):
         return [*self.pause_keys(state), ("/", "search", "screen.search"), ("1-5", "screens", "app.next_screen")]
 
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
-        """Repaint when the log, the search or the width changed; stay at the end if it was there."""
+        """Repaint when the log, the search or the width changed; keep following the end if it was in view."""
         wanted = self.query_one("#search", Input).value.casefold()
         width = max(self.query_one("#lines", VerticalScroll).size.width - 4, 40)
         if (state.log, wanted, width) == self._drawn:
             return
         self._drawn = (state.log, wanted, width)
-        found = in_order(state.log, wanted)
+        lines = in_order(state.log, wanted)
         box = self.query_one("#lines", VerticalScroll)
         at_end = box.scroll_y >= box.max_scroll_y - 1
-        self.query_one("#log-text", Static).update(log_text(found[-_SHOWN:], wanted, width))
+        self.query_one("#log-text", Static).update(log_text(lines[-_SHOWN:], wanted, width))
         title = (
-            f"Log  {len(found):,} of {len(state.log):,} lines"
+            f"Log  {len(lines):,} of {len(state.log):,} lines"
             if wanted
-            else f"Log  {len(found):,} line{'' if len(found) == 1 else 's'}"
+            else f"Log  {len(lines):,} line{'' if len(lines) == 1 else 's'}"
         )
         box.border_title = Content.styled(title, "bold")
         if at_end:
@@ -62,8 +62,8 @@ class LogScreen(SearchableScreen, BaseScreen):
 
 
 def in_order(log: Iterable[LogLine], wanted: str) -> list[LogLine]:
-    """The lines that hold the wanted text, in the order of the journal: a node found again tells its groups after the rest, and a
-    clock may be set back. A line that is not in the journal stays where it came."""
+    """The lines that contain the wanted text, in journal order: after a reconnect the groups arrive after everything else, and a
+    clock may be set back. A line that is not in the journal stays where it arrived."""
     lines = list(log)
     newest = accumulate((line.seq for line in lines), max)
     placed = sorted(zip(newest, lines, strict=True), key=lambda place: place[1].seq or place[0])
@@ -71,7 +71,7 @@ def in_order(log: Iterable[LogLine], wanted: str) -> list[LogLine]:
 
 
 def log_text(lines: list[LogLine], wanted: str, width: int) -> Content:
-    """One dated line each, in the order given; levels are words as well as colours."""
+    """One dated line each, in the given order; levels are words as well as colours."""
     if not lines:
         return Content.styled("No line holds that." if wanted else "Nothing happened yet.", "$muted")
     return Content("\n").join(_line(line, width) for line in lines)

@@ -1,4 +1,4 @@
-"""F2: every setting of the one schema, its value, where it comes from, and an editor that refuses with a sentence."""
+"""F2: every setting of the schema, its value and its origin, and an editor that refuses with a sentence."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sapo_desktop.settings.editing import SIMPLE, SettingRow, readable_value
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 
-# The editor of one setting: a line to type into, or the choices there are. What is refused says why and stays.
+# The editor of one setting: a text field, or a list of choices. A refused value stays, with the reason.
 
 
 class SettingEditor(Dialog[str | None]):
-    """Gives the value that was written, None at Esc."""
+    """Returns the saved value, None after Esc."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#value"
 
@@ -51,11 +51,11 @@ class SettingEditor(Dialog[str | None]):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Themes are known to the application only."""
+        """The choices; the theme names come from the application."""
         return tuple(sorted(self.app.available_themes)) if self.row.key == "ui.theme" else self.row.choices
 
     def on_mount(self) -> None:
-        """The cursor stands on the present value."""
+        """Put the cursor on the current value."""
         if self.row.value in self.choices:
             self.query_one("#value", OptionList).highlighted = self.choices.index(self.row.value)
 
@@ -81,10 +81,10 @@ class SettingEditor(Dialog[str | None]):
             self.dismiss(value)
 
 
-# F2: every setting of the one schema, its value, where it comes from, and an editor that refuses what is wrong.
+# F2: every setting of the schema, its value and its origin, and an editor that refuses what is wrong.
 
 WIDE = 100
-"""Columns from which a row says what its setting does."""
+"""Columns from which a row includes the setting's description."""
 _KEYS: list[Key] = [
     ("Enter", "change", "screen.edit"),
     ("d", "default", "screen.default"),
@@ -96,17 +96,17 @@ _KEYS: list[Key] = [
     ("Esc", "close", "screen.back"),
 ]
 _TYPING: list[Key] = [("Enter", "keep", ""), ("F1", "help", "app.help"), ("Esc", "clear", "screen.back")]
-"""While a search is typed: letters are text."""
+"""The keys while a search is being typed, when letters are text."""
 
 
 def _distance(key: str, wanted: str) -> int:
-    """How far a setting's key is from what is searched: its name, the beginning of it, a part of it, only its help."""
+    """Rank of a search match, best first: the whole name or key, the start of the name, part of the key, only the help."""
     name = key.partition(".")[2]
     return 0 if wanted in (name, key) else 1 if name.startswith(wanted) else 2 if wanted in key else 3
 
 
 class SettingsScreen(SearchableScreen, Dialog[None]):
-    """Covers everything, so that no key of the screens below is meant by accident."""
+    """Covers the whole terminal, so that no key reaches the screens below by accident."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
     SEARCHED = "#rows"
@@ -124,7 +124,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         self.rows: tuple[SettingRow, ...] = ()
         self.listed: list[SettingRow] = []
         self.advanced = True
-        """Advanced settings are listed too."""
+        """Whether advanced settings are listed too."""
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -140,13 +140,13 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         self._read()
 
     def on_resize(self) -> None:
-        """Fit the rows and where they come from to the new width."""
+        """Fit the rows and their details to the new width."""
         place = end_of(plain_text(self.actions.describe(), 400), max(self.size.width - 8, 12))
         self.query_one("#rows").border_subtitle = Content.styled(place, "$muted")
         self._fill()
 
     def on_descendant_focus(self) -> None:
-        """The keys that count where the cursor is now."""
+        """Show the keys for the focused widget."""
         self.query_one(KeyBar).put(_TYPING if isinstance(self.focused, Input) else _KEYS)
 
     # Reading and showing
@@ -166,8 +166,8 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         listing = self.query_one("#rows", OptionList)
         chosen = self.chosen
         wanted = self.query_one("#search", Input).value.casefold()
-        found = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
-        groups = [[row for row in found if (row.key in SIMPLE) == simple] for simple in (True, False)]
+        matches = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
+        groups = [[row for row in matches if (row.key in SIMPLE) == simple] for simple in (True, False)]
         if not (self.advanced or wanted):
             groups[1] = []
         self.listed = [row for group in groups for row in group]
@@ -183,8 +183,8 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         if self.listed:
             keys = [row.key for row in self.listed]
             named = min(keys, key=lambda key: _distance(key, wanted))
-            kept = chosen is not None and chosen.key in keys and not searched
-            listing.highlighted = listing.get_option_index(chosen.key if chosen and kept else named)
+            stays = chosen is not None and chosen.key in keys and not searched
+            listing.highlighted = listing.get_option_index(chosen.key if chosen and stays else named)
         self._tell()
 
     @property
@@ -252,7 +252,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
     def action_restart(self) -> None:
         """Let the node finish its round and start with these settings."""
         self.dashboard.say("Finishing the round, then starting the node with these settings")
-        # of the application: it goes on when this screen is closed
+        # a worker of the application, so that it continues when this screen closes
         self.app.run_worker(self._restart(), group="restart", exclusive=True, exit_on_error=True)
 
     async def _restart(self) -> None:
@@ -263,7 +263,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
     # Searching and leaving
 
     def on_input_changed(self) -> None:
-        """Filter while typing; the cursor goes to the setting whose name is nearest to it."""
+        """Filter while typing; the cursor goes to the best match."""
         self._fill(searched=True)
 
     def action_advanced(self) -> None:
@@ -285,7 +285,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
 
 
 def row_line(row: SettingRow, width: int) -> Content:
-    """Key, value, where it comes from; where there is room, what it does."""
+    """Key, value and origin; if there is room, also the description."""
     origin = "default" if not row.saved else "model" if row.owner else "file"
     effect = width >= WIDE
     room = 24 if effect else max(width - 38, 8)
@@ -302,7 +302,7 @@ def row_line(row: SettingRow, width: int) -> Content:
 
 
 def setting_details(row: SettingRow, width: int) -> Content:
-    """All that is to be known of one setting."""
+    """Everything about one setting."""
     saved = f"of the model {row.owner}" if row.owner else "from the settings file"
     origin = saved if row.saved else "the default"
     pairs = [
@@ -324,7 +324,7 @@ def setting_details(row: SettingRow, width: int) -> Content:
 
 
 def _in_a_terminal(row: SettingRow) -> str:
-    """The command that does the same."""
+    """The command that makes the same change."""
     if row.owner:
         return f"sapo-desktop node {row.owner} --{row.key.partition('.')[2].replace('_', '-')} VALUE"
     return f"sapo-desktop config set {row.key} VALUE"

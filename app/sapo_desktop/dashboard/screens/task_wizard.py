@@ -1,4 +1,4 @@
-"""The wizard that makes a task from a file: which file, what it says and how it is judged, and what the base does with it."""
+"""The wizard that makes a task from a file: choose the file, set how it is read and judged, try the base on it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from sapo_swarm.tasks.own.spec import Extract
 if TYPE_CHECKING:
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 
-# The wizard, third step: what the untrained model does with the task, and what to expect of training it.
+# Wizard, third step: how the untrained model does on the task, and what to expect from training.
 
 SMALL = [(0, "-small"), (20, "-roomy")]
-"""In a low terminal the wizard goes without frame and gaps."""
+"""In a low terminal the wizard has no frame and no gaps."""
 
 
 class MeasuringScreen(Dialog[WizardResult | None]):
-    """Esc stops the measuring first; the task is stored either way."""
+    """The measurement, which Esc stops first. The task is stored either way."""
 
     VERTICAL_BREAKPOINTS = SMALL
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -56,7 +56,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
     ]
 
     def __init__(self, actions: HomeTasks, name: str, answers: WizardAnswers) -> None:
-        """name: of the stored task; answers: what it was made from, and the base to try."""
+        """name: the stored task; answers: what it was made from, and the base to try."""
         super().__init__()
         self._actions, self._task_name, self._source, self._base = actions, name, answers.path, answers.base
         self._work: Worker[None] | None = None
@@ -70,7 +70,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
             yield KeyBar([])
 
     def on_mount(self) -> None:
-        """Begin to measure."""
+        """Start the measurement."""
         self.query_one(KeyBar).put([("Esc", "stop measuring", "screen.cancel")])
         self._work = self.run_worker(self._follow(), name="measure", exit_on_error=True)
 
@@ -84,11 +84,11 @@ class MeasuringScreen(Dialog[WizardResult | None]):
             async with aclosing(self._steps()) as steps:
                 async for step in steps:
                     if step.measured is not None:
-                        told.update(_found(step.measured))
+                        output.update(_found(step.measured))
                     else:
-                        told.update(Content(f"{plain_text(what, 300)}\n\n{plain_text(step.progress, 200)}"))
+                        output.update(Content(f"{plain_text(intro, 300)}\n\n{plain_text(step.progress, 200)}"))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
+            output.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._finished()
 
     def _finished(self) -> None:
@@ -127,10 +127,10 @@ def _found(measured: TaskMeasurement) -> Content:
     return Content("\n").join(lines)
 
 
-# The wizard, second step: what the file says, how it is asked and judged, and what is wrong with it.
+# Wizard, second step: the file's content, how its questions are asked and judged, and what is wrong with it.
 
 _SETTLED_S = 0.15
-"""An answer that stays so long is looked at."""
+"""Seconds that an answer must stay unchanged before the file is read again."""
 _DRAFT_KEYS: list[Key] = [
     ("Enter", "store and try", "screen.accept"),
     ("arrows", "change", ""),
@@ -149,7 +149,7 @@ EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 
 
 class DraftScreen(Dialog[WizardResult | None]):
-    """Every answer is proposed; each change looks at the file again."""
+    """Every answer has a proposal; each change reads the file again."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#name"
     VERTICAL_BREAKPOINTS = SMALL
@@ -162,12 +162,12 @@ class DraftScreen(Dialog[WizardResult | None]):
     ]
 
     def __init__(self, actions: HomeTasks, path: str, base: str = "") -> None:
-        """base: the model that was chosen already; "" = the first on offer."""
+        """base: the model already chosen; "" = the first one offered."""
         super().__init__()
         self._actions = actions
         self._asked = WizardAnswers(path, base=base)
         self._seen: TaskPreview | None = None
-        self._proposed = ""  # where the answer stands, if the person says nothing
+        self._proposed = ""  # how the answer is extracted, unless the person chooses
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
@@ -206,21 +206,21 @@ class DraftScreen(Dialog[WizardResult | None]):
         """Read the file."""
         self._look()
 
-    # Looking
+    # Reading the file
 
     def on_choice_changed(self) -> None:
-        """Look again with the other answer."""
+        """Read again with the new choice."""
         self._look()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Look again with the other text."""
+        """Read again with the new text."""
         if self._seen is not None and event.value != getattr(self._asked, str(event.input.id)):
             self._look()
 
     def _answers(self) -> WizardAnswers:
         if self._seen is None:
             return self._asked
-        found = WizardAnswers(
+        answers = WizardAnswers(
             path=self._asked.path,
             name=self.query_one("#name", Input).value.strip(),
             question=self._value("question"),
@@ -230,9 +230,9 @@ class DraftScreen(Dialog[WizardResult | None]):
             verifier=self._value("verifier"),
             base=self._value("base"),
         )
-        if found.answer != self._asked.answer:  # other answers are judged in another way
-            found = replace(found, verifier="")
-        return found
+        if answers.answer != self._asked.answer:  # a different answer column needs a different verifier
+            answers = replace(answers, verifier="")
+        return answers
 
     def _value(self, name: str) -> str:
         return self.query_one(f"#{name}", Choice).value
@@ -246,52 +246,52 @@ class DraftScreen(Dialog[WizardResult | None]):
         first = self._seen is None
         if not first:
             await asyncio.sleep(_SETTLED_S)
-        asked = self._answers()
+        answers = self._answers()
         try:
             if first:
                 bases = await self._actions.models()
-                self._offer("base", bases, asked.base)
-                asked = WizardAnswers(asked.path, base=self._value("base"))
-            seen = await self._actions.look(asked)
+                self._offer("base", bases, answers.base)
+                answers = WizardAnswers(answers.path, base=self._value("base"))
+            preview = await self._actions.look(answers)
         except USER_ERRORS as error:
             self.complain(str(error))
             if first:
                 self._unreadable()
             return
-        self._asked, self._seen = seen.answers, seen
-        self._proposed = seen.extract or self._proposed
-        self._show(seen, first)
+        self._asked, self._seen = preview.answers, preview
+        self._proposed = preview.extract or self._proposed
+        self._show(preview, first)
 
     def _show(self, seen: TaskPreview, first: bool) -> None:
-        found = seen.answers
+        proposed = seen.answers
         columns = tuple((name, "") for name in seen.columns)
-        for name, value in (("question", found.question), ("answer", found.answer)):
+        for name, value in (("question", proposed.question), ("answer", proposed.answer)):
             self.query_one(f"#{name}", Choice).display = bool(columns)
             if columns:
                 self._offer(name, columns, value or self._value(name))
         self.query_one("#wording").display = bool(columns)
-        self._offer("extract", EXTRACTS, found.extract)
-        self._offer("verifier", seen.verifiers, found.verifier)
+        self._offer("extract", EXTRACTS, proposed.extract)
+        self._offer("verifier", seen.verifiers, proposed.verifier)
         if first:
-            self.query_one("#name", Input).value = found.name
-            self.query_one("#prompt", Input).value = found.prompt
+            self.query_one("#name", Input).value = proposed.name
+            self.query_one("#prompt", Input).value = proposed.prompt
         count = len(seen.said)
         heading = f"{count} thing{'s' if count != 1 else ''} to look at" if count else "Nothing to warn of."
         self.query_one("#complaint", Static).update(Content(plain_text(seen.summary[0], 300)))
         self.query_one("#rows", Static).update(_rows(seen.asked, seen.rows))
-        said = [Content.styled(heading, "bold" if count else "$muted")]
-        said += [Content.assemble(("- ", "$warning"), plain_text(line, 600)) for line in seen.said]
-        self.query_one("#said", Static).update(Content("\n").join(said))
+        warnings = [Content.styled(heading, "bold" if count else "$muted")]
+        warnings += [Content.assemble(("- ", "$warning"), plain_text(line, 600)) for line in seen.said]
+        self.query_one("#said", Static).update(Content("\n").join(warnings))
 
     def _offer(self, name: str, answers: Sequence[tuple[str, str]], value: str) -> None:
-        """Put these answers on offer, the one of that value chosen."""
+        """Offer these answers, with the one of this value selected."""
         choice = self.query_one(f"#{name}", Choice)
         choice.answers = tuple(answers)
-        choice.place = next((place for place, (one, _) in enumerate(answers) if one == value), 0)
+        choice.place = next((place for place, (offered, _) in enumerate(answers) if offered == value), 0)
         choice.refresh()
 
     def _unreadable(self) -> None:
-        """Nothing to answer, nothing to store: only the way back is left."""
+        """Hide the fields: there is nothing to answer or store, only the way back."""
         for field in self.query("Choice, .field"):
             field.display = False
         self.query_one(KeyBar).put([("F1", "help", "app.help"), ("Esc", "another file", "screen.cancel")])
@@ -314,12 +314,12 @@ class DraftScreen(Dialog[WizardResult | None]):
 
     @work(name="store", group="store", exclusive=True)
     async def _store(self, again: bool) -> None:
-        """again: a task that has the name already is replaced."""
+        """again: replace a task that has the name already."""
         answers = self._answers()
         try:
-            seen = await self._actions.look(answers)
-            if not again and await self._actions.taken(seen.answers.name):
-                self._ask_to_replace(seen.answers.name)
+            preview = await self._actions.look(answers)
+            if not again and await self._actions.taken(preview.answers.name):
+                self._ask_to_replace(preview.answers.name)
                 return
             name = await self._actions.keep(answers, again)
         except USER_ERRORS as error:
@@ -344,7 +344,7 @@ class DraftScreen(Dialog[WizardResult | None]):
 
 
 def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
-    """The first question as a model will read it, and the first rows with their answers."""
+    """The first question as the model will read it, and the first rows with their answers."""
     lines = [Content.styled("The model reads, of row 1:", "$muted")] if asked else []
     lines += [Content.assemble(("| ", "$muted"), plain_text(line, 600)) for line in asked]
     lines += [Content("")] if asked else []
@@ -356,7 +356,7 @@ def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
     return Content("\n").join(lines)
 
 
-# The wizard, first step: which file. A path to type, and what lies there to choose from.
+# Wizard, first step: the file. A path to type, and a list of what is there.
 
 _PLACES_KEYS: list[Key] = [
     ("type", "a path", ""),
@@ -368,7 +368,7 @@ _PLACES_KEYS: list[Key] = [
 
 
 class PlacesScreen(Dialog[WizardResult | None]):
-    """The field keeps the focus: letters narrow the list, arrows move in it, Enter opens what is marked."""
+    """Chooses the file. The field keeps the focus: letters narrow the list, arrows move in it, Enter opens the marked entry."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#path"
     VERTICAL_BREAKPOINTS = SMALL
@@ -381,7 +381,7 @@ class PlacesScreen(Dialog[WizardResult | None]):
     ]
 
     def __init__(self, actions: HomeTasks, base: str = "") -> None:
-        """base: the model that was chosen already; "" = the first on offer."""
+        """base: the model already chosen; "" = the first one offered."""
         super().__init__()
         self._actions, self._base = actions, base
         self._places: tuple[FileChoice, ...] = ()
@@ -402,7 +402,7 @@ class PlacesScreen(Dialog[WizardResult | None]):
             yield KeyBar(_PLACES_KEYS)
 
     def on_mount(self) -> None:
-        """Show the folder that the dashboard was started in."""
+        """Show the folder in which the dashboard was started."""
         self.query_one("#places", OptionList).can_focus = False
         self._list("")
 
@@ -456,7 +456,7 @@ class PlacesScreen(Dialog[WizardResult | None]):
     @work(name="places", group="places", exclusive=True)
     async def _open(self) -> None:
         typed = self.query_one("#path", Input).value
-        if typed != self._listed:  # Enter came before the list of what was typed
+        if typed != self._listed:  # Enter was pressed before the list for the typed text was ready
             await self._read(typed)
         place = self.query_one("#places", OptionList).highlighted
         field = self.query_one("#path", Input)

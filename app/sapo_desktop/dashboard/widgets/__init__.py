@@ -1,1 +1,1 @@
-"""Own widgets: the braille chart and the panels of the dashboard."""
+"""Custom widgets: the braille chart and the panels of the dashboard."""

@@ -1,4 +1,4 @@
-"""The chart widget with its keys of zooming and panning and the line of values below it; it repaints only what changed."""
+"""The chart widget, with zooming, panning and the line of values below it; it repaints only what changed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from sapo_desktop.dashboard.widgets.plot import (
 
 
 def zoom_view(view: ChartView, axis: Axis | None, steps: int, share: float | None) -> ChartView:
-    """steps: +1 half of the window, -1 twice of it, 0 all. share: of the width, the place that stays where it is; None: the
+    """steps: +1 halves the window, -1 doubles it, 0 shows all. share: the share of the width that stays fixed; None: the
     right end."""
     if axis is None or not steps:
         return replace(view, window=0, end=None)
     first, last = axis.whole
-    seen = axis.last - axis.first
-    window = max(seen * 0.5**steps, axis.least)
-    if isclose(window, seen, rel_tol=1e-6):
+    visible = axis.last - axis.first
+    window = max(visible * 0.5**steps, axis.least)
+    if isclose(window, visible, rel_tol=1e-6):
         return view
     if window >= last - first:
         return replace(view, window=0, end=None)
@@ -54,23 +54,23 @@ def zoom_view(view: ChartView, axis: Axis | None, steps: int, share: float | Non
 
 
 def pan_view(view: ChartView, axis: Axis | None, share: float) -> ChartView:
-    """`share` of the window further to the right."""
+    """The view moved right by `share` of the window."""
     if axis is None or not view.window:
         return view
     return _at(view, axis, axis.last + share * (axis.last - axis.first))
 
 
 def _at(view: ChartView, axis: Axis, end: float) -> ChartView:
-    """With that right end; at the newest it follows what comes."""
+    """The view with that right end; at the newest end it follows new data."""
     first, last = axis.whole
     end = max(end, first + view.window)
     return replace(view, end=None if end >= last else end)
 
 
-# The line under a chart: what its lines and letters are and their values now, or all values where the crosshair is.
+# The line below a chart: the legend with current values, or all values at the crosshair.
 
 ColourOf = Callable[[str], str]
-"""From the name of a component to its colour."""
+"""Component name -> its colour."""
 
 
 def chart_legend(
@@ -82,13 +82,15 @@ def chart_legend(
     glyphs: GlyphSet,
     style: ColourOf,
 ) -> Content:
-    """Every line with its mean now, the held-out mark, and the letters that are seen with their words.
+    """Every line with its current mean, the held-out mark, and the visible letters with their meanings.
 
-    Where it is narrow the words go first, then the letters, then the figures; the names of the lines stay.
+    Without enough room the meanings are dropped first, then the letters, then the figures; the line names stay.
     """
-    known = [(line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None]
-    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in known]
-    bare = [_named(line, "", glyphs, style) for line, _ in known]
+    with_mean = [
+        (line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None
+    ]
+    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
+    bare = [_named(line, "", glyphs, style) for line, _ in with_mean]
     held = [Content.styled(f"{glyphs.mark} held-out", style("mark"))] if any(m.y is not None for m in marks) else []
     letters = _letters(marks, axis)
     words = [Content.styled(f"{letter} {word}", style("mark")) for letter, word in letters]
@@ -108,7 +110,7 @@ def at_crosshair(
     glyphs: GlyphSet,
     style: ColourOf,
 ) -> Content:
-    """The round and its time, each line with the range that its mean is of, a held-out result and what happened there."""
+    """At the crosshair: round and time, each line's mean with its range, the held-out result and the milestones."""
     column = axis.column(view.cross or 0.0, columns) if columns > 0 else None
     if column is None or view.cross is None:
         return Content.styled("the crosshair is outside of what is seen", style("cross"))
@@ -118,11 +120,11 @@ def at_crosshair(
     place = max(round(axis.round_at(axis.share(view.cross))), 1)
     at = f" {glyphs.dot} {format_weekday_time(view.cross)}" if axis.clock is not None else ""
     head = [Content.styled(f"round {place}{at}", style("cross"))]
-    found = [
+    with_mean = [
         (line, mean) for line in lines if (mean := curve_value(line.series, span, line.smooth(view.smooth))) is not None
     ]
-    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in found]
-    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in found]
+    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
+    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in with_mean]
     near = [m for m in marks if axis.column(_place(m, axis), columns) == column]
     tail = [Content.styled(f"{glyphs.mark} {_measurement(m)}", style("mark")) for m in near[-1:] if m.y is not None]
     tail += [Content.styled(f"{letter} {word}", style("mark")) for letter, word in _letters(near, axis)]
@@ -143,7 +145,7 @@ def _value(line: ChartLine, value: float) -> str:
 
 
 def _ranged(line: ChartLine, mean: float, span: Span, view: ChartView) -> str:
-    """The mean, and between what it lies."""
+    """The mean, with the range of the values."""
     spread = line.series.spread(min(span[0], span[1] - line.smooth(view.smooth) + 1), span[1])
     if spread is None or spread.low == spread.high:
         return _value(line, mean)
@@ -162,14 +164,14 @@ def _named(line: ChartLine, value: str, glyphs: GlyphSet, style: ColourOf) -> Co
 
 
 def _letters(marks: list[ChartMark], axis: Axis | None) -> list[tuple[str, str]]:
-    """Letters that are seen, the weightiest first, each with its word."""
+    """(letter, meaning) of the visible letters, most important first."""
     if axis is None:
         return []
-    seen = {m.letter for m in marks if m.y is None and 0 <= axis.share_of_round(m.x, m.time) <= 1}
-    return [(letter, word) for letter, word in MEANINGS.items() if letter in seen]
+    visible = {m.letter for m in marks if m.y is None and 0 <= axis.share_of_round(m.x, m.time) <= 1}
+    return [(letter, word) for letter, word in MEANINGS.items() if letter in visible]
 
 
-# From what the dashboard remembers of a run to marks of a chart.
+# Chart marks from a run's metrics.
 
 
 def heldout_marks(figures: RunMetrics) -> list[ChartMark]:
@@ -186,27 +188,27 @@ SMOOTHS = (20, 50, 1, 5)
 
 
 class Chart(Widget):
-    """A titled line chart. `show` gives it data; window, smoothing and freezing are its own."""
+    """A titled line chart. `show` gives it data; it keeps its window, smoothing and frozen state itself."""
 
     STYLES: ClassVar[tuple[str, ...]] = ("axis", "mark", "line-1", "line-2", "line-3", "empty", "band", "cross")
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"chart--{name}" for name in STYLES}
 
     class Pointed(Message):
-        """The pointer is over a chart, at a round (or time); None: it left."""
+        """The pointer is over a chart, at a round (or time); None: it has left."""
 
         def __init__(self, place: float | None) -> None:
             super().__init__()
             self.place = place
 
     class Wheeled(Message):
-        """The wheel was turned over a chart: steps nearer (negative: farther) at a share of its width."""
+        """The wheel was turned over a chart: steps to zoom in (negative: out) at a share of its width."""
 
         def __init__(self, steps: int, share: float) -> None:
             super().__init__()
             self.steps, self.share = steps, share
 
     class Dragged(Message):
-        """A chart was dragged by a share of its width to the right."""
+        """A chart was dragged to the right by a share of its width."""
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -235,7 +237,7 @@ class Chart(Widget):
         title: str = "",
         clock: RoundClock | None = None,
     ) -> None:
-        """New data; waiting: the sentence shown while there is none; clock: for an axis in time. Ignored while frozen."""
+        """Set new data; ignored while frozen. waiting: the sentence shown without data. clock: for a time axis."""
         if self.frozen:
             return
         self.lines, self.marks, self.waiting, self.clock = lines, marks, waiting, clock
@@ -244,37 +246,37 @@ class Chart(Widget):
 
     @property
     def axis(self) -> Axis | None:
-        """What is seen of the x axis; None when there is nothing to see."""
+        """The visible part of the x axis; None without data."""
         return axis_for(self.lines, self.marks, self.view, self.clock)
 
     def zoom(self, steps: int, share: float | None = None) -> None:
-        """steps: +1 half of the window, -1 twice of it, 0 back to all. share: of the width, the place that stays where it is."""
+        """Zoom. steps: +1 halves the window, -1 doubles it, 0 shows all. share: the share of the width that stays fixed."""
         self._look(zoom_view(self.view, self.axis, steps, share))
 
     def pan(self, share: float) -> None:
-        """Look `share` of the window further to the right (negative: left)."""
+        """Move the window right by `share` of its length (negative: left)."""
         self._look(pan_view(self.view, self.axis, share))
 
     def toggle_time(self) -> None:
-        """The axis in time, or in rounds again; all of it."""
+        """Switch between a time axis and rounds, and show all of it."""
         self._look(replace(self.view, timed=not self.view.timed, window=0, end=None, cross=None))
 
     def toggle_band(self) -> None:
-        """Smallest and largest values beside the mean, or not."""
+        """Show or hide the smallest and largest values beside the mean."""
         self._look(replace(self.view, band=not self.view.band))
 
     def point(self, place: float | None) -> None:
-        """The crosshair at a round (or time); None takes it away."""
+        """Put the crosshair at a round (or time); None removes it."""
         if place != self.view.cross:
             self._look(replace(self.view, cross=place))
 
     def next_smoothing(self) -> None:
-        """The next width of the moving mean."""
+        """Switch to the next width of the moving mean."""
         place = (SMOOTHS.index(self.view.smooth) + 1) % len(SMOOTHS)
         self._look(replace(self.view, smooth=SMOOTHS[place]))
 
     def toggle_frozen(self) -> None:
-        """Hold the chart still, or let it go on."""
+        """Freeze or unfreeze the chart."""
         self.frozen = not self.frozen
         self._redraw(force=True)
 
@@ -283,7 +285,7 @@ class Chart(Widget):
         self._redraw(force=True)
 
     def _redraw(self, force: bool = False) -> None:
-        """Rebuild the strips when what they show changed."""
+        """Rebuild the strips if their content changed."""
         key = (self.content_size, self.waiting, self.title_text, *(line.series for line in self.lines), *self.marks)
         if not self.is_mounted or not self.content_size or (not force and key == self._drawn):
             return
@@ -311,7 +313,7 @@ class Chart(Widget):
         )
 
     def _window(self) -> str:
-        """What the title says of the part that is seen."""
+        """The title's words about the visible part."""
         view, axis = self.view, self.axis
         timed = axis is not None and axis.clock is not None
         if not view.window or axis is None:
@@ -332,7 +334,7 @@ class Chart(Widget):
         if not rows:
             return self._message(size, styles["empty"])
         back = self.rich_style
-        # Every character is one cell wide. To be measured each row would stay in rich's cache: 3 MB of rows never seen again.
+        # Every character is one cell wide. Measuring would keep each row in rich's cache: 3 MB of rows that never recur.
         return [
             Strip(
                 [Segment(text, back + styles[name]) for text, name in runs], sum(len(text) for text, _ in runs)
@@ -353,15 +355,15 @@ class Chart(Widget):
             return self._strips[y]
         return Strip.blank(self.size.width, self.rich_style)
 
-    # The mouse: what it does is told to the screen, which does it to all its charts.
+    # The mouse: reported to the screen, which applies it to all its charts.
 
     def _share(self, x: int) -> float:
-        """Share of the plot's width at a column of this widget (its border is the first)."""
+        """Share of the plot's width at a column of this widget (column 0 is the border)."""
         columns = max(columns_of(self.content_size.width), 1)
         return min(max((x - 1 - (self.content_size.width - columns) + 0.5) / columns, 0.0), 0.999)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """The crosshair follows the pointer; with the button down the chart does."""
+        """The crosshair follows the pointer; with the button down, the chart does."""
         if self._grabbed is not None and event.button:
             if step := event.x - self._grabbed:
                 self._grabbed = event.x
@@ -371,34 +373,34 @@ class Chart(Widget):
             self.post_message(self.Pointed(axis.place(self._share(event.x)) if axis else None))
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Take hold of the chart."""
+        """Start dragging the chart."""
         self._grabbed = event.x
 
     def on_mouse_up(self) -> None:
-        """Let go of it."""
+        """Stop dragging."""
         self._grabbed = None
 
     def on_leave(self) -> None:
-        """The pointer is elsewhere now."""
+        """Report that the pointer has left."""
         self._grabbed = None
         self.post_message(self.Pointed(None))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Nearer, about the pointer."""
+        """Zoom in around the pointer."""
         event.stop()
         self.post_message(self.Wheeled(1, self._share(event.x)))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Farther."""
+        """Zoom out around the pointer."""
         event.stop()
         self.post_message(self.Wheeled(-1, self._share(event.x)))
 
     def on_resize(self) -> None:
-        """Plot anew."""
+        """Redraw for the new size."""
         self._redraw(force=True)
 
     def notify_style_update(self) -> None:
-        """Called far more often than styles change: repaint only for another palette."""
+        """Called far more often than styles change, so repaint only if the palette changed."""
         super().notify_style_update()
         if self._drawn is not None and self._palette() != self._painted:
             self._redraw(force=True)

@@ -1,4 +1,4 @@
-"""A question in one line whose answer changes with the left and right arrows, or a click."""
+"""A one-line question whose answer changes with the left and right arrows, or a click."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from textual.widget import Widget
 from sapo_desktop.dashboard.look import plain_text
 
 LABEL, VALUE = 9, 10
-"""Columns of the label and of the answer. What is longer (an engine of somebody else's) pushes its explanation to the right."""
+"""Columns of the label and of the answer. A longer answer (a third-party engine) pushes its explanation to the right."""
 
 
 class Choice(Widget, can_focus=True):
-    """answers: (value, explanation); the first is chosen. Tells by Changed when another one is.
+    """answers: (value, explanation); the first is selected. Sends Changed when another one is chosen.
 
-    Its keys have priority, as the keys that move the focus have in every form with it: any other key passes through the
-    queues of the widgets, and would arrive when the focus is elsewhere already. A form's Enter has none, so that it
-    arrives behind what was typed before it.
+    Its keys have priority, like the keys that move the focus in every form that uses it: any other key passes through the
+    widgets' queues, and would arrive after the focus has moved. A form's Enter has no priority, so that it
+    arrives after what was typed before it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,21 +29,21 @@ class Choice(Widget, can_focus=True):
     ]
 
     class Changed(Message):
-        """Another answer is chosen, by a person."""
+        """The person chose another answer."""
 
     def __init__(self, label: str, answers: tuple[tuple[str, str], ...], id: str) -> None:
         super().__init__(id=id)
         self.label, self.answers, self.place = label, answers, 0
         self.chosen = False
-        """By the person. Known at once: messages come later than keys that were typed ahead."""
+        """Whether the person chose. Set immediately, as messages arrive later than keys typed ahead."""
 
     @property
     def value(self) -> str:
-        """The answer."""
+        """The selected answer."""
         return self.answers[self.place][0]
 
     def offer(self, answers: tuple[tuple[str, str], ...]) -> None:
-        """Other answers, of which the first is chosen, unless another one than the first was before: that stays."""
+        """Replace the answers and select the first, unless the person had selected another than the first: that one stays."""
         chosen, values = self.answers[self.place], [value for value, _ in answers]
         if not self.place:
             self.answers = answers
@@ -61,7 +61,7 @@ class Choice(Widget, can_focus=True):
         self.post_message(self.Changed())
 
     def choose(self, value: str, detail: str) -> None:
-        """This answer, which is one of them from now on."""
+        """Select this answer, adding it to the answers."""
         rest = tuple(pair for pair in self.answers if pair[0] != value)
         place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), min(self.place, len(rest)))
         self.answers, self.place = (*rest[:place], (value, detail), *rest[place:]), place
@@ -70,12 +70,12 @@ class Choice(Widget, can_focus=True):
         self.post_message(self.Changed())
 
     def fall_back(self, value: str) -> None:
-        """This answer, if it is one of them, as if nobody had chosen."""
+        """Select this answer, if it is one of them, as a default rather than a choice."""
         self.place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), self.place)
         self.refresh()
 
     def on_click(self) -> None:
-        """The next answer."""
+        """Select the next answer."""
         self.focus()
         self.action_turn(1)
 

@@ -1,4 +1,4 @@
-"""What frames every screen: the header line, the footer of keys, titled boxes, and Textual's list without its early fault."""
+"""The frame of every screen: header line, key footer, titled boxes, and Textual's list without its crash before layout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sapo_swarm.node.clock import format_age
 # A titled box of text that repaints only when its text changed.
 
 Draw = Callable[[DashboardState, float, int, int, GlyphSet], Content]
-"""(state, now, width, height, glyphs) -> the text; pure, so that it is tested without a terminal."""
+"""(state, now, width, height, glyphs) -> text; pure, so that it can be tested without a terminal."""
 
 
 class Panel(Widget):
-    """Shows what its pure `draw` function makes of the state."""
+    """Shows the text that its pure `draw` function makes from the state."""
 
     def __init__(self, draw: Draw, glyphs: GlyphSet, title: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
@@ -33,7 +33,7 @@ class Panel(Widget):
             self.border_title = Content.styled(title, "bold")
 
     def show(self, state: DashboardState, now: float) -> None:
-        """Paint the state, if that changes the text."""
+        """Repaint, if the state changes the text."""
         self._seen = (state, now)
         size = self.content_size
         if not size:
@@ -53,11 +53,11 @@ class Panel(Widget):
         return self._content
 
 
-# Textual's list of options, without what ends the app where a key comes before the first layout.
+# Textual's option list, without its crash on a key that arrives before the first layout.
 
 
 class ChoiceList(OptionList):
-    """Rows to choose from. Textual's raises KeyError at a page up or down while it has no line to be drawn on."""
+    """Rows to choose from. Textual's list raises KeyError on page up or down while it has no height."""
 
     def action_page_up(self) -> None:
         """A page up."""
@@ -70,15 +70,15 @@ class ChoiceList(OptionList):
             super().action_page_down()  # type: ignore[no-untyped-call]
 
 
-# The footer: at most eight keys in one line, each also a button for the mouse.
+# The footer: at most eight keys in one line, each also a mouse button.
 
 MAX_KEYS = 8
 Key = tuple[str, str, str]
-"""What to press, what it does, and the Textual action behind it."""
+"""(key, label, Textual action)."""
 
 
 class KeyBar(Widget):
-    """One line; drops the rightmost keys but the last two (help and quit) where there is no room."""
+    """One line of keys; without enough room it drops the rightmost ones, except the last two (help and quit)."""
 
     def __init__(self, keys: list[Key]) -> None:
         super().__init__(id="keys")
@@ -86,14 +86,14 @@ class KeyBar(Widget):
         self.put(keys)
 
     def put(self, keys: list[Key]) -> None:
-        """Show these keys, MAX_KEYS of them: where there are more, those before the last two go."""
+        """Show these keys, at most MAX_KEYS: of more, those before the last two are dropped."""
         keys = [*keys[: MAX_KEYS - 2], *keys[-2:]] if len(keys) > MAX_KEYS else keys
         if keys != self.keys:
             self.keys = keys
             self.refresh()
 
     def render(self) -> Content:
-        """Key and label of those that fit."""
+        """The keys that fit, each with its label."""
         parts = [Content.assemble((key, "bold $accent"), (f" {label}", "$muted")) for key, label, _ in self._fitting()]
         return Content("  ").join(parts)
 
@@ -115,7 +115,7 @@ class KeyBar(Widget):
                 return
 
 
-# The header: what runs on the left, one status sentence with its age on the right.
+# The header: the run's identity on the left, one status sentence with its age on the right.
 
 _LOOKS: dict[State, tuple[str, str]] = {
     "running": ("$success", "▶"),
@@ -126,7 +126,7 @@ _LOOKS: dict[State, tuple[str, str]] = {
     "finishing": ("$warning", "▶"),
     "starting": ("$primary", "…"),
 }
-"""Style and mark of every state."""
+"""(style, mark) of every state."""
 _DOING = {
     "open": "Opening the model",
     "questions": "Sampling questions",
@@ -140,7 +140,7 @@ _DOING = {
 
 
 def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
-    """(style, sentence, seconds since) of what is going on; a lost node outranks everything but its last words."""
+    """(style, sentence, age in seconds) of the current status; a lost node outranks everything but its last words."""
     link = state.link
     if state.gone and link is not None:
         said = state.state in ("stopped", "failed")
@@ -152,7 +152,7 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
         )
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
-    besides = f"{state.besides} · " if state.besides else ""  # first: what comes last is cut
+    besides = f"{state.besides} · " if state.besides else ""  # first, since the end may be cut
     if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
         doing = state.phase.detail or _DOING["open"]
         return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
@@ -167,7 +167,7 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
 
 
 def run_identity(state: DashboardState) -> str:
-    """What runs: mode, model, method, engine, device."""
+    """The identity of the run: mode, model, method, engine, device."""
     run = state.run
     if run is None:
         return "no model yet"
@@ -180,7 +180,7 @@ def run_identity(state: DashboardState) -> str:
 def header_line(
     state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet, badge: str = ""
 ) -> Content:
-    """One line. The sentence matters more than the identity, which is cut first. badge: of a recording, before all else."""
+    """The header line. The sentence matters more than the identity, which is cut first. badge: for a recording, comes first."""
     style, sentence, seconds = status_summary(state, now)
     if style == _LOOKS["running"][0] and not state.silo and state.swarm is not None and not state.swarm.connected:
         why = plain_text(state.swarm.held, 100) or "the coordinator is away"
@@ -194,18 +194,18 @@ def header_line(
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain_text(sentence, 200)}"
     since = f" · {format_age(seconds)}" if seconds >= 1 else ""
-    most = max(width - max(len(badge), 12) - 3 - len(since), 10)
-    if state.gone and cell_len(right) > most:  # the log has all of it; the way out must not be what is cut
+    room_right = max(width - max(len(badge), 12) - 3 - len(since), 10)
+    if state.gone and cell_len(right) > room_right:  # the log has the full sentence; the way out must not be cut
         right = f"{mark} Not working: 5 says why · space starts the node again"
-    right = shorten_phrases(right, most)
+    right = shorten_phrases(right, room_right)
     name = "sapo-desktop"
     if badge:
         name = badge
     room = width - len(name) - cell_len(right) - len(since) - 4
-    left = plain_text(run_identity(state), 200)
-    left = left if cell_len(left) <= room else fit_width(left, room) if room > 8 else ""
-    gap = max(width - len(name) - 2 - cell_len(left) - cell_len(right) - len(since), 1)
+    identity = plain_text(run_identity(state), 200)
+    identity = identity if cell_len(identity) <= room else fit_width(identity, room) if room > 8 else ""
+    gap = max(width - len(name) - 2 - cell_len(identity) - cell_len(right) - len(since), 1)
     style_of_name = "bold reverse $accent" if badge else "bold $primary"
     return Content.assemble(
-        (name, style_of_name), "  ", (left, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
+        (name, style_of_name), "  ", (identity, "$muted"), " " * gap, (right, f"bold {style}"), (since, "$muted")
     )

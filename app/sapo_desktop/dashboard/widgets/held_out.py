@@ -1,4 +1,4 @@
-"""Held-out results on screen 1: the panel, a strip of every task over time, and where the adaptive sampler is."""
+"""Held-out results on screen 1: the panel, a strip per task over time, and the adaptive sampler's levels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
 
-# Where the difficulty-adaptive sampler is: how often each level of a task was asked lately, and how often solved.
+# The difficulty-adaptive sampler: how often each level of a task was sampled lately, and how often it was solved.
 
 LATELY = 256
-"""Local groups that are looked back on."""
+"""How many of the newest groups are counted."""
 
 
 def difficulty_rows(state: DashboardState, width: int) -> list[Content]:
-    """One line a level of a person's own task, the tasks in order, and before them one line a preset of the usual tasks
-    together where these are asked at several; nothing where there is one difficulty."""
+    """One line per level of each custom task, sorted by task; before them one line per preset of the built-in tasks
+    together, if they are sampled at several. Empty with a single difficulty."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
     own: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in state.groups.newest(LATELY):
@@ -35,39 +35,39 @@ def difficulty_rows(state: DashboardState, width: int) -> list[Content]:
                 own[ref.dataset, ref.preset.removeprefix(LEVEL_PREFIX)].append(mean)
             elif ref.preset != PRESET:
                 usual["", ref.preset].append(mean)
-    asked = {**(usual if len(usual) > 1 else {}), **own}
-    total = sum(map(len, asked.values()))
+    by_level = {**(usual if len(usual) > 1 else {}), **own}
+    total = sum(map(len, by_level.values()))
     rows = []
-    for (task, level), rates in sorted(asked.items()):
+    for (task, level), rates in sorted(by_level.items()):
         name = fit_width(plain_text(f"{task} {level}".strip(), 60), max(width - 26, 8))
         figures = f" asked {100 * len(rates) / total:3.0f} %  right {100 * sum(rates) / len(rates):3.0f} %"
         rows.append(Content.assemble(name, (figures, "$muted")))
     return [Content.styled("Difficulty, lately", "bold"), *rows] if rows else []
 
 
-# Held-out pass@1 of every task over time: a strip of cells each, whose height and colour say how much, and figures beside it.
+# Held-out pass@1 of every task over time: a strip of cells per task, whose height and colour show the value, with figures.
 
 MUTED = "$muted"
 SHORTCUT = "shortcut: "
-"""Before a task with an answer-only shortcut: most of its score can be had with the answers to other questions."""
+"""Prefix of a task with an answer-only shortcut: answers to other questions would earn most of its score."""
 FIGURES = 80
-"""Columns from which every cell holds its figure."""
+"""Columns from which every cell includes its figure."""
 _HEAD = "after round"
 _CELL = 5
-"""Columns of such a cell."""
+"""Columns of a cell with its figure."""
 _FIGURE = 10
 """Columns of a task's first and newest figure."""
 _STYLES = ("$muted", "$chart-local", "bold $chart-local")
-"""Of the lowest, middle and highest third."""
+"""Styles of the lowest, middle and highest third."""
 
 Columns = list[tuple[float, float]]
 """First and last round of every column."""
 
 
 def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet) -> list[Content]:
-    """A line a task, the largest gain over the base first, as many as fit; from FIGURES columns on with the rounds above.
+    """One line per task, largest gain over the base first, as many as fit; from FIGURES columns on with the rounds above.
 
-    All cells are on one scale, from 0 to the largest of them.
+    All cells share one scale, from 0 to the largest value.
     """
     latest, held = state.latest, state.figures.held_out
     if latest is None or not latest.tasks or height <= 0:
@@ -94,7 +94,7 @@ def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet
 
 
 def columns_of(held: HeldOut, room: int) -> Columns:
-    """A column a result; where they are more than there is room for, equal stretches of rounds."""
+    """One column per result; if they do not fit, equal ranges of rounds."""
     ends = [(first, last) for first, last, _ in held.mean.buckets()]
     if len(ends) <= room or room < 1:
         return ends[-room:] if room >= 1 else []
@@ -105,12 +105,12 @@ def columns_of(held: HeldOut, room: int) -> Columns:
 
 
 def column_means(series: Series, columns: Columns) -> list[float | None]:
-    """The mean of the results in each column; where there is none, the one before."""
-    found: list[float | None] = []
+    """The mean of the results in each column; an empty column repeats the one before."""
+    means: list[float | None] = []
     for first, last in columns:
         spread = series.spread(first, last)
-        found.append(spread.mean if spread else found[-1] if found else None)
-    return found
+        means.append(spread.mean if spread else means[-1] if means else None)
+    return means
 
 
 def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
@@ -128,7 +128,7 @@ def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Gly
 
 
 def _rounds(columns: Columns, name: int) -> Content:
-    """The last round of every column, where it fits."""
+    """The last round of every column, if it fits."""
     return Content.styled(_HEAD.ljust(name) + "".join(f"{_short(last):>4} " for _, last in columns), MUTED)
 
 
@@ -144,13 +144,13 @@ def _change(before: float | None, now: float, glyphs: GlyphSet) -> str:
     return f"{old}{100 * now:.0f} %".rjust(_FIGURE)
 
 
-# The panel of held-out results, a pure function of the state and the room it has.
+# The panel of held-out results: a pure function of the state and the available size.
 
 NONE = "No measurement yet. Held-out questions are never trained on; the first measurement is the base to compare with."
 
 
 def held_out_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """Base and now as bars, the paired difference with its interval in words, the tasks over time."""
+    """Base and current result as bars, the paired difference with its interval in words, the tasks over time."""
     latest = state.latest
     if latest is None:
         text = plain_text(before_measurement(state), 400) or NONE
@@ -185,7 +185,7 @@ def held_out_panel(state: DashboardState, now: float, width: int, height: int, g
 
 
 def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> list[Content]:
-    """A column a temperature, base above now, and what changed at each; greedy is how chat answers."""
+    """One column per temperature, base above current, with the change at each; greedy decoding is what chat uses."""
     rows = [Content.styled("      sampled  greedy (chat)", MUTED)]
     both: tuple[Evaluated | GreedyScore, ...] = (latest, greedy)
     if all(score.delta is not None for score in both):
@@ -202,16 +202,16 @@ def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> li
 
 
 def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
-    """The paired difference in words, with its interval: one row, or two where it is narrow."""
-    if (found := base_difference(latest)) is None:
+    """The paired difference in words, with its interval: one row, or two if it does not fit."""
+    if (difference := base_difference(latest)) is None:
         rows = [Content.styled(format_interval(latest.low, latest.high), MUTED)]
         return rows + [Content.styled(line, "$warning") for line in wrap_text(unpaired_reason(latest), width)]
-    delta, low, high = found
+    delta, low, high = difference
     rest = format_interval(low, high, "+")
     if low <= 0 <= high:
-        said, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
+        verdict, rest = ("no measurable change", "bold"), f"{100 * delta:+.1f} {rest}"
     else:
-        said = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
-    if len(said[0]) + 1 + len(rest) <= width:
-        return [Content.assemble(said, " ", (rest, MUTED))]
-    return [Content.assemble(said), Content.styled(rest, MUTED)]
+        verdict = (f"{100 * delta:+.1f} points", "bold $success" if delta > 0 else "bold $error")
+    if len(verdict[0]) + 1 + len(rest) <= width:
+        return [Content.assemble(verdict, " ", (rest, MUTED))]
+    return [Content.assemble(verdict), Content.styled(rest, MUTED)]

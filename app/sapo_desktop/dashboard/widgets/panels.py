@@ -1,4 +1,4 @@
-"""The texts of the dashboard's panels: pure functions of the state, the clock and the room they have."""
+"""The texts of the dashboard's panels: pure functions of the state, the clock and the available size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", 
 
 
 def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """The round in flight: phases, progress with ETA, and the figures of the last update."""
+    """The round in flight: phases, progress with ETA, and the metrics of the last update."""
     rows = [_phase_line(state, width, glyphs), _progress(state, now, width, glyphs)]
     rows += _round_lines(state, width, height - len(rows))
     return Content("\n").join(rows[:height])
@@ -61,7 +61,7 @@ def _phase_line(state: DashboardState, width: int, glyphs: GlyphSet) -> Content:
 
 
 def _room(words: dict[PhaseName, str]) -> int:
-    """Columns that marks and words take, without the gaps between them."""
+    """Columns used by marks and words, without the gaps between them."""
     return sum(len(word) + 2 for word in words.values())
 
 
@@ -95,8 +95,8 @@ def _round_lines(state: DashboardState, width: int, height: int) -> list[Content
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
     seconds = f" · {state.round_seconds:.1f} s a round" if state.round_seconds else ""
-    left = run.rounds_planned - state.practised
-    seconds_left = left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
+    rounds_left = run.rounds_planned - state.practised
+    seconds_left = rounds_left * (state.round_seconds or 0.0) if run.rounds_planned else 0.0
     eta = f" · done in {format_age(seconds_left)}" if seconds_left > 0 and not (state.paused or state.absent) else ""
     groups = f"{last.local_groups} local + {last.external_groups} external groups"
     rows = [
@@ -106,8 +106,8 @@ def _round_lines(state: DashboardState, width: int, height: int) -> list[Content
     ]
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
-    elif said := stage_words(last.figures):
-        rows += [Content.styled(line, MUTED) for line in wrap_text(said, width)]
+    elif stage := stage_words(last.figures):
+        rows += [Content.styled(line, MUTED) for line in wrap_text(stage, width)]
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows
@@ -141,7 +141,7 @@ def _examples_lines(state: DashboardState, last: RoundFinished) -> list[str]:
 
 
 def _cut_off(last: RoundFinished) -> str:
-    """Where the token limit cut many completions off."""
+    """A warning if the token limit truncated many completions, else ""."""
     share = last.truncated / max(1, last.completions)
     return f"{format_share(share)} cut off · " if share > CUT_OFF else ""
 
@@ -169,7 +169,7 @@ def _note(state: DashboardState) -> str:
 
 
 def machine_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """Tiles: a label, the value now, and its history as a sparkline. Only what can be read is shown."""
+    """Tiles with a label, the current value, and its history as a sparkline. Values that cannot be read are left out."""
     figures, vitals = state.figures, None if state.absent else state.vitals
     rows = [
         ("tok/s", format_count(token_rate(state)), draw_sparkline(figures.tokens_per_s, 60, glyphs)),
@@ -198,14 +198,14 @@ def _tile(label: str, value: str, history: str, width: int) -> Content:
 
 
 def token_rate(state: DashboardState) -> float | None:
-    """Tokens a second now; None while nothing is worked on."""
+    """Current tokens per second; None while the node is idle."""
     if state.paused or state.absent:
         return None
     return (state.vitals and state.vitals.tokens_per_s) or state.figures.tokens_per_s.last
 
 
 def _hourly(state: DashboardState) -> float | None:
-    """Rounds an hour, as token_rate."""
+    """Current rounds per hour; None while the node is idle."""
     if state.paused or state.absent:
         return None
     return (state.vitals and state.vitals.rounds_per_hour) or (
@@ -214,7 +214,7 @@ def _hourly(state: DashboardState) -> float | None:
 
 
 def machine_tiles(state: DashboardState, width: int) -> Content:
-    """The machine in one line, for narrow terminals."""
+    """The machine's figures in one line, for narrow terminals."""
     vitals = None if state.absent else state.vitals
     parts = [
         ("tok/s", format_count(token_rate(state))),
@@ -229,7 +229,7 @@ def machine_tiles(state: DashboardState, width: int) -> Content:
 
 
 def rollouts_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """The newest groups, one line each: a mark per rollout, where it came from, the task, one answer."""
+    """The newest groups, one line each: a mark per rollout, source, task, one answer."""
     newest = state.groups.newest(height)
     if not newest:
         text = "Each question gets several attempts; they appear here with the reward that the verifier gave."
@@ -238,7 +238,7 @@ def rollouts_panel(state: DashboardState, now: float, width: int, height: int, g
 
 
 def rollout_marks(group: GroupRecorded, glyphs: GlyphSet) -> str:
-    """One glyph per rollout: right, partly right, wrong, cut at the limit."""
+    """One glyph per rollout: correct, partly correct, wrong, truncated."""
     out = ""
     for rollout in group.group.rollouts:
         if rollout.reward >= 1:
@@ -257,8 +257,8 @@ def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     star = glyphs.star if event.first_solved else " "
     source = "ext" if group.external else "local"
-    found = rollout_marks(event, glyphs)
-    shown = found if len(found) <= 8 else found[:7] + "+"
+    marks = rollout_marks(event, glyphs)
+    shown = marks if len(marks) <= 8 else marks[:7] + "+"
     task = fit_width(plain_text(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
     head = f"{event.round + 1:>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)
@@ -276,8 +276,8 @@ def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
 
 
 def best_answer(event: GroupRecorded) -> str:
-    """The answer of the rollout with the highest reward, on one line. No event names the format of its answers: a run, an own
-    task and another node may each have their own."""
+    """The answer of the rollout with the highest reward, on one line. Events do not state their answer format: a run, a custom
+    task and another node may each use a different one."""
     rollouts = event.group.rollouts
     if not rollouts:
         return ""

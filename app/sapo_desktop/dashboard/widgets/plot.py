@@ -14,10 +14,10 @@ from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import GlyphSet, mean_of
 from sapo_swarm.node.clock import local_time
 
-# The x axis of a plot: rounds, or the time at which they ran; which part of it is seen, its ticks and their labels.
+# The x axis of a plot: rounds, or the time at which they ran; the visible part, its ticks and their labels.
 
 _LEAST_ROUNDS, _LEAST_S = 10.0, 60.0
-"""Young runs get an axis of at least this length, and no window is smaller."""
+"""Minimum length of the axis, for young runs and small windows."""
 _STEPS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 2_592_000)
 _HOUR_S, _DAY_S = 3600, 86_400
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -25,9 +25,9 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 @dataclass(frozen=True)
 class ChartView:
-    """What of a chart is seen. window: rounds (on a time axis seconds) up to its right end, 0 = all. smooth: rounds in the
-    moving mean. end: the right end, None = the newest. timed: the axis is time. band: smallest and largest values too.
-    cross: where the crosshair is, a round (on a time axis Unix seconds)."""
+    """The visible part of a chart. window: rounds (on a time axis seconds) up to its right end, 0 = all. smooth: rounds in the
+    moving mean. end: the right end, None = the newest. timed: the axis is time. band: show smallest and largest values.
+    cross: position of the crosshair, a round (on a time axis Unix seconds)."""
 
     window: float = 0
     smooth: int = 20
@@ -39,7 +39,7 @@ class ChartView:
 
 @dataclass(frozen=True)
 class Axis:
-    """From `first` to `last`: rounds, or with a clock Unix seconds. whole: the same for all that there is."""
+    """From `first` to `last`: rounds, or with a clock Unix seconds. whole: (first, last) of all the data."""
 
     first: float
     last: float
@@ -48,7 +48,7 @@ class Axis:
 
     @property
     def least(self) -> float:
-        """The shortest stretch that is shown."""
+        """The shortest range that can be shown."""
         return _LEAST_ROUNDS if self.clock is None else _LEAST_S
 
     def place(self, share: float) -> float:
@@ -56,28 +56,28 @@ class Axis:
         return self.first + share * (self.last - self.first)
 
     def share(self, place: float) -> float:
-        """Inverse of place; outside of [0, 1] when it is not seen."""
+        """Inverse of place(); outside [0, 1] if the place is not visible."""
         return (place - self.first) / (self.last - self.first)
 
     def column(self, place: float, columns: int) -> int | None:
-        """The column of a place; None when it is not seen."""
+        """The column of a place; None if it is not visible."""
         share = self.share(place)
         return min(int(share * columns), columns - 1) if -1e-9 <= share <= 1 + 1e-9 else None
 
     def round_at(self, share: float) -> float:
-        """The round that was done, or in work, at a share of the width."""
+        """The round finished or in flight at a share of the width."""
         place = self.place(share)
         if self.clock is None:
             return place
-        found = self.clock.round_at(place)
-        return place if found is None else found
+        round_ = self.clock.round_at(place)
+        return place if round_ is None else round_
 
     def share_of_round(self, round_: float, at: float = 0.0) -> float:
-        """The share of the width at which a round is; at: Unix seconds of what is meant, 0 = of the round's end."""
+        """The share of the width at which a round is. at: Unix seconds of the event, 0 = the round's end."""
         if self.clock is None:
             return self.share(round_)
-        found = at or self.clock.time_of(round_)
-        return -1.0 if found is None else self.share(found)
+        place = at or self.clock.time_of(round_)
+        return -1.0 if place is None else self.share(place)
 
     def spans(self, columns: int) -> list[tuple[float, float] | None]:
         """First and last round of each column; None where nothing ran."""
@@ -91,27 +91,27 @@ class Axis:
 
 
 def axis_of(rounds: Iterable[tuple[float, float]], view: ChartView, clock: RoundClock | None) -> Axis | None:
-    """The axis of a view over figures that have these first and last rounds; None when there are none."""
-    found = list(rounds)
-    if not found:
+    """The axis of a view over series with these (first, last) rounds; None if there are none."""
+    ranges = list(rounds)
+    if not ranges:
         return None
     if view.timed and clock is not None and clock.span is not None:
         first, last = clock.span
-        least, used = _LEAST_S, clock
+        shortest, axis_clock = _LEAST_S, clock
     else:
-        first, last = min(first for first, _ in found), max(last for _, last in found)
-        least, used = _LEAST_ROUNDS, None
-    whole = (first, max(last, first + least))
+        first, last = min(first for first, _ in ranges), max(last for _, last in ranges)
+        shortest, axis_clock = _LEAST_ROUNDS, None
+    whole = (first, max(last, first + shortest))
     if not view.window:
-        return Axis(*whole, whole, used)
-    window = max(view.window, least)
+        return Axis(*whole, whole, axis_clock)
+    window = max(view.window, shortest)
     end = whole[1] if view.end is None else min(max(view.end, first + window), whole[1])
     start = max(first, end - window)
-    return Axis(start, max(end, start + least), whole, used)
+    return Axis(start, max(end, start + shortest), whole, axis_clock)
 
 
 def axis_ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
-    """Places at even distances with their labels, wide enough apart for them; the first round is among them."""
+    """Evenly spaced places with labels, far enough apart for the labels; the first round is always included."""
     raw = (axis.last - axis.first) / max(1, columns // 12)
     if axis.clock is not None:
         return _time_ticks(axis, raw)
@@ -129,7 +129,7 @@ def format_weekday_time(moment: float) -> str:
 
 
 def format_time_span(seconds: float) -> str:
-    """A stretch of time: "45 s", "12 min", "6 h", "7 days"."""
+    """A duration: "45 s", "12 min", "6 h", "7 days"."""
     for unit, size in (("days", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -140,7 +140,7 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
     step = next((step for step in _STEPS_S if step >= raw), _STEPS_S[-1])
     shift = _shift(axis.first)
     count = range(math.ceil((axis.first + shift) / step), math.floor((axis.last + shift) / step) + 2)
-    found = []
+    ticks = []
     for number in count:
         wall = float(number * step)
         place = wall - shift
@@ -148,17 +148,17 @@ def _time_ticks(axis: Axis, raw: float) -> list[tuple[float, str]]:
             place = wall - _shift(place)
         else:
             wall = place + _shift(place)
-        found.append((place, _time_label(wall, step)))
-    return [(place, label) for place, label in found if axis.first <= place <= axis.last]
+        ticks.append((place, _time_label(wall, step)))
+    return [(place, label) for place, label in ticks if axis.first <= place <= axis.last]
 
 
 def _shift(moment: float) -> int:
-    """Seconds that local time is ahead of UTC then."""
+    """Seconds by which local time is ahead of UTC at that moment."""
     return local_time(moment).tm_gmtoff
 
 
 def _time_label(wall: float, step: int) -> str:
-    """wall: what a clock here shows then, as seconds."""
+    """wall: the local clock time, in seconds."""
     there = time.gmtime(wall)
     if step >= _DAY_S or (there.tm_hour, there.tm_min, there.tm_sec) == (0, 0, 0):
         return f"{_DAYS[there.tm_wday]} {there.tm_mday}"
@@ -166,27 +166,27 @@ def _time_label(wall: float, step: int) -> str:
 
 
 def step_of(raw: float) -> float:
-    """The least 1, 2 or 5 times a power of ten that is not under raw."""
+    """The smallest 1, 2 or 5 times a power of ten that is at least `raw`."""
     power = 10.0 ** math.floor(math.log10(raw))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
 
 
-# The grid of cells that a plot draws into, and what can be drawn: lines by pattern, marks, their intervals.
+# The cell grid of a plot, and what is drawn on it: lines by pattern, marks, and their intervals.
 
 Pattern = Literal["solid", "dashed", "dotted"]
 Run = tuple[str, str]
-"""Text and the name of its style: "axis", "mark", or the name of a line's style."""
+"""(text, style name): "axis", "mark", or a line's style."""
 
 _PERIOD: dict[Pattern, tuple[int, int]] = {"solid": (1, 1), "dashed": (6, 4), "dotted": (4, 1)}
-"""Dot columns of a period, and how many of them are drawn."""
+"""(dot columns per period, how many of them are drawn)."""
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _ASCII_POINT: dict[Pattern, str] = {"solid": "*", "dashed": "=", "dotted": "."}
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One figure: its label, its series, how it is drawn and in which style. share: a share over a window of its own, drawn
-    as it was told (no moving mean) and written in percent."""
+    """One metric: label, series, pattern and style. share: the metric is a share over a separate window, drawn
+    as reported (no moving mean) and written as a percentage."""
 
     label: str
     series: Series
@@ -195,14 +195,14 @@ class ChartLine:
     share: bool = False
 
     def smooth(self, wanted: int) -> int:
-        """Width of the moving mean that it is drawn with."""
+        """Width of the moving mean for this line."""
         return 1 if self.share else wanted
 
 
 @dataclass(frozen=True)
 class ChartMark:
-    """A single measurement at round x, drawn as a glyph of its own over the lines, with its interval from low to high. Without
-    a y something that happened, a letter on the axis. time: Unix seconds of it, 0 = when round x ended."""
+    """A single measurement at round x, drawn as a separate glyph over the lines, with its interval from low to high. Without
+    a y it is a milestone, a letter on the axis. time: Unix seconds, 0 = when round x ended."""
 
     x: float
     y: float | None
@@ -213,7 +213,7 @@ class ChartMark:
 
 
 class Canvas:
-    """A grid of cells; each keeps the dots or the character on it and the style of whoever drew last."""
+    """A grid of cells; each has dots or a character, and the style of what was drawn last."""
 
     def __init__(self, columns: int, rows: int, low: float, high: float, glyphs: GlyphSet) -> None:
         self.columns, self.rows, self.glyphs = columns, rows, glyphs
@@ -224,7 +224,7 @@ class Canvas:
         self.behind: list[dict[int, Run]] = [{} for _ in range(rows)]
 
     def draw(self, curve: list[float | None], line: ChartLine) -> None:
-        """A line, one value a dot column (in ASCII a cell); None is a gap."""
+        """Draw a line, one value per dot column (in ASCII per cell); None is a gap."""
         period, drawn = _PERIOD[line.pattern]
         before: int | None = None
         for column, value in enumerate(curve):
@@ -244,7 +244,7 @@ class Canvas:
             before = level
 
     def mark(self, column: int, mark: ChartMark) -> None:
-        """The glyph, and its interval behind the lines."""
+        """Draw a mark's glyph, with its interval behind the lines."""
         assert mark.y is not None
         if mark.low is not None and mark.high is not None:
             for row in range(self._level(mark.high, self.rows), self._level(mark.low, self.rows) + 1):
@@ -254,7 +254,7 @@ class Canvas:
         self.styles[row][column] = "mark"
 
     def cross(self, column: int) -> None:
-        """The crosshair's line, behind everything."""
+        """Draw the crosshair's line, behind everything."""
         for row in range(self.rows):
             self.behind[row][column] = (self.glyphs.vertical, "cross")
 
@@ -286,7 +286,7 @@ class Canvas:
         self.styles[row][column] = line.style
 
 
-# Line plots as text cells, a pure function: lines and marks in, rows of (text, style) runs out.
+# Line plots as text cells: a pure function from lines and marks to rows of (text, style) runs.
 #
 # Braille cells hold 2 x 4 dots, so a plot of C columns evaluates each line at 2 C places: O(C log n) whatever the
 # number of rounds. Lines differ by pattern (solid, dashed, dotted), never by colour alone.
@@ -294,12 +294,12 @@ class Canvas:
 _LABEL = 5
 """Columns of the y axis labels."""
 _APART = 3
-"""Columns from one held-out mark to the next, at least."""
+"""Minimum columns between held-out marks."""
 Span = tuple[float, float]
 
 
 def pattern_sample(pattern: Pattern, glyphs: GlyphSet) -> str:
-    """The legend's picture of a pattern, two cells."""
+    """The legend's sample of a pattern, two cells wide."""
     if glyphs.ascii:
         return {"solid": "**", "dashed": "==", "dotted": ".."}[pattern]
     return {"solid": "⠤⠤", "dashed": "⠤⠄", "dotted": "⠄⠄"}[pattern]
@@ -308,7 +308,7 @@ def pattern_sample(pattern: Pattern, glyphs: GlyphSet) -> str:
 def axis_for(
     lines: list[ChartLine], marks: list[ChartMark], view: ChartView, clock: RoundClock | None = None
 ) -> Axis | None:
-    """The axis of a plot; None when nothing has a value."""
+    """The axis of a plot; None if there are no values."""
     ends = [(mark.x, mark.x) for mark in marks if mark.y is not None]
     for line in lines:
         first, last = line.series.first_x, line.series.last_x
@@ -318,7 +318,7 @@ def axis_for(
 
 
 def nice_range(low: float, high: float) -> tuple[float, float, float]:
-    """Bounds and step (1, 2 or 5 times a power of ten) that hold the values; the bottom is 0 when it is near."""
+    """(bottom, top, step) that enclose the values; step is 1, 2 or 5 times a power of ten, and a bottom near 0 becomes 0."""
     if low >= 0 and low < 0.4 * high:
         low = 0.0
     if high - low < 0.02:
@@ -337,7 +337,7 @@ def draw_plot(
     glyphs: GlyphSet,
     clock: RoundClock | None = None,
 ) -> list[list[Run]]:
-    """`height` rows of runs, each `width` cells wide; [] when there is nothing to draw or no room.
+    """`height` rows of runs, each `width` cells wide; [] if there is nothing to draw or no room.
 
     clock: needed for an axis in time.
     """
@@ -367,12 +367,12 @@ def draw_plot(
 
 
 def columns_of(width: int) -> int:
-    """Columns of a plot of so many cells that lines are drawn in; they are its last ones."""
+    """Columns for lines in a plot of `width` cells; they are the rightmost ones."""
     return width - _LABEL - 1
 
 
 def curve_value(series: Series, span: Span | None, smooth: int) -> float | None:
-    """The curve in a column: the moving mean at its middle, or the mean of all of it where it has more rounds than that."""
+    """The curve's value in a column: the moving mean at its middle, or the column's mean if it spans more rounds than that."""
     first, last = series.first_x, series.last_x
     if span is None or first is None or last is None or span[1] < first or span[0] > last:
         return None
@@ -383,15 +383,15 @@ def curve_value(series: Series, span: Span | None, smooth: int) -> float | None:
 
 def _band(line: ChartLine, spans: list[Span | None]) -> list[tuple[list[float | None], ChartLine]]:
     """Two faint curves: the smallest and the largest value in each column."""
-    found = [line.series.spread(*span) if span else None for span in spans]
+    spreads = [line.series.spread(*span) if span else None for span in spans]
     faint = ChartLine(line.label, line.series, "dotted", "band")
-    lows: list[float | None] = [spread and spread.low for spread in found]
-    highs: list[float | None] = [spread and spread.high for spread in found]
+    lows: list[float | None] = [spread and spread.low for spread in spreads]
+    highs: list[float | None] = [spread and spread.high for spread in spreads]
     return [(lows, faint), (highs, faint)]
 
 
 def _measured(marks: list[ChartMark], axis: Axis, columns: int) -> list[tuple[int, ChartMark]]:
-    """Column and measurement; where they would touch each other, the mean of those that are near."""
+    """(column, measurement); measurements that would touch are replaced by their mean."""
     placed: dict[int, list[ChartMark]] = {}
     for mark in marks:
         share = axis.share_of_round(mark.x, mark.time) if mark.y is not None else -1.0
@@ -411,7 +411,7 @@ def _together(marks: list[ChartMark]) -> ChartMark:
 
 
 def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]:
-    """Row -> label at each step that fits, never two on neighbouring rows (the top and the bottom always)."""
+    """Row -> label at each step that fits, never on adjacent rows; top and bottom always have one."""
     count = round((high - low) / step)
     stride = 1
     while count / stride > max(1, (rows - 1) // 2):
@@ -432,7 +432,7 @@ def _axis_run(label: str | None, glyphs: GlyphSet) -> Run:
 
 
 def _number(value: float, digits: int) -> str:
-    """Without a leading zero: .25, and 0 as 0."""
+    """The number without a leading zero: .25, and 0 as 0."""
     if abs(value) < 1e-9:
         return "0"
     text = f"{value:.{digits}f}"
@@ -440,7 +440,7 @@ def _number(value: float, digits: int) -> str:
 
 
 def _x_axis(axis: Axis, columns: int, glyphs: GlyphSet, happened: list[ChartMark]) -> list[list[Run]]:
-    """The baseline with ticks and what happened where, and the row of labels under it."""
+    """The baseline with ticks and milestones, and the row of labels below it."""
     rule, labels = [glyphs.horizontal] * columns, [" "] * (columns + _LABEL + 1)
     free = 0
     for place, text in axis_ticks(axis, columns):
@@ -460,5 +460,5 @@ def _x_axis(axis: Axis, columns: int, glyphs: GlyphSet, happened: list[ChartMark
 
 
 def _rank(mark: ChartMark) -> int:
-    """0 for the letter that is shown where several fall on one place."""
+    """Priority of a letter if several coincide; the lowest (0) is shown."""
     return list(MEANINGS).index(mark.letter) if mark.letter in MEANINGS else len(MEANINGS)

@@ -1,4 +1,4 @@
-"""Base and trained model side by side: held-out questions of its tasks with their marks, or the person's own."""
+"""Base and trained model side by side: held-out questions of its tasks with their verdicts, or typed questions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ASK = "Enter: the next held-out question; or type your own"
 _WAIT = "Not yet: the last question is still being answered. Press Enter again after it."
 _ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000
-"""Letters of an answer that are shown."""
+"""How many characters of an answer are shown."""
 
 
 @dataclass
 class ChatExchange:
-    """A question, the two answers to it as far as they are, and of a held-out one the right answer and the marks."""
+    """A question and both answers so far; for a held-out question also the correct answer and the verdicts."""
 
     question: str
     answers: list[ChatChunk] = field(default_factory=lambda: [ChatChunk(0, ""), ChatChunk(1, "")])
@@ -45,7 +45,7 @@ class ChatExchange:
 
 
 class ChatScreen(BaseScreen):
-    """Esc closes it: the memory is free again, and a node that worked goes on."""
+    """The chat. Esc closes it: the memory is freed, and a node that was working resumes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "close", show=False, priority=True),
@@ -74,24 +74,24 @@ class ChatScreen(BaseScreen):
         yield Input(placeholder="loading both models …", id="question")
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
-        """The keys that count on this screen."""
+        """The keys of this screen."""
         thumbs: list[Key] = [("F3", "good answer", "screen.rate(True)"), ("F4", "bad answer", "screen.rate(False)")]
         enter: list[Key] = [("Enter", "ask or next" if self._more else "ask", "")]
         return [*enter, *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
 
     def typing_keys(self, state: DashboardState) -> list[Key]:
-        """The same: there is nothing but the field."""
+        """The same keys: the field always has the focus."""
         return self.own_keys(state)
 
     @property
     def _ratable(self) -> bool:
-        """The last question is the person's own, and answered in full by the trained model. A held-out one is never rated: no
-        row to train on may come of it."""
+        """Whether the last question was typed by the person and fully answered by the trained model. Held-out questions are never
+        rated: they must not become training rows."""
         own = self._said[-1:] and self._said[-1].held_out is None
         return bool(own) and self._complete and self.dashboard.task_actions is not None
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Load both models."""
         self.run_worker(self._open(), name="chat", group="chat", exit_on_error=True)
 
     async def _open(self) -> None:
@@ -113,12 +113,12 @@ class ChatScreen(BaseScreen):
 
     @property
     def ready(self) -> bool:
-        """Enter asks: both models are read, and answer nothing else. The field takes letters meanwhile; without it they would be
+        """Whether Enter asks: both models are loaded and idle. The field accepts letters anyway; without it they would be
         keys of the dashboard."""
         return self._line is not None and not self._answering
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Ask what was typed; the next held-out question where nothing was."""
+        """Ask the typed question; with an empty field, the next held-out question."""
         event.stop()
         if self._line is None or not self.ready:
             if event.value.strip():
@@ -126,7 +126,7 @@ class ChatScreen(BaseScreen):
             return
         question = event.value.strip()
         if question:
-            event.input.value = event.input.value.removeprefix(event.value)  # what was typed behind Enter stays
+            event.input.value = event.input.value.removeprefix(event.value)  # keep what was typed after Enter
         if question and question != NEXT:
             self._add(ChatExchange(question))
             self._begin(self._ask(self._line, event.value))
@@ -137,7 +137,7 @@ class ChatScreen(BaseScreen):
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._answering = True
-        self._complete = False  # before the worker begins: a thumb now would be for an answer that is not there
+        self._complete = False  # set before the worker starts: a rating now would be for a missing answer
         self.run_worker(work, name="ask", group="chat", exit_on_error=True)
 
     def _add(self, exchange: ChatExchange) -> None:
@@ -146,8 +146,8 @@ class ChatScreen(BaseScreen):
 
     async def _ask(self, line: ChatProcess, question: str) -> None:
         try:
-            async for said in line.ask(question):
-                self._said[-1].answers[said.of] = said
+            async for chunk in line.ask(question):
+                self._said[-1].answers[chunk.of] = chunk
                 self._draw()
         except USER_ERRORS as error:
             self._complain(error)
@@ -190,16 +190,18 @@ class ChatScreen(BaseScreen):
         for place, label in enumerate(("base", self._called)):
             rows = [*self._opening[place]]
             for exchange in self._said:
-                said, marks, asked = exchange.answers[place], exchange.marks, exchange.held_out
-                number = f"{asked.number}  " if asked else ""
+                answer, marks, held_out = exchange.answers[place], exchange.marks, exchange.held_out
+                number = f"{held_out.number}  " if held_out else ""
                 rows += [Content.styled(f"> {number}{plain_text(exchange.question, 400)}", "$muted")]
-                rows += [Content(plain_text(said.text, LONGEST, lines=True) or "…")]
-                rows += [Content.styled(CUT, "$muted")] * said.cut
+                rows += [Content(plain_text(answer.text, LONGEST, lines=True) or "…")]
+                rows += [Content.styled(CUT, "$muted")] * answer.cut
                 if marks is not None and marks.rewards:
                     reward = marks.rewards[place]
                     glyph, style = (glyphs.done, "$success") if reward == 1.0 else (glyphs.bad, "$error")
                     right = (
-                        f"   right: {plain_text(asked.right, 200)}" if asked and asked.right and reward != 1.0 else ""
+                        f"   right: {plain_text(held_out.right, 200)}"
+                        if held_out and held_out.right and reward != 1.0
+                        else ""
                     )
                     rows += [
                         Content.assemble(

@@ -1,4 +1,4 @@
-"""Two models, or one and its base: their curves and marks in one chart, and the paired held-out test in one table."""
+"""Two models, or a model and its base: their curves and marks in one chart, and the paired held-out test in a table."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sapo_desktop.services.models.shelf.history import TrainingHistory
 from sapo_desktop.services.models.shelf.overview import ModelOverview
 from sapo_swarm.events import Evaluated, RoundFinished
 
-# A model's history as lines and marks of a chart: pure functions of what its journal tells.
+# A model's history as lines and marks of a chart: pure functions of its journal.
 
 
 def of_one(story: TrainingHistory) -> tuple[list[ChartLine], list[ChartMark], RoundClock]:
-    """Local and external reward over rounds, held-out results, where something changed, and when it all was."""
+    """Local and external reward over rounds, held-out results, marks of changes, and the round clock."""
     figures = _figures(story)
     external = figures.reward_external
     lines = [] if external.empty else [ChartLine("external", external, "dashed", "line-2")]
@@ -43,14 +43,14 @@ def of_one(story: TrainingHistory) -> tuple[list[ChartLine], list[ChartMark], Ro
 def of_two(
     first: tuple[str, TrainingHistory], second: tuple[str, TrainingHistory] | None
 ) -> tuple[list[ChartLine], list[ChartMark], RoundClock | None]:
-    """Local reward of two models (name, story) in one chart; alone, a model with its held-out results beside its base's.
+    """The local reward of two models (name, story) in one chart; with second None, one model's rewards and held-out results.
 
-    Two models ran at different times: their axis is rounds.
+    Two models ran at different times, so their axis is rounds.
     """
     if second is None:
         return of_one(first[1])
     if first[1].judged != second[1].judged:
-        return of_one(first[1])  # judged and verified rewards never stand in one figure
+        return of_one(first[1])  # judged and verified rewards are never shown in one chart
     styles: tuple[tuple[Pattern, str], ...] = (("solid", "line-1"), ("dashed", "line-2"))
     pairs = zip((first, second), styles, strict=True)
     return [ChartLine(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
@@ -64,17 +64,17 @@ def _figures(story: TrainingHistory) -> RunMetrics:
     return figures
 
 
-# Two models, or one and its base: their curves in one chart, and the paired held-out test in one table.
+# The screen with the chart and the table.
 
 
 class CompareScreen(ChartKeys, BaseScreen):
-    """Esc closes it and stops the measuring."""
+    """The comparison. Esc closes it and stops the measurement."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#table"
 
     def __init__(self, first: ModelOverview, second: ModelOverview | None, items: int) -> None:
-        """second: None = the base of the first. items: held-out questions a task."""
+        """second: None is the base of the first. items: held-out questions per task."""
         super().__init__()
         self._first, self._second, self._items = first, second, items
 
@@ -85,11 +85,11 @@ class CompareScreen(ChartKeys, BaseScreen):
             yield Static("", id="table-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        """The keys that count on this screen."""
+        """The keys of this screen."""
         return [("Esc", "back", "screen.close"), *self.pause_keys(state)]
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Draw the chart and start the measurement."""
         other = self._second.model.name if self._second else "its base"
         title = f"{self._first.model.name} and {other}, {self._items} held-out questions a task"
         self.query_one("#table").border_title = Content.styled(plain_text(title, 100), "bold")
@@ -97,12 +97,16 @@ class CompareScreen(ChartKeys, BaseScreen):
         self.run_worker(self._measure(), name="compare", exit_on_error=True)
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         super().on_resize()
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        named = [(plain_text(one.model.name, 30), one.story) for one in (self._first, self._second) if one is not None]
+        named = [
+            (plain_text(model.model.name, 30), model.story)
+            for model in (self._first, self._second)
+            if model is not None
+        ]
         lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
         self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
 
@@ -114,12 +118,12 @@ class CompareScreen(ChartKeys, BaseScreen):
         self._say(Content.styled("Loading the models …", "$muted"))
         try:
             async with aclosing(work) as steps:
-                async for told in steps:
-                    if told.result:
-                        self._say(Content("\n").join(Content(plain_text(line, 300)) for line in told.result))
+                async for step in steps:
+                    if step.result:
+                        self._say(Content("\n").join(Content(plain_text(line, 300)) for line in step.result))
                     else:
                         self._say(
-                            Content.styled(f"Answering held-out questions: {plain_text(told.progress, 120)}", "$muted")
+                            Content.styled(f"Answering held-out questions: {plain_text(step.progress, 120)}", "$muted")
                         )
         except USER_ERRORS as error:
             self._say(Content.styled(plain_text(str(error), 600), "$warning"))

@@ -1,4 +1,4 @@
-"""Screen 4's forms and dialogs: a new model, a name, a state to go back to, an export at work."""
+"""Screen 4's forms and dialogs: a new model, a name, a checkpoint to go back to, an export at work."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from sapo_desktop.services.models.screen.interface import (
     ProgressUpdate,
 )
 
-# Screen 4's forms: a new model, a name, a state to go back to.
+# Screen 4's forms: a new model, a name, a checkpoint to go back to.
 
 
 class _Form(Dialog[str | None]):
-    """Fields, and a button that tries: what is refused says why and stays. Gives the sentence of what was done."""
+    """A form that stays open with the reason if its input is refused. Returns a sentence about what was done."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "accept", "go", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
 
     def attempt(self) -> Awaitable[str]:
-        """Do it. Raises USER_ERRORS."""
+        """Carry out the form's action. Raises USER_ERRORS."""
         raise NotImplementedError
 
     def on_input_submitted(self) -> None:
@@ -52,15 +52,15 @@ class _Form(Dialog[str | None]):
     @work(name="form", group="form", exclusive=True)
     async def _try(self) -> None:
         try:
-            said = await self.attempt()
+            sentence = await self.attempt()
         except USER_ERRORS as error:
             self.complain(str(error))
         else:
-            self.dismiss(said)
+            self.dismiss(sentence)
 
 
 class NewModelDialog(_Form):
-    """A name, a base, a difficulty. Everything else comes from the settings for new models."""
+    """Asks for a name, a base and a difficulty. Everything else comes from the settings for new models."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "next field", show=False, priority=True),
@@ -72,7 +72,7 @@ class NewModelDialog(_Form):
         self._info, self._make = info, make
 
     def compose(self) -> ComposeResult:
-        """The fields and the keys."""
+        """The fields and the key line."""
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled("New model", "bold"), markup=False)
             yield Static(
@@ -102,14 +102,14 @@ class NewModelDialog(_Form):
 
 
 class NameDialog(_Form):
-    """One name: for renaming and for duplicating."""
+    """Asks for one name, for renaming or duplicating."""
 
     def __init__(self, question: str, detail: str, name: str, act: Callable[[str], Awaitable[str]]) -> None:
         super().__init__()
         self._question, self._detail, self._called, self._act = question, detail, name, act
 
     def compose(self) -> ComposeResult:
-        """The fields and the keys."""
+        """The fields and the key line."""
         with Vertical(classes="box dialog form"):
             yield Static(Content.styled(plain_text(self._question, 120), "bold"), markup=False)
             yield Static(plain_text(self._detail, 300), markup=False)
@@ -123,8 +123,8 @@ class NameDialog(_Form):
 
 
 class KeptStatesDialog(Dialog[int | None]):
-    """The kept states of a model with their held-out results; gives the round of the one that is chosen, None for the one that
-    the model has."""
+    """The kept checkpoints of a model with their held-out results. Returns the round of the chosen one, None for the
+    current state."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
@@ -144,7 +144,7 @@ class KeptStatesDialog(Dialog[int | None]):
             yield Static(key_hint(("Enter", "go back to it"), ("arrows", "choose"), ("Esc", "cancel")), markup=False)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """The round of the chosen row; the present state is there to be compared with."""
+        """Return the round of the chosen row; the current state is listed only for comparison."""
         event.stop()
         row = self._states.rows[event.option_index]
         if row.current:
@@ -155,11 +155,11 @@ class KeptStatesDialog(Dialog[int | None]):
             self.dismiss(row.round)
 
 
-# Writing an export: what it does now, how far it is, what came of it. Esc stops it.
+# Writing an export: current step, progress and result. Esc stops it.
 
 
 class ExportScreen(Dialog[None]):
-    """Closing it before it is done leaves nothing half written."""
+    """Shows an export's progress. Closing it early leaves no partial files."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "close", "close", show=False),
@@ -172,7 +172,7 @@ class ExportScreen(Dialog[None]):
         self._called, self._choice, self._steps = name, choice, work
 
     def compose(self) -> ComposeResult:
-        """The fields and the keys."""
+        """The fields and the key line."""
         with Vertical(classes="box dialog form"):
             title = f"{self._called} as {self._choice.label}"
             yield Static(Content.styled(plain_text(title, 100), "bold"), markup=False)
@@ -180,18 +180,18 @@ class ExportScreen(Dialog[None]):
             yield Static(key_hint(("Esc", "stop")), id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start the export."""
         self.run_worker(self._follow(), name="export", exit_on_error=True)
 
     async def _follow(self) -> None:
-        told = self.query_one("#told", Static)
+        output = self.query_one("#told", Static)
         try:
             async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
-                    told.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
+                    output.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
         except USER_ERRORS as error:
-            told.update(Content.styled(plain_text(str(error), 600), "$warning"))
+            output.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._done = True
         self.query_one("#keys", Static).update(key_hint(("Esc", "close")))
 

@@ -1,4 +1,4 @@
-"""What is done with a model by key, in the list and when it is opened. Each asks first where something is lost."""
+"""The keys for models, in the list and in an opened model. Each asks first if something would be lost."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.actions import HomeModels
 
 COMPARED_ITEMS = 50
-"""Held-out questions a task when two models are compared here; sapo-desktop compare --items takes more."""
+"""Held-out questions per task when two models are compared here; sapo-desktop compare --items allows more."""
 AGAIN_S = 5.0
-"""Seconds after which the disk is read again while it is shown: the model in training grows."""
+"""Seconds between reads of the disk while the screen is shown, since a model in training changes."""
 MORE = (("m", "new task"), ("r", "rename"), ("d", "duplicate"), ("f", "free space"), ("k", "go back"), ("x", "delete"))
-"""Keys for which the footer has no room."""
+"""Keys that do not fit in the footer."""
 
 
 class ModelKeys(BaseScreen):
-    """The keys, and reading the disk. Subclasses say which model is meant and draw what was read."""
+    """The keys, and reading the disk. Subclasses say which model is selected and draw the data."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "proceed", "continue", show=False),
@@ -50,18 +50,18 @@ class ModelKeys(BaseScreen):
     @property
     @abstractmethod
     def chosen(self) -> ModelOverview | None:
-        """The model that is meant."""
+        """The selected model."""
 
     @abstractmethod
     def fill(self) -> None:
-        """Draw the shelf as it was read."""
+        """Draw the models as read from the disk."""
 
     def complain(self, error: Exception) -> None:
-        """Say why the shelf cannot be read."""
+        """Show why the models cannot be read."""
         self.dashboard.say(str(error), error=True)
 
     def on_mount(self) -> None:
-        """Read from time to time."""
+        """Start reading the disk periodically."""
         self.set_interval(AGAIN_S, self._again)
 
     def _again(self) -> None:
@@ -69,7 +69,7 @@ class ModelKeys(BaseScreen):
             self.look()
 
     def on_screen_resume(self) -> None:
-        """Read again: something may have changed meanwhile."""
+        """Read again, since something may have changed meanwhile."""
         super().on_screen_resume()
         self.look()
 
@@ -88,13 +88,13 @@ class ModelKeys(BaseScreen):
 
     @property
     def actions(self) -> HomeModels:
-        """What may be done with models."""
+        """The actions on models."""
         actions = self.dashboard.model_actions
-        assert actions is not None  # without them there is no such screen
+        assert actions is not None  # otherwise this screen does not exist
         return actions
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
-        """The keys that count on this screen."""
+        """The keys of this screen."""
         return [
             ("c", "continue", "screen.proceed"),
             ("n", "new", "screen.new"),
@@ -103,10 +103,10 @@ class ModelKeys(BaseScreen):
             ("e", "export", "screen.export"),
         ]
 
-    # Doing and saying
+    # Running an action and reporting the outcome
 
     def do(self, work: Awaitable[str], meanwhile: str = "") -> None:
-        """Let it be done, also when this screen is closed meanwhile, and say what came of it."""
+        """Run the work, even if this screen is closed meanwhile, and show the outcome."""
         if meanwhile:
             self.dashboard.say(meanwhile)
         self.app.run_worker(self._finish(work), name="model", exit_on_error=True)
@@ -117,7 +117,7 @@ class ModelKeys(BaseScreen):
             self.look()
 
     def made(self) -> None:
-        """A model was made: the newest is the one that is meant now."""
+        """A model was created: select the newest."""
 
     def _made(self, sentence: str | None) -> None:
         if sentence:
@@ -125,7 +125,7 @@ class ModelKeys(BaseScreen):
         self._done(sentence)
 
     def _done(self, sentence: str | None) -> None:
-        """A dialog has done it."""
+        """Called with the sentence of a dialog that has finished its work."""
         if sentence:
             self.dashboard.say(sentence)
             self.look()
@@ -201,9 +201,9 @@ class ModelKeys(BaseScreen):
             if yes:
                 self.do(self.actions.free(id))
 
-        what = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
+        label = f"Remove {count} older checkpoint{'' if count == 1 else 's'}"
         detail = f"frees {format_memory(size, '0 MB')}; the newest and the best ones stay"
-        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(what, detail, True)]), chosen)
+        self.app.push_screen(ChoiceDialog(f"Free space of {one.model.name}", [(label, detail, True)]), chosen)
 
     def action_go_back(self) -> None:
         """Go back to a kept state of it: choose one by its held-out results."""

@@ -1,4 +1,4 @@
-"""Screen 4, My models: the list, one model opened, and what both say of a model as plain text."""
+"""Screen 4, My models: the list, an opened model, and the text that both show of a model."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
 from sapo_swarm.node.clock import format_age, local_time
 
-# What screen 4 tells of a model, as plain text: a row in the list, and everything when it is opened.
+# A model as plain text on screen 4: a row in the list, and all its details when opened.
 
 SHOWN = 12
-"""Evaluations and checkpoints that are listed, the newest."""
+"""How many of the newest evaluations and checkpoints are listed."""
 _GAIN, _GAIN_WIDE = 28, 40
 
 
 def _columns(width: int) -> tuple[int, int, int]:
-    """Room for name, base and held-out result in a list so wide."""
+    """Column widths of name, base and held-out result in a list of this width."""
     held_out = _GAIN_WIDE if width >= 108 else _GAIN
     base = 16 if width >= 100 else 10
     return max(width - 26 - base - held_out, 12), base, held_out
@@ -60,7 +60,7 @@ def column_header(width: int) -> Content:
 
 
 def model_row(one: ModelOverview, training: bool, now: float, width: int, glyphs: GlyphSet) -> Content:
-    """One model in the list; the one that the node trains is marked."""
+    """A model's row in the list, marked if the node is training it."""
     name, base, held_out = _columns(width)
     model = one.model
     used = format_age(now - one.last_trained) if one.last_trained else "new"
@@ -82,7 +82,7 @@ def _short(number: int) -> str:
 
 
 def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphSet) -> Content:
-    """What is shown below the list for the model under the cursor."""
+    """The text below the list about the model under the cursor."""
     model, config = one.model, one.model.config
     sessions = one.story.sessions
     rows = [
@@ -106,7 +106,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
 
 
 def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) -> Content:
-    """All of it, for the opened model: below its chart."""
+    """All details, shown below the chart of an opened model."""
     checkpoints = one.model.checkpoints
     rows = [
         Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
@@ -126,7 +126,7 @@ def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) 
 
 
 def labelled_value(label: str, value: str, width: int) -> Content:
-    """A label and what belongs to it, wrapped under itself."""
+    """A label and its value, wrapped with a hanging indent."""
     return Content.assemble((f"{label:<10}", "$muted"), hanging_indent(plain_text(value, 600), width, 10))
 
 
@@ -135,14 +135,14 @@ def _how(config: RunConfig) -> str:
 
 
 def _where(one: ModelOverview) -> str:
-    """Alone or in a swarm, the last time."""
+    """Whether it last trained alone or in a swarm."""
     if not one.story.sessions:
         return "not begun"
     return "alone" if one.story.sessions[-1].mode == "silo" else "in a swarm"
 
 
 def session_rows(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
-    """One line a session: when, from which round on, what was different."""
+    """One line per session: when, from which round, what had changed."""
     rows = []
     for session in sessions:
         when = time.strftime("%m-%d %H:%M", local_time(session.time))
@@ -157,7 +157,7 @@ def session_rows(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
 
 
 def evaluation_rows(found: tuple[Evaluated, ...], width: int, glyphs: GlyphSet) -> list[Content]:
-    """The first and the newest ones, each with its bar."""
+    """The first and the newest evaluations, each with a bar."""
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
     room = max(min(width - 70, 30), 0)
@@ -173,7 +173,7 @@ def evaluation_rows(found: tuple[Evaluated, ...], width: int, glyphs: GlyphSet) 
 
 
 def task_score_rows(event: Evaluated | None, width: int, glyphs: GlyphSet) -> list[Content]:
-    """Held-out result of every task in the newest evaluation, with its interval."""
+    """The held-out result of every task in the newest evaluation, with its interval."""
     if event is None:
         return []
     room = max(min(width - 58, 30), 0)
@@ -192,7 +192,7 @@ def task_score_rows(event: Evaluated | None, width: int, glyphs: GlyphSet) -> li
 def _checkpoint(path: Path, now: float) -> Content:
     try:
         when = format_age(now - path.stat().st_mtime)
-    except OSError:  # taken away meanwhile
+    except OSError:  # removed meanwhile
         return Content(path.name)
     return Content.assemble(f"after round {rounds_of(path):>7,}", (f"  {when} ago", "$muted"))
 
@@ -209,11 +209,11 @@ def _settings(one: ModelOverview, width: int) -> list[Content]:
     ]
 
 
-# One model, opened: its chart with every change marked, its history, evaluations by task, checkpoints.
+# An opened model: its chart with every change marked, its history, evaluations by task, checkpoints.
 
 
 class ModelScreen(ModelKeys, ChartKeys):
-    """Esc closes it."""
+    """An opened model. Esc closes the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#whole"
@@ -224,7 +224,7 @@ class ModelScreen(ModelKeys, ChartKeys):
 
     @property
     def chosen(self) -> ModelOverview | None:
-        """The model that is meant."""
+        """The selected model."""
         return self._one
 
     def body(self) -> Iterable[Widget]:
@@ -234,38 +234,38 @@ class ModelScreen(ModelKeys, ChartKeys):
             yield Static("", id="whole-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        """The keys that count on this screen."""
+        """The keys of this screen."""
         return [("Esc", "back", "screen.close"), *super().own_keys(state)]
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.query_one("#whole").border_subtitle = key_hint(*MORE)
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         super().on_resize()
         self.call_after_refresh(self._show)
 
     def fill(self) -> None:
-        """Draw what is known of it now; close where it is gone."""
+        """Draw the model's current data; close if the model is gone."""
         id = self._one.model.record.id
-        found = next((one for one in self.shelf.models if one.model.record.id == id), None)
-        if found is None:
+        overview = next((model for model in self.shelf.models if model.model.record.id == id), None)
+        if overview is None:
             self.action_close()
             return
-        self._one = found
+        self._one = overview
         self._show()
 
     def _show(self) -> None:
-        one, box = self._one, self.query_one("#whole", VerticalScroll)
-        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
+        overview, box = self._one, self.query_one("#whole", VerticalScroll)
+        box.border_title = Content.styled(plain_text(overview.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
-        text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
+        text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
         self.query_one("#whole-text", Static).update(text)
-        lines, marks, clock = compare.of_one(one.story)
-        training = one.model.record.id == self.shelf.training
+        lines, marks, clock = compare.of_one(overview.story)
+        training = overview.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
-        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(one.model.name, 40)}: reward", clock)
+        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(overview.model.name, 40)}: reward", clock)
 
     def action_close(self) -> None:
         """Back to where it was opened from."""
@@ -273,15 +273,15 @@ class ModelScreen(ModelKeys, ChartKeys):
             self.dismiss(None)
 
 
-# Screen 4, My models: what they are, what they gained, and everything that an owner does with one.
+# Screen 4, My models: the list of models and what they gained, and everything that an owner can do with one.
 
 
 class ModelsScreen(ModelKeys):
-    """Reads the disk through the actions, in workers; never on the event loop."""
+    """The list of models. Reads the disk through the actions, in workers, never on the event loop."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#models"
     _kept = ""
-    """Id of the model that the cursor was on last."""
+    """Id of the model last under the cursor."""
 
     def body(self) -> Iterable[Widget]:
         """See the class."""
@@ -294,16 +294,16 @@ class ModelsScreen(ModelKeys):
                 yield Static("", id="facts-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        """The keys that count on this screen."""
+        """The keys of this screen."""
         return [("Enter", "open", "screen.open"), *super().own_keys(state)]
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.query_one("#shelf").border_title = Content.styled("My models", "bold")
         self.query_one("#shelf").border_subtitle = key_hint(*MORE)
 
     def on_resize(self) -> None:
-        """Draw for the new size: once the list has it, too."""
+        """Redraw for the new size, once the list has been resized too."""
         super().on_resize()
         self.fill()
         self.call_later(self.fill)
@@ -311,12 +311,12 @@ class ModelsScreen(ModelKeys):
     # Showing
 
     def complain(self, error: Exception) -> None:
-        """In place of the model."""
+        """Show the error in place of the model."""
         self._tell(Content.styled(plain_text(str(error), 400), "$warning"))
 
     @property
     def chosen(self) -> ModelOverview | None:
-        """The model that is meant."""
+        """The selected model."""
         place = self.query_one("#models", OptionList).highlighted
         return self.shelf.models[place] if place is not None and place < len(self.shelf.models) else None
 
@@ -340,29 +340,29 @@ class ModelsScreen(ModelKeys):
         self._describe()
 
     def on_option_list_option_highlighted(self) -> None:
-        """Tell of the model under the cursor."""
+        """Describe the model under the cursor."""
         self._describe()
 
     def made(self) -> None:
-        """The cursor goes to the newest model."""
+        """Move the cursor to the newest model."""
         self.query_one("#models", OptionList).highlighted = None
         self._kept = ""
 
     def _describe(self) -> None:
-        one = self.chosen
-        if one is None:
+        overview = self.chosen
+        if overview is None:
             return
-        self._kept = one.model.record.id
+        self._kept = overview.model.record.id
         box = self.query_one("#facts", VerticalScroll)
-        box.border_title = Content.styled(plain_text(one.model.name, 60), "bold")
+        box.border_title = Content.styled(plain_text(overview.model.name, 60), "bold")
         width = max(box.scrollable_content_region.width, 40)
         if self.big:
-            text = model_details(one, self.dashboard.feed.now(), width, self.glyphs)
-            lines, marks, clock = compare.of_one(one.story)
-            name = f"{plain_text(one.model.name, 40)}: reward"
+            text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
+            lines, marks, clock = compare.of_one(overview.story)
+            name = f"{plain_text(overview.model.name, 40)}: reward"
             self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
         else:
-            text = model_summary(one, one.model.record.id == self.shelf.training, width, self.glyphs)
+            text = model_summary(overview, overview.model.record.id == self.shelf.training, width, self.glyphs)
         self._tell(Content("\n").join([text, *self._problems()]))
 
     def _problems(self) -> list[Content]:
@@ -380,5 +380,5 @@ class ModelsScreen(ModelKeys):
 
     def action_open(self) -> None:
         """Open the model under the cursor."""
-        if (one := self.chosen) is not None:
-            self.app.push_screen(ModelScreen(one, self.shelf))
+        if (overview := self.chosen) is not None:
+            self.app.push_screen(ModelScreen(overview, self.shelf))

@@ -1,1 +1,1 @@
-"""Screen 3: all groups of the run, filtered and by pages, and the chosen one in full"""
+"""Screen 3: all groups of the run, filtered and paged, and the chosen one in full."""

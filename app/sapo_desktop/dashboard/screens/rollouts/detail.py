@@ -1,4 +1,4 @@
-"""One group in full, two of its attempts beside each other, and the list that shows one page of many."""
+"""One group in full, two of its attempts side by side, and the list that shows one page of groups."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.types import Group, Rollout
 
-# One group in full: where it comes from, the question, each attempt with its verdict, what would have been right.
+# One group in full: its origin, the question, each attempt with its verdict, and a correct answer.
 
 
 def group_details(event: GroupRecorded, glyphs: GlyphSet, truth: str = "") -> Content:
-    """The whole group: coordinates, question, and each attempt with its verdict. truth: a right answer, "" not asked for."""
+    """The whole group: origin, question, and each attempt with its verdict. truth: a correct answer, "" if not requested."""
     group = event.group
     source = f"from {plain_text(group.node[:8], 8)} ({plain_text(group.model, 40)})" if group.external else "local"
     source += f", {SECOND[group.stage]}" if group.stage in SECOND else ""
@@ -43,7 +43,7 @@ def group_details(event: GroupRecorded, glyphs: GlyphSet, truth: str = "") -> Co
 
 
 def _written(rollout: Rollout) -> list[Content]:
-    """What the model wrote; of an episode each turn, and what its environment answered to the tool call in it."""
+    """The completion; for an episode each turn, and the environment's reply to its tool call."""
     if not rollout.turns:
         return [Content(plain_text(rollout.text.strip(), lines=True))]
     rows = [Content.styled("several turns: never shared with a swarm", "$muted")]
@@ -57,7 +57,7 @@ def _written(rollout: Rollout) -> list[Content]:
 
 
 def verdict_line(group: Group, place: int, glyphs: GlyphSet) -> Content:
-    """One line on the attempt at that place: right or not, reward, length, advantage."""
+    """One line on the attempt at that index: correct or not, reward, length, advantage."""
     rollout = group.rollouts[place]
     advantage = group.advantages[place] if place < len(group.advantages) else None
     if rollout.reward >= 1:
@@ -75,37 +75,37 @@ def verdict_line(group: Group, place: int, glyphs: GlyphSet) -> Content:
 
 
 def verdict_words(rollout: Rollout) -> str:
-    """Right or not, and whether it was cut."""
+    """Whether it is correct, and whether it was truncated."""
     word = "right" if rollout.reward >= 1 else "partly right" if rollout.reward > 0 else "wrong"
     if rollout.shortcut:
         word = "right on other questions too"
     return f"{word}, cut at the limit" if rollout.finish == "length" else word
 
 
-# Two attempts at one question beside each other: what one has that the other has not, in signs as well as in colours.
+# A diff of two attempts at one question, marked with characters as well as colours.
 
 _PIECES = re.compile(r"\s+|\w+|[^\w\s]")
 _MOST = 3000
-"""Words and signs of an attempt that are compared; the rest is shown as it is not: cut off."""
+"""Words and punctuation marks of an attempt that are compared; the rest is cut off."""
 
 
 def diff_completions(first: str, second: str) -> Content:
     """One text: [-only in the first-] {+only in the second+}."""
-    one, other = (_PIECES.findall(plain_text(text.strip(), lines=True))[:_MOST] for text in (first, second))
+    before, after = (_PIECES.findall(plain_text(text.strip(), lines=True))[:_MOST] for text in (first, second))
     parts: list[str | tuple[str, str]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
-            parts.append("".join(one[a:b]))
+            parts.append("".join(before[a:b]))
             continue
         if b > a:
-            parts.append((f"[-{''.join(one[a:b])}-]", "$error"))
+            parts.append((f"[-{''.join(before[a:b])}-]", "$error"))
         if d > c:
-            parts.append((f"{{+{''.join(other[c:d])}+}}", "$success"))
+            parts.append((f"{{+{''.join(after[c:d])}+}}", "$success"))
     return Content.assemble(*parts)
 
 
 def best_and_worst(event: GroupRecorded) -> tuple[int, int]:
-    """The places of the best and the worst attempt: what there is to learn from."""
+    """The indices of the best and the worst attempt, whose difference is what there is to learn."""
     rewards = event.group.rewards
     best = max(range(len(rewards)), key=rewards.__getitem__)
     worst = min((place for place in range(len(rewards)) if place != best), key=rewards.__getitem__)
@@ -113,7 +113,7 @@ def best_and_worst(event: GroupRecorded) -> tuple[int, int]:
 
 
 class DiffScreen(Dialog[None]):
-    """Two attempts of a group with at least two; a and b choose which."""
+    """Two attempts of a group that has at least two; keys a and b choose which."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "other(0)", "first", show=False),
@@ -163,16 +163,16 @@ class DiffScreen(Dialog[None]):
         self.dismiss()
 
 
-# A list that shows one page of many: whoever walks over its edge gets the next page.
+# A list that shows one page of many: moving past its edge loads the next page.
 
 Edge = Literal["older", "newer", "newest", "oldest"]
 
 
 class GroupList(ChoiceList):
-    """Rows of one page. Tells by Left when the cursor wants to go where the page does not reach."""
+    """The rows of one page. Sends Left when the cursor moves beyond the page."""
 
     class Left(Message):
-        """Another page is wanted."""
+        """The cursor left the page: another one is needed."""
 
         def __init__(self, edge: Edge) -> None:
             super().__init__()
@@ -183,7 +183,7 @@ class GroupList(ChoiceList):
         return self.option_count - 1
 
     def _walk(self, edge: Edge, at: int) -> bool:
-        """At that row a step leads to another page."""
+        """Whether a step from the row `at` leads to another page; if so, send Left."""
         if self.highlighted not in (None, at):
             return False
         self.post_message(self.Left(edge))

@@ -1,4 +1,4 @@
-"""What the keys of screen 3 do: filters, what can be done with the chosen group or all that fit, and where they are written."""
+"""The keys of screen 3: filters, actions on the chosen group or on all that match, and the export dialog."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import typed_target
 from sapo_swarm.events import GroupRecorded
 
-# Where the groups that fit are written to: a small question over screen 3.
+# The dialog that asks where to write the matching groups.
 
 
 class ExportDialog(Dialog[Path | None]):
-    """Gives the file, None at Esc. A file that exists is never written over."""
+    """Returns the file, None after Esc. An existing file is never overwritten."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#file"
 
@@ -53,7 +53,7 @@ class ExportDialog(Dialog[Path | None]):
             yield Static(key_hint(("Enter", "write"), ("Esc", "cancel")), markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Answer with the file, unless there is one already."""
+        """Return the file, unless it exists already."""
         event.stop()
         typed = event.value.strip()
         try:
@@ -61,19 +61,19 @@ class ExportDialog(Dialog[Path | None]):
             if typed and not path.exists():
                 self.dismiss(path)
                 return
-            said = f"There is something at {path} already: write another name." if typed else "Write a name."
+            problem = f"There is something at {path} already: write another name." if typed else "Write a name."
         except UsageError as error:
-            said = str(error)
-        self.complain(said)
+            problem = str(error)
+        self.complain(problem)
 
 
-# What the keys of screen 3 do: filters, and what can be done with the chosen group or with all that fit.
+# The keys of screen 3: filters, and actions on the chosen group or on all that match.
 
 T = TypeVar("T")
 
 
 class GroupKeys(BaseScreen):
-    """Mixed into the screen, which lists the groups."""
+    """Base of the screen that lists the groups."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_task", "task", show=False),
@@ -88,13 +88,13 @@ class GroupKeys(BaseScreen):
     ]
     newest: GroupQueryResult
     _truths: dict[int, str] | None = None
-    """Right answers by the group's number; None: they are hidden."""
+    """Correct answers by group number; None while they are hidden."""
     _asker: object = None
 
     @property
     @abstractmethod
     def filter(self) -> GroupFilter:
-        """Which groups are listed."""
+        """The filter for the listed groups."""
 
     @property
     @abstractmethod
@@ -103,11 +103,11 @@ class GroupKeys(BaseScreen):
 
     @abstractmethod
     def ask_for(self, wanted: GroupFilter) -> None:
-        """Show the newest groups that fit."""
+        """Show the newest groups that match."""
 
     @abstractmethod
     def show_chosen(self) -> None:
-        """Draw the chosen group again."""
+        """Redraw the chosen group."""
 
     # Filters
 
@@ -134,7 +134,7 @@ class GroupKeys(BaseScreen):
     # The chosen group
 
     def truth_of(self, event: GroupRecorded) -> str:
-        """What is to be shown as a right answer; "" nothing."""
+        """The text to show as the correct answer; "" for none."""
         if self._truths is None:
             return ""
         if event.seq not in self._truths:
@@ -143,17 +143,17 @@ class GroupKeys(BaseScreen):
         return self._truths[event.seq]
 
     async def _look_up(self, event: GroupRecorded) -> None:
-        from sapo_desktop.services.tasks.looking import TruthLookup  # the scorer's modules: only when somebody asks
+        from sapo_desktop.services.tasks.looking import TruthLookup  # imports the scorer: only on demand
 
         asker = self._asker = self._asker or TruthLookup()
         assert isinstance(asker, TruthLookup)
-        found = await asker.of(event.group.question)
+        truth = await asker.of(event.group.question)
         if self._truths is not None:
-            self._truths[event.seq] = found
+            self._truths[event.seq] = truth
             self.show_chosen()
 
     async def close_truths(self) -> None:
-        """End the worker that knows the answers."""
+        """End the worker that looks up answers."""
         from sapo_desktop.services.tasks.looking import TruthLookup
 
         asker, self._asker = self._asker, None
@@ -184,7 +184,7 @@ class GroupKeys(BaseScreen):
         self.app.copy_to_clipboard(group_details(event, self.glyphs, self.truth_of(event)).plain)
         self.dashboard.say("Copied the question and its attempts")
 
-    # All that fit
+    # All matching groups
 
     def action_export(self) -> None:
         """Ask for a file, then write all groups that fit as JSON lines."""
@@ -203,7 +203,7 @@ class GroupKeys(BaseScreen):
     async def _export(self, path: Path) -> None:
         feed, cache = self.dashboard.feed, self.dashboard.cache
         source = feed.groups()
-        assert source is not None  # asked before
+        assert source is not None  # checked before the dialog
         folder = cache / "rollouts" if cache else None
         writing = asyncio.to_thread(export_groups, source.again(), folder, self.filter, path, feed.upto())
         if (count := await self.dashboard.outcome(writing)) is not None:
@@ -211,6 +211,6 @@ class GroupKeys(BaseScreen):
 
 
 def cycle_next(values: Iterable[T], current: T) -> T:
-    """The value after the current one, round and round."""
-    known = list(values)
-    return known[(known.index(current) + 1) % len(known)] if current in known else known[0]
+    """The value after the current one, cyclically."""
+    options = list(values)
+    return options[(options.index(current) + 1) % len(options)] if current in options else options[0]

@@ -1,4 +1,4 @@
-"""Screen 3: every kept group of the run with its question, attempts, rewards, verdicts and advantages."""
+"""Screen 3: every stored group of the run with its question, attempts, rewards, verdicts and advantages."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from sapo_swarm.events import GroupRecorded
 
 
 class RolloutsScreen(SearchableScreen, GroupKeys):
-    """Screen 3: a page of the groups that fit the filter, and the chosen one in full.
+    """Screen 3: a page of the groups that match the filter, and the chosen one in full.
 
-    A thread reads (GroupReader): `_ask` sends what is wanted, `on_rollouts_screen_answered` shows what came.
+    A thread (GroupReader) reads the groups: `_ask` sends a query, `on_rollouts_screen_answered` shows the result.
     """
 
     AUTO_FOCUS: ClassVar[str | None] = "#groups"
@@ -52,11 +52,11 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         super().__init__()
         self.wish = GroupQuery()
         self.shown = GroupQueryResult(self.wish)
-        """What the list holds."""
+        """The listed page."""
         self.newest = self.shown
-        """What is known of the newest page, which may have grown meanwhile."""
+        """The newest known state of the first page, which may have grown meanwhile."""
         self.before = 0
-        """Groups that fit and are newer than this page."""
+        """How many matching groups are newer than this page."""
         self._reader: GroupReader | None = None
         self._source: GroupSource | None = None
         self._cursor_last = False
@@ -74,7 +74,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
             yield Static("", id="detail-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
-        """Filters, search, what can be done with the chosen group."""
+        """Filters, search and the actions on the chosen group."""
         return [
             ("t", "task", "screen.next_task"),
             ("o", "local/ext", "screen.next_source"),
@@ -85,7 +85,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         ]
 
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
-        """Open the journal that is watched now; a recording tells more of its groups as it goes on."""
+        """Open the journal of the watched run; a recording reveals more groups as it plays."""
         source, upto = self.dashboard.feed.groups(), self.dashboard.feed.upto()
         if source is not self._source:
             self._follow(source)
@@ -102,17 +102,17 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
 
     @property
     def filter(self) -> GroupFilter:
-        """Which groups are listed."""
+        """The filter for the listed groups."""
         return self.wish.filter
 
     @property
     def current(self) -> bool:
-        """What is listed is what is wanted."""
+        """Whether the listed page answers the current query."""
         return self.shown.wish == self.wish
 
     @property
     def at_top(self) -> bool:
-        """The cursor is on the newest group: the list follows the journal."""
+        """Whether the cursor is on the newest group, so that the list follows the journal."""
         return self.wish.first and not self.query_one("#groups", GroupList).highlighted
 
     @property
@@ -121,7 +121,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         place = self.query_one("#groups", GroupList).highlighted
         return self.shown.groups[place] if place is not None and place < len(self.shown.groups) else None
 
-    # Asking and showing
+    # Querying and showing
 
     def _follow(self, source: GroupSource | None) -> None:
         self._close_reader()
@@ -136,7 +136,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         self._reader.ask(self.wish)
 
     def _answered(self, answer: GroupQueryResult) -> None:
-        """In the reader's thread."""
+        """Called in the reader's thread."""
         self.post_message(self.Answered(answer))
 
     def _close_reader(self) -> None:
@@ -146,11 +146,11 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
             self._reader = None
 
     def on_screen_suspend(self) -> None:
-        """Another screen is shown, where the model may be deleted: Windows removes no file that is open."""
+        """Close the files: the model may be deleted from another screen, and Windows cannot delete open files."""
         self._close_reader()
 
     async def on_unmount(self) -> None:
-        """The thread ends with the screen, and the worker that knows right answers."""
+        """End the reader's thread and the worker that looks up correct answers."""
         self._close_reader()
         await self.close_truths()
 
@@ -160,12 +160,12 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
             self._reader.ask(wish)
 
     def ask_for(self, wanted: GroupFilter) -> None:
-        """Show the newest groups that fit."""
+        """Show the newest groups that match."""
         self._ask(GroupQuery(wanted, upto=self.dashboard.feed.upto()))
         self._title()
 
     def on_rollouts_screen_answered(self, message: Answered) -> None:
-        """Show the page; an answer to what is not wanted any more is passed over, and a walk is not disturbed."""
+        """Show the page. Answers to outdated queries are ignored, and paging is not disturbed."""
         answer = message.answer
         if answer.problem:
             self.newest = self.shown = replace(answer, wish=self.wish)
@@ -195,17 +195,17 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         self._detail(self.chosen)
 
     def _title(self) -> None:
-        listing, known, shown = self.query_one("#groups", GroupList), self.newest, self.shown
+        listing, newest, shown = self.query_one("#groups", GroupList), self.newest, self.shown
         first = self.before + 1 if shown.groups else 0
         none = "none yet" if self.filter == GroupFilter() else "none fits · Esc"
-        counted = f"{first:,}-{self.before + len(shown.groups):,} of {known.total:,}" if known.total else none
-        growing = f" · {known.indexed:,} of {known.of:,} read so far" if known.indexed < known.of else ""
-        behind = " · newer ones: Home" if known.groups[:1] != shown.groups[:1] and shown.wish == known.wish else ""
-        said = (plain_text(self.filter.describe(), 120), f"{counted}{growing}{behind}")
-        if said != self._said:
-            self._said = said
-            listing.border_title = Content.assemble(("Groups", "bold"), (f"  {said[0]}", "$muted"))
-            listing.border_subtitle = Content.styled(said[1], "$muted")
+        counted = f"{first:,}-{self.before + len(shown.groups):,} of {newest.total:,}" if newest.total else none
+        growing = f" · {newest.indexed:,} of {newest.of:,} read so far" if newest.indexed < newest.of else ""
+        behind = " · newer ones: Home" if newest.groups[:1] != shown.groups[:1] and shown.wish == newest.wish else ""
+        titles = (plain_text(self.filter.describe(), 120), f"{counted}{growing}{behind}")
+        if titles != self._said:
+            self._said = titles
+            listing.border_title = Content.assemble(("Groups", "bold"), (f"  {titles[0]}", "$muted"))
+            listing.border_subtitle = Content.styled(titles[1], "$muted")
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show the group under the cursor."""
@@ -215,7 +215,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
     def _detail(self, event: GroupRecorded | None) -> None:
         truth = self.truth_of(event) if event else self._nothing()
         drawn = event, truth, self.glyphs
-        if drawn == self._drawn:  # a full list tells its cursor too: the same group is not drawn twice
+        if drawn == self._drawn:  # refilling the list also reports its cursor: do not draw the same group twice
             return
         self._drawn = drawn
         box = self.query_one("#detail", VerticalScroll)
@@ -228,7 +228,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         self.query_one("#detail-text", Static).update(text)
 
     def show_chosen(self) -> None:
-        """Draw the chosen group again: its right answer is known now, or was hidden."""
+        """Redraw the chosen group: its correct answer is known now, or was hidden."""
         self._detail(self.chosen)
 
     def _nothing(self) -> str:
@@ -243,7 +243,7 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
     # Pages and search
 
     def on_group_list_left(self, message: GroupList.Left) -> None:
-        """The cursor walks over the edge of the page; a key that repeats while the next page is awaited leads no further."""
+        """The cursor moves past the edge of the page. Repeated keys are ignored while the next page loads."""
         if not self.current and message.edge in ("older", "newer"):
             return
         shown, upto = self.shown, self.dashboard.feed.upto()

@@ -1,4 +1,4 @@
-"""The keys of screen 2 that change something: join, host, leave. Each asks first and says what came of it."""
+"""The keys of screen 2 that change something: join, host, leave. Each asks first and reports the outcome."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from sapo_desktop.services.swarms.actions import HomeActions
 
 LOOK_S = 3.0
-"""Between two looks at who waits to be let in."""
+"""Seconds between checks who is waiting for approval."""
 
 
 class SwarmControls(BaseScreen):
-    """Mixed into the swarm screen. Without actions (a recording) there are no such keys."""
+    """Base of the swarm screen. Without actions (over a recording) these keys do not exist."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "join", "join", show=False),
@@ -47,12 +47,12 @@ class SwarmControls(BaseScreen):
         Binding("w", "trail", "Aha trail", show=False),
     ]
     guests: tuple[PendingNode, ...] = ()
-    """Who waits for this host, the longest first."""
+    """Nodes waiting for this host's approval, longest first."""
     hosts = False
-    """A swarm is hosted on this machine."""
+    """Whether a swarm is hosted on this machine."""
 
     def on_mount(self) -> None:
-        """Look who waits to be let in, now and from time to time."""
+        """Check periodically who is waiting for approval."""
         if self.actions is not None:
             self.set_interval(LOOK_S, self._look)
             self._look()
@@ -78,7 +78,7 @@ class SwarmControls(BaseScreen):
 
     @property
     def actions(self) -> HomeActions | None:
-        """What can be done here; None over a recording."""
+        """The available actions; None over a recording."""
         return self.dashboard.swarm_actions
 
     def swarm_keys(self, state: DashboardState) -> list[Key]:
@@ -144,7 +144,7 @@ class SwarmControls(BaseScreen):
             self.run_worker(self._look_at_tasks(nothing), group="tasks", exclusive=True, exit_on_error=True)
 
     async def _look_at_tasks(self, nothing: str = "") -> None:
-        """Ask about each task that the person did not accept yet. nothing: said where there is none."""
+        """Ask about each task that the person has not accepted yet. nothing: the message if there are none."""
         assert self.actions is not None
         if (waiting := await self.dashboard.outcome(self.actions.offered())) is None:
             return
@@ -197,7 +197,7 @@ class SwarmControls(BaseScreen):
 
         def closed(take_part: bool | None) -> None:
             if take_part:
-                self._join(hosted.invites[-1])  # this machine's own address, where there is one
+                self._join(hosted.invites[-1])  # this machine's own address, if there is one
 
         self.app.push_screen(HostedDialog(hosted, self.dashboard.state.silo), closed)
 
@@ -207,5 +207,5 @@ class SwarmControls(BaseScreen):
 
 
 def name_of(guest: PendingNode) -> str:
-    """What to call a node that waits: peer text, short and plain."""
+    """The name of a waiting node: peer text, shortened and sanitised."""
     return plain_text(guest.name, 16) or guest.node[:8]

@@ -15,7 +15,7 @@ from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
 from sapo_desktop.services.swarms.interface import HostedSwarm, OfferedTask
 
-# The dialog that shows a task of the swarm before it is accepted: plain text, nothing of it is run or parsed.
+# The dialog that shows a swarm's task before it is accepted, as plain text; nothing in the task is run or parsed.
 
 CONSEQUENCE = (
     "If you accept, your model trains on it too, and the members of this swarm see your model's attempts at it. It holds "
@@ -24,7 +24,7 @@ CONSEQUENCE = (
 
 
 class TaskDialog(Dialog[bool]):
-    """True: accepted as shown."""
+    """Shows a task. Returns True if it is accepted as shown."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "accept", "accept", show=False),
@@ -80,13 +80,13 @@ RUNNING: tuple[tuple[str, str, HostChoice], ...] = (
     ("Show a new invite", "good for a week, for ten nodes", "here"),
     ("Stop hosting", "members train on alone until it is back", "stop"),
 )
-"""The answers to "A swarm on this machine": for whom to host; where one runs, its invite or its end."""
+"""Answers to "A swarm on this machine": for whom to host one; if one is running, show its invite or end it."""
 _QR_MARGIN = 11
-"""Rows that the hosted dialog needs beside the code."""
+"""Rows that the dialog needs besides the QR code."""
 
 
 class JoinDialog(Dialog[str | None]):
-    """Takes an invite; gives it back once it parses, None at Esc."""
+    """Asks for an invite; returns it once it parses, None after Esc."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#invite"
 
@@ -110,20 +110,23 @@ class JoinDialog(Dialog[str | None]):
             yield Static(key_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
 
     def on_mount(self) -> None:
-        """Look for coordinators nearby, or show the code."""
+        """Fill the dialog once it is laid out."""
         if self._nearby is not None:
             self.run_worker(self._look(), exit_on_error=False)
 
     async def _look(self) -> None:
         assert self._nearby is not None
-        found = await self._nearby()
-        if found and not self.query_one("#invite", Input).value:
-            text = f"On this network: {plain_text(', '.join(found), 120)}. You still need an invite: ask that host."
+        names = await self._nearby()
+        if names and not self.query_one("#invite", Input).value:
+            text = f"On this network: {plain_text(', '.join(names), 120)}. You still need an invite: ask that host."
             self.complain(text, "$muted")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Join with an invite that parses; else say what is wrong with it."""
-        from sapo_swarm.protocol.invite import BadInvite, parse_invite  # cryptography: only when an invite was typed
+        """Accept an invite that parses; otherwise say what is wrong with it."""
+        from sapo_swarm.protocol.invite import (  # imports cryptography: only when an invite was typed
+            BadInvite,
+            parse_invite,
+        )
 
         event.stop()
         try:
@@ -135,7 +138,7 @@ class JoinDialog(Dialog[str | None]):
 
 
 class HostedDialog(Dialog[bool]):
-    """The invite as text and, where there is room, as a QR code. True: let this node take part too."""
+    """The invite as text and, if there is room, as a QR code. Returns True if this node should take part too."""
 
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -168,15 +171,15 @@ class HostedDialog(Dialog[bool]):
             )
 
     def on_mount(self) -> None:
-        """Look for coordinators nearby, or show the code."""
+        """Fill the dialog once it is laid out."""
         self._draw()
 
     def on_resize(self) -> None:
-        """The code only where it fits."""
+        """Redraw; the QR code is shown only if it fits."""
         self._draw()
 
     def _draw(self) -> None:
-        """The code only whole: half of one helps nobody."""
+        """Show the QR code only if all of it fits."""
         from sapo_desktop.services.swarms.invite_text import qr_code_lines
 
         code = qr_code_lines(self.hosted.invites[0])

@@ -1,4 +1,4 @@
-"""The dialog that lists what the directories know: choose a swarm, or add a directory. All its texts are foreign."""
+"""The dialog that lists the directories' swarms: choose one, or add a directory. All its texts are untrusted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONE = (
 
 
 class FindDialog(Dialog[str | None]):
-    """The line to join with, once a swarm is chosen that can be joined; None at Esc."""
+    """Returns the invite line of the chosen swarm, if it can be joined; None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "add", "add", show=False),
@@ -55,7 +55,7 @@ class FindDialog(Dialog[str | None]):
             yield Static("", id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Look in the directories, and who announces itself nearby."""
+        """Read the directories, and look for swarms announced on the local network."""
         self.complain("")
         self._ask(False)
         self.action_renew(False)
@@ -67,60 +67,60 @@ class FindDialog(Dialog[str | None]):
 
     async def _read(self, fresh: bool) -> None:
         try:
-            found = await self._actions.directories(fresh)
+            directories = await self._actions.directories(fresh)
         except USER_ERRORS as error:
             self.complain(str(error))
             return
-        self.rows = tuple(one for directory in found for one in directory.swarms)
+        self.rows = tuple(swarm for directory in directories for swarm in directory.swarms)
         rows = self.query_one("#rows", OptionList)
         rows.clear_options()
-        rows.add_options([Option(_row(one)) for one in self.rows])
+        rows.add_options([Option(_row(swarm)) for swarm in self.rows])
         rows.display = bool(self.rows)
-        self.query_one("#state", Static).update(_state(found))
+        self.query_one("#state", Static).update(_state(directories))
         if self.rows:
             rows.highlighted = 0
             rows.focus()
-        elif not found:
+        elif not directories:
             self._ask(True)
         self._detail(0)
 
     async def _nearby(self) -> None:
-        found = await self._actions.nearby()
-        if found and not self.query_one("#complaint", Static).display:
+        names = await self._actions.nearby()
+        if names and not self.query_one("#complaint", Static).display:
             self.complain(
-                f"On this network: {plain_text(', '.join(found), 90)}. For those ask their host for an invite.",
+                f"On this network: {plain_text(', '.join(names), 90)}. For those ask their host for an invite.",
                 "$muted",
             )
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Say more about the swarm under the cursor."""
+        """Describe the swarm under the cursor."""
         self._detail(event.option_index)
 
     def _detail(self, place: int) -> None:
         detail = self.query_one("#detail", Static)
         detail.display = place < len(self.rows)
         if detail.display:
-            one = self.rows[place]
-            how = f"Enter joins for a trial of {ROUNDS} rounds" if one.join else f"Not from here: {one.why}"
+            swarm = self.rows[place]
+            how = f"Enter joins for a trial of {ROUNDS} rounds" if swarm.join else f"Not from here: {swarm.why}"
             text = Content.assemble(
-                f"Trains on {plain_text(one.trains, 120)}. How groups are checked, in its host's words: "
-                f"{plain_text(one.checks, 160)}.\n",
-                (plain_text(how, 200), "$accent" if one.join else "$warning"),
+                f"Trains on {plain_text(swarm.trains, 120)}. How groups are checked, in its host's words: "
+                f"{plain_text(swarm.checks, 160)}.\n",
+                (plain_text(how, 200), "$accent" if swarm.join else "$warning"),
             )
             detail.update(text)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Close with the chosen swarm, if it can be joined."""
         event.stop()
-        one = self.rows[event.option_index]
-        if one.join:
+        swarm = self.rows[event.option_index]
+        if swarm.join:
             self.complain("Asking whether it still takes nodes …", "$muted")
-            self.run_worker(self._choose(one), group="choose", exclusive=True, exit_on_error=True)
+            self.run_worker(self._choose(swarm), group="choose", exclusive=True, exit_on_error=True)
         else:
-            self.complain(f"{one.name}: {one.why}")
+            self.complain(f"{swarm.name}: {swarm.why}")
 
     async def _choose(self, one: ListedSwarm) -> None:
-        """Close with it, or say why it cannot be joined: a list may be days old."""
+        """Close with this swarm, or say why it cannot be joined: a list may be days old."""
         if wrong := await self._actions.wrong_with(one.join):
             self.complain(wrong)
         else:
@@ -148,7 +148,7 @@ class FindDialog(Dialog[str | None]):
         self.query_one("#keys", Static).update(key_hint(*keys))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keep the line and look in that directory."""
+        """Save the line and read that directory."""
         event.stop()
         if not event.value.strip():
             return
@@ -164,7 +164,7 @@ class FindDialog(Dialog[str | None]):
         self.action_renew(False)
 
     def complain(self, text: str, style: str = "$warning") -> None:
-        """Say it; without a text the line is not there."""
+        """Show the message; an empty text hides the line."""
         self.query_one("#complaint").display = bool(text)
         super().complain(text, style)
 
@@ -177,14 +177,16 @@ def _row(one: ListedSwarm) -> Content:
 
 
 def _state(found: tuple[SwarmDirectory, ...]) -> Content:
-    """Where the lists are from and how old they are, a line each."""
+    """The origin and age of each list, one line each."""
     if not found:
         return Content(NONE)
     lines = []
-    for one in found:
-        name = plain_text(one.name, 40) or "Directory"
-        old = f", read {format_age(time.time() - one.read)} ago" if one.read else ""
-        note = f": {plain_text(one.note, 200)}" if one.note else "" if one.swarms else ": lists no swarm"
-        style = "$warning" if one.note else "$muted"
-        lines.append(Content.styled(f"{name} ({plain_text(one.place, 60)}{old}){note}", style))
+    for directory in found:
+        name = plain_text(directory.name, 40) or "Directory"
+        old = f", read {format_age(time.time() - directory.read)} ago" if directory.read else ""
+        note = (
+            f": {plain_text(directory.note, 200)}" if directory.note else "" if directory.swarms else ": lists no swarm"
+        )
+        style = "$warning" if directory.note else "$muted"
+        lines.append(Content.styled(f"{name} ({plain_text(directory.place, 60)}{old}){note}", style))
     return Content("\n").join(lines)

@@ -1,7 +1,5 @@
-"""Screen 2: who takes part, what is exchanged, what was rejected and why, what the others' groups were worth. Alone, it says
-how
-that can change.
-"""
+"""Screen 2: members, exchange, rejections with reasons, and the value of external groups. Without a swarm, it says how to
+join one."""
 
 from __future__ import annotations
 
@@ -43,21 +41,21 @@ from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
 
-# What the others' groups were worth here, and of when what is shown is.
+# The value of external groups here, and the age of what is shown.
 
 STALE_S = 60.0
-"""From this age on the news of a paused node's swarm is marked with it."""
+"""Seconds from which the swarm news of a paused node is marked with its age."""
 
 
 def as_it_was(state: DashboardState, now: float) -> str:
-    """What goes before the news of the swarm where no node tells any more, or a paused one has told none for STALE_S; else ""."""
+    """The prefix for stale swarm news: no node is reporting, or a paused one has not reported for STALE_S; else ""."""
     if state.swarm is None or not (state.absent or (state.paused and now - state.swarm.time > STALE_S)):
         return ""
     return f"As it was {format_age(now - state.swarm.time)} ago: "
 
 
 def from_others(state: DashboardState) -> str:
-    """Of all groups that this model was trained on, those of others; "" while there are none at all."""
+    """How many of the groups this model was trained on are external; "" if it was not trained yet."""
     gained = state.gained
     if not gained.batches:
         return ""
@@ -65,14 +63,14 @@ def from_others(state: DashboardState) -> str:
 
 
 def improved_tasks_sentence(state: DashboardState) -> str:
-    """Tasks whose held-out interval lies above the one from before the first group of others was trained on. Where nothing
-    changed, that is one of nine tasks in about 3 of 100 evaluations, at most."""
+    """Tasks whose held-out interval lies entirely above the one from before the first external group. If nothing
+    changed, one of nine tasks does so in at most about 3 of 100 evaluations."""
     before, now = state.gained.before, state.latest
     if before is None or now is None or not state.gained.external:
         return ""
     old = {score.task: score for score in before.tasks}
-    found = [(score, old[score.task]) for score in now.tasks if score.task in old]
-    rises = [(score.pass_at_1 - was.pass_at_1, score) for score, was in found if score.low > was.high]
+    pairs = [(score, old[score.task]) for score in now.tasks if score.task in old]
+    rises = [(score.pass_at_1 - was.pass_at_1, score) for score, was in pairs if score.low > was.high]
     up = sorted(rises, key=lambda pair: -pair[0])
     if not up:
         return "No task's held-out score has risen measurably since the first of them"
@@ -82,8 +80,8 @@ def improved_tasks_sentence(state: DashboardState) -> str:
 
 
 def on_trial(state: DashboardState) -> tuple[str, ...]:
-    """Of a trial, the most important first: how far it is; once its rounds are done what it brought, the question, and what
-    became of the held-out score. Nothing where there is none."""
+    """The lines on a trial, most important first: its progress; once its rounds are done, the outcome, the question whether to
+    stay, and the change of the held-out score. Empty without a trial."""
     trial = state.trial
     if state.silo or not trial.name:
         return ()
@@ -93,7 +91,7 @@ def on_trial(state: DashboardState) -> tuple[str, ...]:
     return (f"Trial, {ROUNDS} rounds done: {trial.sentence()}", "Stay? s stays, with normal settings; l leaves", rise)
 
 
-# Screen 2: who takes part, what is exchanged, what was rejected and why. Alone, it says how that changes.
+# The screen and its panels.
 
 SWARMS = (
     "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
@@ -102,7 +100,7 @@ SWARMS = (
     "on real models is being measured; figures from the bundled toy models do not settle it."
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
-"""What can be done with a swarm, its key and its verb."""
+"""(action, key, verb) for each way into a swarm."""
 SEEN = (
     "The invite is one line of text. Others see a random node id, the name you chose and the base's name; the host also "
     "sees this machine's network address."
@@ -111,18 +109,18 @@ ALONE, WAITING = "This node trains alone (silo).", "Waiting for the first exchan
 FIRST = "It comes with the first round; until then the node works alone."
 AHA = "Aha trail "
 LOW = 8
-"""Rows of the exchange panel up to which there is no panel of the trails beside it: then a line there tells of one."""
+"""Up to this many rows, the exchange panel shows one trail in a line instead of having the trail panel beside it."""
 MINE = " (me)"
-"""After this node's own name among the peers."""
+"""Follows this node's name among the peers."""
 UNHEARD = "nothing taken"
-"""In the place of a peer's model where all of its groups are refused: the exchange says why."""
+"""Replaces a peer's model if all of its groups are rejected; the exchange panel says why."""
 
 
 class SwarmScreen(SwarmControls):
     """Screen 2: overview, peers, Aha trail, exchange, and the keys of SwarmControls."""
 
     def body(self) -> Iterable[Widget]:
-        """Overview, peers, where it is tall the Aha trail, exchange."""
+        """Overview, peers, exchange, and on tall terminals the Aha trail."""
         yield Panel(partial(swarm_overview, keys=self.actions is not None), self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
@@ -140,7 +138,7 @@ class SwarmScreen(SwarmControls):
         ]
 
     def update(self, state: DashboardState, now: float) -> None:
-        """Give the panels what they show."""
+        """Update the panels."""
         alone = state.swarm is None
         self.set_class(alone, "-alone")
         self.set_class(bool(on_trial(state)), "-trial")
@@ -161,7 +159,7 @@ class SwarmScreen(SwarmControls):
             self.query_one("#peer-rows", Static).update(rows)
 
     def _waiting(self) -> Content:
-        """Under the overview: who waits to be let in, else that a swarm is hosted here."""
+        """The line below the overview: who is waiting for approval, else that a swarm is hosted here."""
         if not self.guests:
             return Content.styled(
                 "hosted on this machine: h shows the invite, or ends it" if self.hosts else "", "$muted"
@@ -174,16 +172,16 @@ class SwarmScreen(SwarmControls):
 def swarm_overview(
     state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet, keys: bool = True
 ) -> Content:
-    """Connection, my share and uptake; alone, how to join. keys: there are some for it."""
+    """Connection, this node's share and uptake; without a swarm, how to join. keys: whether there are keys for that."""
     swarm = state.swarm
     if swarm is None:
         return _without(state, keys)
     was = as_it_was(state, now)
     style = "bold $success" if swarm.connected and not was else "bold $warning"
-    said = wrap_text(was + plain_text(swarm.sentence, 400), width)[: max(height - 2, 1)]
-    where = f"  {plain_text(swarm.coordinator, 100)}" if swarm.connected and len(said) == 1 else ""
+    sentence = wrap_text(was + plain_text(swarm.sentence, 400), width)[: max(height - 2, 1)]
+    where = f"  {plain_text(swarm.coordinator, 100)}" if swarm.connected and len(sentence) == 1 else ""
     rows = [
-        Content.assemble(("\n".join(said), style), (where, "$muted")),
+        Content.assemble(("\n".join(sentence), style), (where, "$muted")),
         _row(
             ("nodes", format_count(swarm.nodes)),
             ("rounds/s, all", f"{swarm.rounds_per_s:.2f}"),
@@ -193,15 +191,15 @@ def swarm_overview(
     ]
     if trial := on_trial(state):
         rows += [Content.styled(shorten_phrases(line, width), "bold $warning") for line in trial]
-    if state.external_off and height > len(said) + 2:
+    if state.external_off and height > len(sentence) + 2:
         rows.insert(1, Content.styled("External groups are off · x takes them again · 5 says why", "bold $warning"))
-    if height > len(rows) + len(said) - 1:
+    if height > len(rows) + len(sentence) - 1:
         rows.append(Content.styled(shorten_phrases(" · ".join(MEANINGS.values()), width), "$muted"))
     return Content("\n").join(rows)
 
 
 def _without(state: DashboardState, keys: bool) -> Content:
-    """There is nothing of a swarm to show: why, and how that changes."""
+    """The text without a swarm: why there is none, and how to join."""
     if state.absent or state.run is None:
         return Content.styled(NOT_WORKING if state.absent else NO_MODEL, "bold")
     if not state.silo:
@@ -218,7 +216,7 @@ def _row(*pairs: tuple[str, str]) -> Content:
 
 
 def peer_rows(swarm: SwarmUpdated, width: int, glyphs: GlyphSet) -> Content:
-    """The leaderboard, the largest share first, this node's own row marked. Names and models are peer text."""
+    """The leaderboard, largest share first, with this node's row marked. Names and models are untrusted peer text."""
     if not swarm.peers:
         none = "Nobody else is here yet." if swarm.nodes < 2 else "The list of them comes in a moment."
         return Content.styled(none if swarm.connected else "Not known while the coordinator is away.", "$muted")
@@ -255,7 +253,7 @@ def peer_rows(swarm: SwarmUpdated, width: int, glyphs: GlyphSet) -> Content:
 
 
 def exchange_summary(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """What was made, taken and refused, and why."""
+    """How many groups were made, accepted and rejected, and why."""
     swarm = state.swarm
     if swarm is None:
         return Content("")
@@ -276,16 +274,16 @@ def exchange_summary(state: DashboardState, now: float, width: int, height: int,
 
 
 def _reasons(label: str, found: list[str], width: int, lines: int, none: str = "all were taken") -> list[Content]:
-    """The most frequent reasons, whole ones, on so many lines; how many others there are where they do not fit. none: where
-    there is no reason."""
-    kept = len(found)
-    said = wrap_text(f"{label}: {' · '.join(found) or none}", width)
-    while len(said) > lines and kept > 1:
-        kept -= 1
-        more = len(found) - kept
+    """The most frequent reasons on at most `lines` lines, without cutting one; the rest are counted. none: the text if
+    there are no reasons."""
+    shown = len(found)
+    wrapped = wrap_text(f"{label}: {' · '.join(found) or none}", width)
+    while len(wrapped) > lines and shown > 1:
+        shown -= 1
+        more = len(found) - shown
         last = f"{more} more reason{'s' if more > 1 else ''}"
-        said = wrap_text(f"{label}: {' · '.join([*found[:kept], last])}", width)
-    first, *rest = said[:lines]
+        wrapped = wrap_text(f"{label}: {' · '.join([*found[:shown], last])}", width)
+    first, *rest = wrapped[:lines]
     return [Content.assemble((label, "$muted"), first[len(label) :]), *map(Content, rest)]
 
 

@@ -1,6 +1,6 @@
-"""The Aha trail: by task, whose success came in first, how often it was trained on before, when it was solved here.
+"""The Aha trail: per task, whose success arrived first, how often it was trained on, and when it was solved here.
 
-It says what came before what. That the one was the reason for the other it does not say.
+It shows the order of events, not that one caused the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ NONE = "No task is solved yet, neither here nor in a group of others that came i
 CAUSE = "What came before what; that the one led to the other is not shown."
 NOT_YET = "not yet"
 WIDE = 40
-"""Columns of a fact from which it is told with more about it."""
+"""Columns from which a cell includes more detail."""
 
 
 def in_order(state: DashboardState) -> list[AhaTrail]:
-    """Learned after others first (the newest before), then what only others solved, then what was solved here first."""
+    """Tasks learned after others (newest first), then those only others solved, then those solved here first."""
 
     def place(trail: AhaTrail) -> tuple[int, int]:
         newest = max(
@@ -44,20 +44,20 @@ def in_order(state: DashboardState) -> list[AhaTrail]:
 
 
 def after_others(trail: AhaTrail) -> bool:
-    """A success of another node was trained on here before the first own one."""
+    """Whether this node trained on another node's success before its own first success."""
     return trail.taught > 0 and trail.solved is not None
 
 
 def first_solver_name(trail: AhaTrail, most: int = 16) -> str:
-    """The node whose success came in first: its name, else the beginning of its id. Peer text, plain."""
+    """The node whose success arrived first: its name, else the start of its id. Sanitised peer text."""
     return "" if trail.received is None else plain_text(trail.name, most) or plain_text(trail.received.node[:8])
 
 
 def trail_steps(trail: AhaTrail) -> list[str]:
-    """What happened, in its order, a phrase each; rounds are this node's."""
+    """What happened, in order, one phrase each; rounds are this node's."""
     came, here = trail.received, trail.solved
-    known = here is not None and here.round != UNKNOWN
-    own = [f"solved here in round {here.round + 1}" if known and here else "solved here before this record began"]
+    dated = here is not None and here.round != UNKNOWN
+    own = [f"solved here in round {here.round + 1}" if dated and here else "solved here before this record began"]
     if came is None:
         return own if here else []
     others = [f"{first_solver_name(trail)}'s success came in round {came.round + 1}"]
@@ -67,14 +67,14 @@ def trail_steps(trail: AhaTrail) -> list[str]:
         others.append("not trained on yet")
     if here is None:
         return [*others, "not solved here yet"]
-    if not known or trail.first_here:
+    if not dated or trail.first_here:
         return own + others[:1]
     return others + own if trail.taught else [*others, "none was trained on before", *own]
 
 
 def _rounds(trail: AhaTrail) -> str:
-    one = trail.since == trail.until
-    return f"round {trail.until + 1}" if one else f"rounds {trail.since + 1} to {trail.until + 1}"
+    single = trail.since == trail.until
+    return f"round {trail.until + 1}" if single else f"rounds {trail.since + 1} to {trail.until + 1}"
 
 
 def _span(trail: AhaTrail) -> str:
@@ -82,19 +82,19 @@ def _span(trail: AhaTrail) -> str:
 
 
 def in_a_line(state: DashboardState, width: int) -> str:
-    """The most telling trail, and how many more there are; "" while nothing is solved."""
+    """The most informative trail, and how many more there are; "" while nothing is solved."""
     trails = in_order(state)
     if not trails:
         return ""
     more = f" · {len(trails) - 1} more: w" if len(trails) > 1 else " · w"
     words = [trail_steps(trails[0]), _short(trails[0], "'s came in round ", "in "), _short(trails[0], " ", "")]
-    found = [f"{plain_text(trails[0].task, 40)}: {', '.join(said)}" for said in words]
-    text = next((said for said in found if cell_len(said) + len(more) <= width), found[-1])
+    sentences = [f"{plain_text(trails[0].task, 40)}: {', '.join(sentence)}" for sentence in words]
+    text = next((sentence for sentence in sentences if cell_len(sentence) + len(more) <= width), sentences[-1])
     return shorten_phrases(text, max(width - len(more), 10)) + more
 
 
 def _short(trail: AhaTrail, came_in: str, at: str) -> list[str]:
-    """The same in few words, for one line; came_in and at stand before a round."""
+    """The steps in few words, for one line; came_in and at are the words before a round."""
     came, here = trail.received, trail.solved
     own = [] if here is None else [f"here {at}{here.round + 1}" if here.round != UNKNOWN else "here before"]
     others = [] if came is None else [f"{first_solver_name(trail, 12)}{came_in}{came.round + 1}"]
@@ -105,7 +105,7 @@ def _short(trail: AhaTrail, came_in: str, at: str) -> list[str]:
 
 
 def trail_table(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
-    """A line a task, as many as there is room for; how many others there are."""
+    """One line per task, as many as fit, then the number of the others."""
     trails = in_order(state)
     if not trails:
         return Content.styled(shorten_phrases(NONE, width), "$muted")
@@ -154,22 +154,22 @@ def trail_details(state: DashboardState, width: int) -> Content:
         rows.append(Content(hanging_indent(NONE, width, 0)))
     for trail in trails:
         rows.append(Content.styled(plain_text(trail.task, 60), "bold"))
-        rows += [Content("  " + hanging_indent(said, width, 2)) for said in _dated(trail)]
+        rows += [Content("  " + hanging_indent(step, width, 2)) for step in _dated(trail)]
     return Content("\n").join(rows)
 
 
 def _dated(trail: AhaTrail) -> list[str]:
-    """The steps, those of a known moment with it; of the other node the round that it says."""
-    said = trail_steps(trail)
+    """The steps with their times where known, and the other node's round as it reported it."""
+    steps = trail_steps(trail)
     for event, sign in ((trail.received, "came in"), (trail.solved, "solved here in")):
         if event is not None:
             its = f", made in its round {event.step + 1}" if event.node else ""
-            said = [f"{step}{its} · {format_date_time(event.time)}" if sign in step else step for step in said]
-    return said
+            steps = [f"{step}{its} · {format_date_time(event.time)}" if sign in step else step for step in steps]
+    return steps
 
 
 class TrailDialog(TextDialog):
-    """Every task's trail as it was when the dialog was opened."""
+    """Every task's trail, as of the opening of the dialog."""
 
     TITLE = "Aha trail"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "dismiss", "close", show=False)]
