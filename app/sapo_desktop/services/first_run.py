@@ -106,7 +106,7 @@ def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, 
 
     local_offers = tuple(BaseOffer(base.base, base.short, _more(base), base.reason) for base in local.bases)
     nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
-    notes = (*(() if here or local.notes else nothing), *local.sentences)
+    notes = (*(() if local_offers or local.notes else nothing), *local.sentences)
     toys = tuple(BaseOffer(name, toy(name)) for name in sapo_assets.models())
     return (
         BaseGroup("On this computer", local_offers, notes),

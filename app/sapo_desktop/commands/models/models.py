@@ -99,7 +99,7 @@ def _list(home: Home, args: argparse.Namespace) -> int:
     for line in (json_line(_as_json(one)) for one in overviews) if args.json else _table(overviews):
         print(line)
     damaged = store.unreadable_models(home)
-    if not found and not damaged and not args.json:
+    if not overviews and not damaged and not args.json:
         print("There is no model yet. Make one: sapo-desktop new my-model --base starter")
     for one in damaged:
         print(one.sentence, file=sys.stderr)

@@ -57,7 +57,7 @@ def create_custom_task(args: argparse.Namespace) -> int:
         task, table, reason = found.task, found.table, found.reason
         guessed = [f"{found.guessed} Choose others with --question and --answer."] if found.guessed else []
         unsure = [*guessed, *found.notes]
-    kept = store_task(task, home, args.replace)
+    replaced = store_task(task, home, args.replace)
     _say([*looking.describe_task(task, reason), *unsure])
     if replaced is not None:
         print(f"The task of that name that was here is kept in {replaced} until the next one is replaced.")
@@ -241,7 +241,7 @@ async def _look(
             shown = expectation.shown_model(config.model)
             print(f"\nTrying {shown} on training questions …", flush=True)
             _say(await _try(task, config, scorer, partial(_show_trial, shown), home if keep_better else None))
-    return bool(said)
+    return bool(notes)
 
 
 def _show_trial(shown: str, fraction: float) -> None:

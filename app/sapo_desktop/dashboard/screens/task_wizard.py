@@ -78,8 +78,8 @@ class MeasuringScreen(Dialog[WizardResult | None]):
         return self._actions.measure(self._task_name, self._base, self._source)
 
     async def _follow(self) -> None:
-        told = self.query_one("#told", Static)
-        what = f"Asking {self._base} a few training questions of the task, before any training. A node that is training waits."
+        output = self.query_one("#told", Static)
+        intro = f"Asking {self._base} a few training questions of the task, before any training. A node that is training waits."
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:

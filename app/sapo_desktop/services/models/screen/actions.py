@@ -230,9 +230,9 @@ class HomeModels:
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
         toys = tuple((name, toy(name)) for name, _ in creating.bundled_bases())
-        chosen = settings.load_settings(self._home.settings).run
-        first = ((chosen.model, "as in your settings"),) if chosen.model not in dict(toys) else ()
-        count = f"{len(chosen.tasks)} task{'' if len(chosen.tasks) == 1 else 's'}"
+        run = settings.load_settings(self._home.settings).run
+        first = ((run.model, "as in your settings"),) if run.model not in dict(toys) else ()
+        count = f"{len(run.tasks)} task{'' if len(run.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
         ordered = sorted(presets, key=lambda pair: pair[0] != run.preset)
