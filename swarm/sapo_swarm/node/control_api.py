@@ -60,9 +60,7 @@ async def open_node_session(path: Path, limits: Any) -> Any:
 
     place = await asyncio.to_thread(_place, path)
     if place is None:
-        if not hasattr(
-            socket, "AF_UNIX"
-        ):  # over TCP the name below would be looked up, and anyone on the network could see it
+        if not hasattr(socket, "AF_UNIX"):  # over TCP the name below would be looked up, for others to see
             raise ConnectionRefusedError(f"No node is named at {path}.")
         connector = aiohttp.UnixConnector(path=str(path), limit=0)
         return aiohttp.ClientSession(connector=connector, timeout=limits, base_url="http://node")

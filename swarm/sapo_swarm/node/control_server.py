@@ -124,9 +124,7 @@ class ControlServer:
         self._loopback = LoopbackListener(self._socket) if control_api.transport_kind() == "tcp" else None
         prepare_folder(self._socket, limited=self._loopback is None)
         self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: any socket here is stale
-        beat = heartbeat_path(
-            self._socket
-        )  # before the first answer: a client that got one can tell which process falls silent
+        beat = heartbeat_path(self._socket)  # before the first answer: clients know which process falls silent
         beat.write_text(str(os.getpid()), "ascii")
         middlewares = [self._loopback.guard] if self._loopback else []
         app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
