@@ -1,4 +1,5 @@
-"""A round in flight as a file, and back: what a stop or a crash keeps of it, and whether it still fits the run."""
+"""The update log, and a round in flight as a file and back: what survives a stop or a crash, and whether it still fits the
+run."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import UNREADABLE, Group, Question, Sha256, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
-# What lies beside the checkpoints so that a stop or a kill takes back nothing that was finished.
+# What lies beside the checkpoints so that a stop or a kill loses nothing that was finished.
 #
-# The updates since the newest checkpoint, which are taken again: after-000123.log has a header that names the weights that
-# it starts from, then a record a round with everything that the engine's update got, and the round's events. A record is a
-# length, a CRC-32 and zstd-compressed msgpack; a torn one at the end is no record. Engines compute the same update again
-# from the same weights (bit-exact on CPU).
+# The updates since the newest checkpoint, which are repeated on opening: after-000123.log has a header that names the
+# weights it starts from, then one record per round with everything that the engine's update got, and the round's
+# events. A record is a length, a CRC-32 and zstd-compressed msgpack; a truncated record at the end is ignored. Engines
+# compute the same update again from the same weights (bit-exact on CPU).
 #
-# The rollouts of the round that is not done: in_flight.msgpack, written beside its name and renamed. It counts for the same
-# round under the same settings only (`belongs`).
+# The rollouts of the unfinished round: in_flight.msgpack, written beside its name and renamed. It is valid only for the
+# same round under the same settings (`restore_round`).
 
 _FRAME = struct.Struct("<II")
 LARGEST_RECORD = 256 * 2**20
@@ -47,7 +48,7 @@ class ResumeHeader(msgspec.Struct, frozen=True):
 
 
 class LoggedSample(msgspec.Struct, frozen=True, array_like=True):
-    """A TrainSample; prompt: its place among the record's prompts."""
+    """A TrainSample; prompt: its index among the record's prompts."""
 
     prompt: int
     completion: tuple[int, ...]
@@ -59,7 +60,7 @@ class LoggedSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoggedUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """One finished round. events: its stored events, encoded. policy: None where the engine trains nothing."""
+    """One finished round. events: its stored events, encoded. policy: None if the engine trains nothing."""
 
     round: int
     seed: int
@@ -256,7 +257,7 @@ def save_in_flight(folder: Path, work: InFlight) -> None:
 
 
 def load_in_flight(folder: Path) -> InFlight | None:
-    """What was kept; None when there is nothing, or nothing that can be read."""
+    """The saved rollouts; None if there are none, or they cannot be read."""
     path = folder / NAME
     try:
         if path.stat().st_size > LARGEST:
@@ -267,19 +268,19 @@ def load_in_flight(folder: Path) -> InFlight | None:
 
 
 def delete_in_flight(folder: Path) -> None:
-    """The round is done, or will be sampled again."""
+    """Call when the round is done, or will be sampled again."""
     (folder / NAME).unlink(missing_ok=True)
 
 
-# A round in flight as a file, and back: which rollouts are kept over a stop, and whether they, and the groups of others that
-# were taken for it, still belong.
+# A round in flight as a file, and back: which rollouts survive a stop, and whether they and the external groups that
+# were taken for the round still fit.
 
 _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
-"""Settings that decide what the rollouts of a round are."""
+"""Settings that determine the rollouts of a round."""
 
 
 def rollout_fingerprint(context: RoundContext) -> str:
-    """SHA-256 of everything but the round and the weights that decides what a round's rollouts are."""
+    """SHA-256 of everything but the round and the weights that determines a round's rollouts."""
     info = context.host.engine.info
     parts = {name: getattr(context.config, name) for name in _DECIDES}
     parts |= (
@@ -297,7 +298,7 @@ def _sha256(prompt: list[int]) -> str:
 
 
 def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
-    """What is worth keeping of the round; None while nothing is sampled."""
+    """What is worth saving of the round; None while nothing is sampled."""
     rows = work.completions or work.partial
     if work.questions is None or not any(c.tokens for row in rows for c in row):
         return None
@@ -317,7 +318,7 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
 
 
 async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | None:
-    """The round as it was, or None when settings, tasks or model are others now. Rewards are computed again."""
+    """The round as it was, or None if settings, tasks or model have changed. Rewards are computed again."""
     if kept.belongs != rollout_fingerprint(context):
         return None
     found = await context.scorer.questions([q.ref for q in kept.questions])
@@ -340,19 +341,21 @@ async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | No
 
 
 def update_interrupted(work: RoundWork) -> bool:
-    """Its update of several steps failed on the way: the weights may hold a part of it."""
+    """Its update of several steps failed midway: the weights may hold a part of it."""
     if work.call is None or work.stats is not None:
         return False
     return work.call.policy.epochs * work.call.policy.minibatches > 1
 
 
 def external_expired(work: RoundWork, now: float) -> bool:
-    """The groups of others wait for longer than a pool would have kept them. now: Unix time; a clock that was set back counts."""
+    """Its external groups have waited longer than a pool would have kept them. now: Unix time; a clock that was set back
+    counts as expiry."""
     return not 0 <= now - work.taken <= GROUP_LIFE_S
 
 
 def drop_external(work: RoundWork) -> None:
-    """What is not in the weights yet is trained without the groups of others, and without what a stage made of them."""
+    """Unless the round is in the weights already, it is trained without external groups, and without what a stage made of
+    them."""
     if work.external and work.stats is None:
         work.external, work.staged = (), False
         work.steps, work.stage_samples, work.stage_groups, work.figures = [], [], [], {}
