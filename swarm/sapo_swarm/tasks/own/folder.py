@@ -1,4 +1,4 @@
-"""A task as a folder on the disk, and as bytes that travel to the members of a swarm: both are the same canonical content."""
+"""A task as a folder on disk, and as bytes that travel to the members of a swarm: both have the same canonical content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sapo_swarm.tasks.own.spec import (
     validate_spec,
 )
 
-# A task as a folder: reading, writing, and the SHA-256 over its canonical content that names its version.
+# A task as a folder: reading, writing, and the SHA-256 over its canonical content that identifies its version.
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
 SCHEMA, FIXTURE, CODE, ENVIRONMENT = "schema.json", "fixture.sqlite", "reward.py", "environment.py"
@@ -44,22 +44,22 @@ MAX_SCHEMA = 64 * 2**10
 MAX_FIXTURE = 8 * 2**20
 MAX_CODE = 256 * 2**10
 PREFIX = "task-"
-"""Begins the generator of a TaskRef of an own task; the beginning of its digest follows."""
+"""Prefix of the generator in an own task's TaskRef; the beginning of its digest follows."""
 DIGITS = 32
 HEADER = b"sapo-task-v1\n"
 """Begins the canonical bytes of a task."""
 NO_VERSION = ("name", "description", "licence")
-"""Say nothing about what is asked or how it is judged: changing them makes no new version."""
+"""These fields say nothing about what is asked or how it is judged: changing them makes no new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTask:
     """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts; train_digest: of the same
-    without the held-out rows, which names the task in a swarm that does not have them.
+    without the held-out rows, which identifies the task in a swarm that does not have them.
 
     problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
-    reward.py or environment.py, never run here. levels: of difficulty, as places of training rows; {} where there are none.
-    examples: training rows that questions may show with their answers, () where the task shows none.
+    reward.py or environment.py, never run here. levels: of difficulty, as indices of training rows; {} if there are none.
+    examples: training rows that questions may show with their answers, () if the task shows none.
     """
 
     spec: TaskSpec
@@ -75,7 +75,7 @@ class OwnTask:
     examples: tuple[Row, ...] = field(default=(), compare=False)
 
     def question(self, row: Row) -> str:
-        """What is asked for a row, behind the task's worked examples where it has some."""
+        """The question for a row, after the task's worked examples if it has some."""
         return ask_with_examples(self.spec, self.examples, row) if self.examples else self.spec.fill(row)
 
     @property
@@ -85,17 +85,18 @@ class OwnTask:
 
     @property
     def generator(self) -> str:
-        """The generator of this version's references."""
+        """The generator of references to this version."""
         return generator_id(self.digest)
 
 
 def generator_id(digest: str) -> str:
-    """The generator of the references of the version with this digest."""
+    """The generator of references to the version with this digest."""
     return f"{PREFIX}{digest[:DIGITS]}"
 
 
 def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
-    """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
+    """The task in a folder. need_held_out: a task from a swarm may come without held-out rows. Raises BadTask, also if the
+    disk refuses."""
     try:
         text = decode_text(read_bytes(folder / SPEC, MAX_SPEC))
         if "\ufffd" in text:
@@ -134,7 +135,7 @@ def build_task(
     code: bytes = b"",
     need_held_out: bool = True,
 ) -> OwnTask:
-    """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty that is needed."""
+    """A task with these rows; rows that lack what it needs are left out. Raises BadTask if a required side is empty."""
     kept: list[tuple[Row, ...]] = []
     problems: list[str] = []
     patterns = PatternChecker()
@@ -178,7 +179,7 @@ def content_digest(pieces: Iterable[bytes]) -> str:
 
 
 def write_task(task: OwnTask, folder: Path) -> None:
-    """Write the folder, whole or not at all; one that exists is replaced. Raises OSError."""
+    """Write the folder, whole or not at all; an existing one is replaced. Raises OSError."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -200,7 +201,7 @@ def write_task(task: OwnTask, folder: Path) -> None:
 
 
 def spec_text(spec: TaskSpec) -> str:
-    """task.toml, without what is as it is anyway."""
+    """task.toml, without values that equal the default."""
     import tomli_w
 
     shown: dict[str, Any] = {
@@ -214,7 +215,7 @@ def spec_text(spec: TaskSpec) -> str:
 
 
 def _chosen(spec: TaskSpec) -> dict[str, Any]:
-    """The fields that differ from their defaults: a field that a later version adds does not change what is there."""
+    """The fields that differ from their defaults: a field that a later version adds does not change existing tasks."""
     default, fields = msgspec.to_builtins(TaskSpec(name=spec.name)), msgspec.to_builtins(spec)
     chosen = {k: v for k, v in fields.items() if v != default[k]}
     if "verifier" in chosen:
@@ -227,8 +228,8 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
 
 
 def split_held_out(table: RowTable, spec: TaskSpec) -> tuple[RowTable, RowTable]:
-    """(train, held-out) of one table by what a row asks, without the wording around it; by the rule `balanced` also by its right
-    answer. Rows without what the prompt needs go to the first, to be told of there."""
+    """Splits one table into (train, held-out) by what a row asks, without the wording around it; by the rule `balanced` also
+    by its right answer. Rows that lack what the prompt needs go to the first, to be reported there."""
     from sapo_swarm.tasks.own.row_roles import balanced_places, held_out_places  # NumPy: a coordinator does without
 
     asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
@@ -303,7 +304,7 @@ def read_schema(text: str) -> object:
 
 
 def _patterns(schema: object, depth: int = 0) -> list[str]:
-    """Every regular expression in a JSON Schema. Raises BadTask where it is nested too deep."""
+    """Every regular expression in a JSON Schema. Raises BadTask if it is nested too deep."""
     if depth > 32:
         raise BadTask(f"{SCHEMA} is nested deeper than 32 levels.")
     if isinstance(schema, list):
@@ -322,7 +323,7 @@ def code_name(spec: TaskSpec) -> str:
 
 
 def declares_verifier(spec: TaskSpec, *kinds: type) -> bool:
-    """One of the task's verifiers is of these kinds."""
+    """Whether one of the task's verifiers is of these kinds."""
     return any(isinstance(part, kinds) for part in spec.verifier)
 
 
@@ -331,19 +332,19 @@ def _canonical(value: object) -> bytes:
     return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
 
 
-# A task as canonical bytes, for members of a swarm: text and verifiers by declaration, never code.
+# A task as canonical bytes, for members of a swarm: text and declared verifiers, never code.
 #
-# The bytes are exactly what the task's digest is the SHA-256 of, so that one number says which version a node has, and bytes
-# that are not the canonical ones are refused. Name, description and licence decide nothing and travel beside them.
+# The task's digest is the SHA-256 of exactly these bytes, so that one number identifies a node's version, and bytes
+# that are not the canonical ones are refused. Name, description and licence decide nothing and travel separately.
 
 MAX_BYTES = 8 * 2**20
-"""Of a task that travels."""
+"""Maximum size of a task that travels."""
 _PARTS = {"spec": MAX_SPEC, "train": MAX_BYTES, "heldout": MAX_BYTES, "schema": MAX_SCHEMA, "fixture": MAX_FIXTURE}
 _FRAME = re.compile(rb"([a-z]{4,7}) (0|[1-9][0-9]{0,8})\n")
 
 
 def task_to_bytes(task: OwnTask, held_out: bool) -> bytes:
-    """The task's canonical bytes, with its held-out rows or without. Raises BadTask for one that cannot travel."""
+    """The task's canonical bytes, with or without its held-out rows. Raises BadTask for one that cannot travel."""
     spec = task.spec
     if task.code or declares_verifier(spec, *RUNS_CODE):
         raise BadTask(
