@@ -1,8 +1,8 @@
 """Snapshots of a pool: immutable files from which nodes sample by themselves.
 
-A snapshot is named by the SHA-256 of its bytes, signed with the swarm's certificate (whose fingerprint stands in the invite)
-and encrypted with a key of its own, which members alone are told: who hands out the bytes need not be trusted, so an HTTP cache
-could, if nodes were told its address. Every group in it is signed by its author all the same.
+A snapshot is named by the SHA-256 of its bytes, signed with the swarm's certificate (whose fingerprint is in the invite) and
+encrypted with its own key, which only members are given: whoever serves the bytes need not be trusted, so an HTTP cache
+could, if nodes were given its address. Every group in it is signed by its author all the same.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.types import Sha256
 
 SNAPSHOT_GROUPS = 256
-"""Groups in one at most; its bytes are bounded as every body is."""
+"""Most groups in one snapshot; its bytes are limited as every body's are."""
 _CONTEXT = b"sapo-snapshot-v1\n"
 _NONCE = bytes(12)
-"""Each key encrypts one snapshot."""
+"""Constant, because each key encrypts one snapshot."""
 
 
 class SnapshotNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +52,7 @@ class SnapshotNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is signed. groups: SignedGroups of many nodes, at most one a source, each to be judged on its own."""
+    """The signed content. groups: SignedGroups of many nodes, at most one per source, each to be judged separately."""
 
     swarm: SwarmId
     made: UnixTime

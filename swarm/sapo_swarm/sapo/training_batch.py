@@ -206,9 +206,8 @@ def sample_external(
 # A node uses each success once, in the round that generated it. If success is rare, most rounds then have hardly any
 # policy gradient; replay gives them one without generating a token. The policy has moved on since, so:
 #
-# - only completions with a positive advantage are replayed: the update is advantage-weighted likelihood of what worked,
-# and
-# no failure of an older policy is pushed away (as with external groups, docs/decisions/0013-default-strategy.md);
+# - only completions with a positive advantage are replayed: the update is advantage-weighted likelihood of what
+#   worked, and no failure of an older policy is pushed away (as with external groups, docs/decisions/0013-default-strategy.md);
 # - the chance of a group halves every `half_life` rounds (age decay), and it is forgotten after FORGOTTEN half-lives.
 
 FORGOTTEN = 8

@@ -57,7 +57,7 @@ def parse_verdict(reply: str) -> bool | None:
 #
 # Error tree::
 #
-# JudgeAway   no verdict is available now; the message says what to do. Earlier verdicts are remembered
+#     JudgeAway   no verdict is available now; the message says what to do. Earlier verdicts are remembered
 
 ATTEMPTS = 3
 DEADLINE_S = 120.0

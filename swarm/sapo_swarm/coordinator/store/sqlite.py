@@ -59,7 +59,7 @@ class SQLiteRegistry:
         invites: Iterable[InviteRecord],
         tasks: Iterable[TaskUpload],
     ) -> None:
-        """What the file holds."""
+        """Load the file's content."""
         self._tasks = {task.offer.name: task for task in tasks}
         self._swarm = swarm
         self._members = {member.node: member for member in members}
@@ -155,7 +155,7 @@ class SQLiteRegistry:
         return _invite_row(used)
 
     def _giving_way(self, now: float) -> list[Member]:
-        """Of a full swarm, members whose places are a newcomer's."""
+        """In a full swarm, members whose places a newcomer may take."""
         if abs(now - self._looked) < LOOK_EVERY_S:
             return []
         is_open = self._swarm is not None and self._swarm.open
@@ -228,13 +228,13 @@ class SQLiteRegistry:
         return next((task for task in self._tasks.values() if task.offer.hash == hash), None)
 
     def _known_of_old(self, now: float) -> list[Statement]:
-        """Members from before it was kept when they were seen: their silence counts from now on."""
+        """Members stored before last exchanges were recorded: their silence counts from now on."""
         old = [msgspec.structs.replace(member, seen=now) for member in self._members.values() if not member.seen]
         self._members.update({member.node: member for member in old})
         return [_member_row(member) for member in old]
 
     def _seen(self, node: str, now: float) -> list[Statement]:
-        """The member exchanges now: what keeps that, the first time or where it is time to."""
+        """The member exchanges now: the statements that store that, the first time or when it is due again."""
         member = self._members.get(node)
         if member is None or (member.seen > member.joined and abs(now - member.seen) < SEEN_EVERY_S):
             return []
@@ -242,11 +242,11 @@ class SQLiteRegistry:
         return [_member_row(seen)]
 
     def _forget_groups(self, node: str) -> int:
-        """Take a node's groups out of the pool, with the next write out of the file too: how many."""
+        """Take a node's groups out of the pool, and with the next write out of the file too; returns how many."""
         raise NotImplementedError
 
     def _forget_uptake(self, nodes: Iterable[str]) -> None:
-        """In memory: how often groups of these were drawn."""
+        """Forget, in memory, how often groups of these nodes were drawn."""
         raise NotImplementedError
 
     async def _write(self, statements: list[Statement], durable: bool = False) -> None:
@@ -267,13 +267,13 @@ def _member_row(member: Member) -> Statement:
     return "INSERT OR REPLACE INTO members VALUES (?,?)", (member.node, _pack(member))
 
 
-# The embedded store: the pool in memory, SQLite in WAL behind it, one writer thread with group commit.
+# The embedded store: the pool in memory, SQLite in WAL mode behind it, one writer thread with group commit.
 #
 # An exchange is answered after its transaction committed, so an acknowledged group survives a killed process; the log
 # is fsynced every second, so a power cut may lose that much. Invites, bans and identities are fsynced at once.
 
 PROBE = "0" * 32
-"""A nonce that nobody uses: what is written to see whether writing works."""
+"""A nonce that nobody uses: written to test whether writing works."""
 _COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
@@ -288,9 +288,9 @@ class SQLiteStore(SQLiteRegistry):
         self._flusher: asyncio.Task[None] | None = None
 
     def _forget(self) -> None:
-        """Nothing in memory: as before the file is read."""
+        """Clear the memory: as before the file is read."""
         self._pool = GroupPool(self.limits)
-        self._gone: list[int] = []  # keys that are no longer in the pool, until the file is known to have dropped them
+        self._gone: list[int] = []  # keys gone from the pool, until the file is known to have dropped them
         self._nonces: RecentKeys[bool] = RecentKeys(self.limits.nonces_kept_s)
         self._rounds: RecentKeys[tuple[bool, ...]] = RecentKeys(self.limits.rounds_kept_s)
         self._counters = WindowCounters()
@@ -308,7 +308,7 @@ class SQLiteStore(SQLiteRegistry):
             raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites, rows.tasks)
-        now = time.time()  # rows ahead of it are of a clock that was set back: they came first
+        now = time.time()  # rows ahead of it are from a clock that was set back: they came first
         for nonce, at in sorted(rows.nonces, key=lambda row: row[1] <= now):
             self._nonces.put(bytes.fromhex(nonce), True, at)
         for round_id, (at, stored) in sorted(rows.rounds, key=lambda row: row[1][0] <= now):
@@ -339,7 +339,7 @@ class SQLiteStore(SQLiteRegistry):
             self._writer = None
 
     async def ping(self) -> None:
-        """See Store. Writes a row: a full disk answers every reading question."""
+        """See Store. Writes a row: a full disk still answers every read."""
         await self._write([("INSERT OR REPLACE INTO nonces VALUES (?,?)", (PROBE, time.time()))])
 
     # The hot path
@@ -465,7 +465,7 @@ class SQLiteStore(SQLiteRegistry):
         return True
 
     def _expire(self, now: float) -> list[Statement]:
-        """Forget what is past its time."""
+        """Forget what has expired."""
         self._gone += self._pool.expire(now)
         minute = int(now) // MINUTE
         statements: list[Statement] = []
@@ -497,7 +497,7 @@ class SQLiteStore(SQLiteRegistry):
         gone, self._gone = self._gone, []
         try:
             await super()._write([*(("DELETE FROM groups WHERE key=?", (key,)) for key in gone), *statements], durable)
-        except BaseException:  # cancelled, say: whether it was written is not known, and it may be written twice
+        except BaseException:  # such as cancelled: it may or may not be written, and may be written twice
             self._gone += gone
             raise
 
