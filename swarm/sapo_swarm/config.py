@@ -236,8 +236,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 def rename_legacy_keys(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
     """A table of settings under their current names. If a setting is there under both names, the current one counts."""
-    kept = {key: value for key, value in table.items() if names.get(key) not in table}
-    return {names.get(key, key): value for key, value in kept.items()}
+    current = {key: value for key, value in table.items() if names.get(key) not in table}
+    return {names.get(key, key): value for key, value in current.items()}
 
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:

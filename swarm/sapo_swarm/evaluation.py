@@ -250,8 +250,8 @@ def _with_zero(interval: ConfidenceInterval, *differences: NDArray[np.float64]) 
 
 def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:
     """Among pairs (before, after) of the same item: how many became right and how many wrong, by majority of samples."""
-    found = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
-    return sum(new and not old for old, new in found), sum(old and not new for old, new in found)
+    verdicts = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
+    return sum(new and not old for old, new in verdicts), sum(old and not new for old, new in verdicts)
 
 
 def _accuracy_share(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> float | None:

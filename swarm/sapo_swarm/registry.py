@@ -15,10 +15,10 @@ def suggest_names(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     if not close and len(names) <= FEW:
         return f"Known: {', '.join(names)}."
-    meant = f"Did you mean {close[0]!r}?" if close else ""
+    suggestion = f"Did you mean {close[0]!r}?" if close else ""
     near = close[1:] or ([] if close else difflib.get_close_matches(word, names, n=3, cutoff=0.0))
     also = f"{'Also near' if close else f'Of {len(names)} the nearest'}: {', '.join(map(repr, near))}." if near else ""
-    return f"{meant} {also}".strip()
+    return f"{suggestion} {also}".strip()
 
 
 class UnknownName(ValueError):

@@ -36,7 +36,7 @@ class RateLimitFilter(logging.Filter):
 
 def limit_log_rate(log: logging.Logger) -> logging.Logger:
     """The same log, with lines at least ten seconds apart: for aiohttp's, and for whatever a request can cause."""
-    if not any(isinstance(one, RateLimitFilter) for one in log.filters):
+    if not any(isinstance(log_filter, RateLimitFilter) for log_filter in log.filters):
         log.addFilter(RateLimitFilter())
     return log
 
@@ -190,7 +190,7 @@ class MetricsPage:
         self._lines += [f"# HELP {self._prefix}{name} {text}", f"# TYPE {self._prefix}{name} {kind}"]
 
     def _sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        inside = ",".join(f'{key}="{_escaped(found)}"' for key, found in labels.items())
+        inside = ",".join(f'{key}="{_escaped(value_text)}"' for key, value_text in labels.items())
         self._lines.append(f"{self._prefix}{name}{f'{{{inside}}}' if inside else ''} {value:.15g}")
 
 

@@ -113,8 +113,8 @@ def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
     def guarded(handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
             coordinator.admission.host_only(request)
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode("utf-8", "replace"), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
             try:
                 return await handler(request)

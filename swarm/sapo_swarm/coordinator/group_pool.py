@@ -119,12 +119,12 @@ def within_budget(entries: Sequence[PoolEntry], rng: random.Random) -> list[Pool
     """The entries that fit into one reply together, in their order. They claim space in the order of a weighted random sample
     (Efraimidis and Spirakis, 2006), the weight being one over the size: large groups leave room for small ones, and still get
     in among many small ones."""
-    left, kept = SAMPLE_BYTES, list[int]()
+    left, places = SAMPLE_BYTES, list[int]()
     for place in sorted(range(len(entries)), key=lambda place: rng.expovariate(1.0) * len(entries[place].blob)):
         if len(entries[place].blob) <= left:
             left -= len(entries[place].blob)
-            kept.append(place)
-    return [entries[place] for place in sorted(kept)]
+            places.append(place)
+    return [entries[place] for place in sorted(places)]
 
 
 # The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source and per
@@ -270,14 +270,14 @@ class GroupPool:
         """
         draw = SampleDraw(want, caller, have, accepts)
         sources = len(self._by_node) - (caller in self._by_node)
-        first, most = min(want, sources), invite_share(min(want, sources))
+        first, share = min(want, sources), invite_share(min(want, sources))
         for _ in range(4 * first + 8):
             if len(draw.taken) >= first:
                 break
             entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
             if entry is None or draw.of_node[entry.node] or not draw.fits(entry):
                 continue
-            if len(self._sources.of_invite) < 2 or not draw.crowded(entry, most):
+            if len(self._sources.of_invite) < 2 or not draw.crowded(entry, share):
                 draw.take(entry)
         of_invite = self._sources.of_invite
         return draw.fill(rng, per_source, of_invite, lambda node: (slot.entry for slot in self._by_node[node]))

@@ -191,14 +191,14 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
     if record is None:
         _refuse_to_replace(settings)
         swarm, now = new_swarm_id(), datetime.datetime.now(datetime.UTC)
-        made = make_certificate(swarm, now)
+        certificate = make_certificate(swarm, now)
         record = await store.found(
             SwarmRecord(
                 swarm=swarm,
                 name=settings.name or FIRST_NAME,
                 open=settings.open,
-                certificate=made.certificate,
-                key=made.key,
+                certificate=certificate.certificate,
+                key=certificate.key,
                 created=now.timestamp(),
             )
         )
@@ -259,10 +259,10 @@ def admin_path(settings: CoordinatorSettings) -> Path:
 def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) -> None:
     """Write address and key for the host's own commands."""
     first = invites[0]
-    here = first.at("127.0.0.1" if settings.host in EVERYWHERE else settings.host)
+    local = first.at("127.0.0.1" if settings.host in EVERYWHERE else settings.host)
     access = AdminAccess(
         key=key,
-        url=here.url,
+        url=local.url,
         fingerprint=first.fingerprint,
         swarm=first.swarm,
         port=first.port,

@@ -32,15 +32,15 @@ def reachable_addresses(host: str, public: str = "") -> list[str]:
     if host not in EVERYWHERE:
         return list(dict.fromkeys([*named, host]))
     families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
-    found = [
+    addresses = [
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family in families and not entry.address.lower().startswith("fe80")
     ]
     routed = [_routed(family) for family in families]
-    found.sort(key=lambda address: (is_loopback(address), address not in routed, ":" in address, address))
-    return list(dict.fromkeys([*named, *found])) or ["127.0.0.1"]
+    addresses.sort(key=lambda address: (is_loopback(address), address not in routed, ":" in address, address))
+    return list(dict.fromkeys([*named, *addresses])) or ["127.0.0.1"]
 
 
 def _routed(family: socket.AddressFamily) -> str:
@@ -98,8 +98,8 @@ class Listener:
         """Listen on every address of the host; returns the port. Raises OSError. :: means all, like "": one socket per
         family, so that IPv4 peers keep their IPv4 addresses."""
         name = None if host in ("", "::") else host
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
             if family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             place = (address[0], port or self._port(), *address[2:])
@@ -223,9 +223,9 @@ def raise_file_limit() -> None:
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    target = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
 
 
 def _files() -> int:

@@ -30,8 +30,8 @@ CHECKS = (
 
 def directory_identity(swarm: SwarmRecord) -> Identity:
     """The key of the swarm's list: derived from the swarm's private key, so that it moves with the swarm."""
-    made = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
-    return Identity(made)
+    secret = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
+    return Identity(secret)
 
 
 class SwarmListing:
@@ -72,8 +72,8 @@ class SwarmListing:
             join=str(self.invite) if swarm.open and self.invite is not None else "",
             ask=safe_text(coordinator.settings.contact, 199, lines=False),
         )
-        found = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
-        return sign_directory(found, self._identity)
+        listing = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
+        return sign_directory(listing, self._identity)
 
 
 def listed_invite(invites: list[Invite], public: str) -> Invite:

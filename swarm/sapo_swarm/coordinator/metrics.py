@@ -33,10 +33,10 @@ class CachedValue(Generic[T]):
         async with self._lock:
             if self._known is None or not 0 <= self._clock() - self._known[0] < self.ttl_s:
                 forgotten = self._forgotten
-                made = await self._make()
+                value = await self._make()
                 if forgotten != self._forgotten:
-                    return made  # it may lack what was to be forgotten
-                self._known = self._clock(), made  # not the time before: those who waited must not make it again
+                    return value  # it may lack what was to be forgotten
+                self._known = self._clock(), value  # not the time before: those who waited must not make it again
             return self._known[1]
 
     def forget(self) -> None:

@@ -98,15 +98,15 @@ class _Tasks:
     async def content(self, request: web.Request) -> web.Response:
         """GET /v1/tasks/{hash}: the task's canonical bytes in one zstd frame. Raises Refusal."""
         member = await self._member(request)
-        wanted = request.match_info["hash"]
+        digest = request.match_info["hash"]
         offers = await self.coordinator.offered_to(member)
-        found = None
-        if re.fullmatch(r"[0-9a-f]{64}", wanted) and any(offer.hash == wanted for offer in offers):
-            found = await self.coordinator.store.task(wanted)
-        if found is None:
+        task = None
+        if re.fullmatch(r"[0-9a-f]{64}", digest) and any(offer.hash == digest for offer in offers):
+            task = await self.coordinator.store.task(digest)
+        if task is None:
             raise Refusal("not_found", "The swarm has no task of this hash (any more): look at what it offers now.")
-        self.coordinator.metrics.bytes_out += len(found.packed)
-        return web.Response(body=found.packed, content_type="application/zstd")
+        self.coordinator.metrics.bytes_out += len(task.packed)
+        return web.Response(body=task.packed, content_type="application/zstd")
 
     async def _member(self, request: web.Request) -> Member:
         check_protocol(request)

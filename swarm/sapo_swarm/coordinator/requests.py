@@ -265,8 +265,8 @@ class AdmissionControl:
         signed its digest; strangers never take the room of members."""
         size = min(limit, request.content_length or limit)
         network = prefix_of(client_address(request, self._settings.trust_proxy))
-        most, of = UNREAD_BYTES if member else UNREAD_BYTES_OF_STRANGERS, (member, network)
-        if self._unread[member] + size > most or (network and self._unread_of[of] + size > UNREAD_PER_NETWORK):
+        limit_bytes, of = UNREAD_BYTES if member else UNREAD_BYTES_OF_STRANGERS, (member, network)
+        if self._unread[member] + size > limit_bytes or (network and self._unread_of[of] + size > UNREAD_PER_NETWORK):
             raise self.busy("busy", "Too many bodies are under way.", 2.0)
         self._unread[member] += size
         self._unread_of[of] += size
@@ -298,11 +298,11 @@ class AdmissionControl:
         """The peer itself (no proxy) must be on this machine and address it by name: another site's host name may point here.
         A coordinator that listens on one address only is asked there, from that address."""
         name, chosen = request.host.rpartition(":")[0].strip("[]") or request.host, self._settings.host
-        here, named = not prefix_of(request.remote or UNKNOWN), is_loopback(name)
+        is_local, named = not prefix_of(request.remote or UNKNOWN), is_loopback(name)
         if chosen not in EVERYWHERE:
             own = request.get_extra_info("sockname", ("",))[0]
-            here, named = here or request.remote == own, named or name.lower() in (own, chosen.lower())
-        if not here or not named or any(name in request.headers for name in FORWARDED):
+            is_local, named = is_local or request.remote == own, named or name.lower() in (own, chosen.lower())
+        if not is_local or not named or any(name in request.headers for name in FORWARDED):
             raise Refusal("loopback_only", "This is answered on the host itself only.")
 
     def busy(self, code: str, detail: str, wait_s: float) -> Refusal:

@@ -94,10 +94,10 @@ def _size(text: str) -> int:
 def _coordinates(body: GroupBody, rules: SwarmRules) -> str:
     ref = body.ref
     if ref.generator == rules.generator:
-        known = ref.dataset in rules.tasks and ref.preset in rules.presets
+        allowed = ref.dataset in rules.tasks and ref.preset in rules.presets
     else:
-        known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
-    if not known:
+        allowed = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
+    if not allowed:
         return "task"
     return "" if is_train(ref) else "seed"
 
@@ -200,7 +200,7 @@ class RecentKeys(Generic[V]):
 
     def get(self, key: bytes) -> V | None:
         """The key's value, or None."""
-        return next((kept[key] for kept in (self._new, self._old, self._ahead) if key in kept), None)
+        return next((generation[key] for generation in (self._new, self._old, self._ahead) if key in generation), None)
 
     def put(self, key: bytes, value: V, now: float) -> None:
         """now: any clock. If it is set back, earlier entries are kept until their time is past again: a request dated ahead

@@ -217,8 +217,8 @@ def add_probes(
     async def get_metrics(request: web.Request) -> web.Response:
         """Prometheus text, for the host itself. Raises Refusal."""
         admission.host_only(request)
-        found = await stats()
-        return web.Response(text=metrics.text(found.pool, found.nodes))
+        window = await stats()
+        return web.Response(text=metrics.text(window.pool, window.nodes))
 
     app.router.add_get("/healthz", get_healthz)
     app.router.add_get("/readyz", get_readyz)

@@ -86,12 +86,12 @@ class AhaTrail:
     def within(self, rounds: int) -> AhaTrail:
         """The trail cut back to this many rounds: what came later was rolled back. If the stretch reaches beyond, its
         groups stay counted."""
-        kept = self if self.since < rounds else replace(self, taught=0, since=UNKNOWN, until=UNKNOWN)
-        if kept.received is not None and kept.received.round >= rounds:
-            kept = replace(kept, received=None, name="")
-        if kept.solved is not None and kept.solved.round >= rounds:
-            kept = replace(kept, solved=None)
-        return kept if kept.until < rounds else replace(kept, until=rounds - 1)
+        trail = self if self.since < rounds else replace(self, taught=0, since=UNKNOWN, until=UNKNOWN)
+        if trail.received is not None and trail.received.round >= rounds:
+            trail = replace(trail, received=None, name="")
+        if trail.solved is not None and trail.solved.round >= rounds:
+            trail = replace(trail, solved=None)
+        return trail if trail.until < rounds else replace(trail, until=rounds - 1)
 
 
 Trails = Mapping[str, AhaTrail]
@@ -139,12 +139,12 @@ def _solved_before(trails: Trails, event: GroupRecorded) -> list[AhaTrail]:
 
 
 def _opened(trails: Trails, event: RunStarted) -> Trails:
-    kept = {task: trail.within(event.round) for task, trail in trails.items()}
+    trails_within = {task: trail.within(event.round) for task, trail in trails.items()}
     for task in event.solved:
-        trail = kept.get(task, AhaTrail(task))
+        trail = trails_within.get(task, AhaTrail(task))
         earlier = FirstSuccess(time=event.time, round=UNKNOWN, task=task)
-        kept[task] = trail if trail.solved else replace(trail, solved=earlier)
-    return {task: trail for task, trail in kept.items() if trail != AhaTrail(task)}
+        trails_within[task] = trail if trail.solved else replace(trail, solved=earlier)
+    return {task: trail for task, trail in trails_within.items() if trail != AhaTrail(task)}
 
 
 def _trained(trails: Trails, event: RoundFinished) -> list[AhaTrail]:
@@ -154,8 +154,8 @@ def _trained(trails: Trails, event: RoundFinished) -> list[AhaTrail]:
         trail = trails.get(task, AhaTrail(task))
         if trail.solved is not None:
             continue
-        begun = event.round - event.covers + 1
-        began = max(begun, trail.received.round if trail.received else begun)
+        first_round = event.round - event.covers + 1
+        began = max(first_round, trail.received.round if trail.received else first_round)
         since = began if trail.since == UNKNOWN else trail.since
         changed.append(replace(trail, taught=trail.taught + groups, since=since, until=event.round))
     return changed
@@ -187,23 +187,23 @@ class FirstSuccesses:
         received: other nodes' groups that the round could train on, oldest first.
         """
         (done,) = (event for event in events if isinstance(event, RoundFinished))
-        found: list[Event] = []
+        new_events: list[Event] = []
         for event in events:
             if isinstance(event, GroupRecorded) and event.first_solved:
                 task = event.group.question.ref.dataset
                 trail = self._trails.get(task, AhaTrail(task))
                 first = FirstSuccess(time=done.time, round=done.round, task=task)
                 before = {"taught": trail.taught, "since": trail.since, "until": trail.until}
-                found.append(msgspec.structs.replace(first, **before))
-        known = {trail.task for trail in self._trails.values() if trail.received}
+                new_events.append(msgspec.structs.replace(first, **before))
+        received_tasks = {trail.task for trail in self._trails.values() if trail.received}
         for group in received:
             task = group.question.ref.dataset
-            if group.solved and task not in known:
-                known.add(task)
-                found.append(
+            if group.solved and task not in received_tasks:
+                received_tasks.add(task)
+                new_events.append(
                     FirstSuccess(time=done.time, round=done.round, task=task, node=group.node, step=group.step)
                 )
-        return [*found, *events]
+        return [*new_events, *events]
 
     def published(self, events: Sequence[Event]) -> None:
         """These events are now in the journal."""

@@ -80,18 +80,18 @@ class BaseTrial:
     async def _ask(self, context: RoundContext, show: Show) -> list[ScoredTexts]:
         """The verdicts on the groups. If no answer was right so far, no more questions are asked: they would show the
         same, and each costs seconds."""
-        config, asked = context.config, self.questions or []
+        config, questions = context.config, self.questions or []
         scored: list[ScoredTexts] = await self._scored(context, self.answers)
-        while len(self.answers) < len(asked):
-            show(0.8 * len(self.answers) / len(asked))
-            part = asked[len(self.answers) : len(self.answers) + CHUNK]
+        while len(self.answers) < len(questions):
+            show(0.8 * len(self.answers) / len(questions))
+            part = questions[len(self.answers) : len(self.answers) + CHUNK]
             self.answers += await self._sampled(context, part, config.temperature, config.group_size)
             scored = await self._scored(context, self.answers)
             if not any(any(verdict.rewards) for verdict in scored):
-                asked = self.questions = asked[: len(self.answers)]
+                questions = self.questions = questions[: len(self.answers)]
         show(0.8)
-        if len(self.greedy) < len(asked):
-            self.greedy += await self._sampled(context, asked[len(self.greedy) :], 0.0, 1)
+        if len(self.greedy) < len(questions):
+            self.greedy += await self._sampled(context, questions[len(self.greedy) :], 0.0, 1)
         return scored
 
     async def _sampled(
@@ -154,12 +154,12 @@ class BaseTrial:
 async def _questions(context: RoundContext) -> list[Question]:
     """Training questions, the same number from each task. Raises ScorerUnavailable."""
     config, tokenizer, room = context.config, context.host.engine.tokenizer, context.host.engine.info.context_length
-    wanted = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
+    question_count = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
     chosen: list[Question] = []
     seen: set[str] = set()
-    for start in range(0, TRIED_PER_QUESTION * wanted, wanted):
+    for start in range(0, TRIED_PER_QUESTION * question_count, question_count):
         refs = []
-        for slot in range(start, start + wanted):
+        for slot in range(start, start + question_count):
             task = config.tasks[slot % len(config.tasks)]
             preset, generator = preset_of(task, config.preset), generator_of(task, context.swarm)
             seed = train_seed(context.node_key, context.swarm, TRIAL_ROUND, slot, config.seed)
@@ -168,10 +168,10 @@ async def _questions(context: RoundContext) -> list[Question]:
             if not isinstance(question, Question) or question.prompt_sha256 in context.excluded | seen:
                 continue
             needed = len(prompt_ids(tokenizer, context.scorer, question)) + new_tokens(config, question.ref.dataset)
-            if needed <= room and len(chosen) < wanted:
+            if needed <= room and len(chosen) < question_count:
                 seen.add(question.prompt_sha256)
                 chosen.append(question)
-        if len(chosen) >= wanted:
+        if len(chosen) >= question_count:
             break
     return chosen
 

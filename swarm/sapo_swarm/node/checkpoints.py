@@ -46,11 +46,11 @@ def free_bytes(place: Path) -> int:
 
 def file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below, by its relative path. Raises OSError."""
-    found = {}
+    digests = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
-            found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) -> str:
@@ -99,13 +99,13 @@ _BY_BACKEND = {
 
 def package_versions(backend: str) -> dict[str, str]:
     """Versions of Python, the platform and the installed packages that compute."""
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    versions = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for name in (*_ALWAYS, *_BY_BACKEND.get(backend, ())):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 # Checkpoints: a folder a saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
@@ -198,8 +198,8 @@ class CheckpointStore:
     def require_room(self, engine: Engine) -> None:
         """Raises NoRoom if the budget is too small for this model however much is deleted: it must hold two
         checkpoints of its weights."""
-        if said := over_budget(self.next_size(engine, optimizer=False), self.budget):
-            raise NoRoom(said)
+        if problem := over_budget(self.next_size(engine, optimizer=False), self.budget):
+            raise NoRoom(problem)
 
     def write(self, engine: Engine, moment: CheckpointInfo) -> SavedCheckpoint:
         """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""
@@ -391,21 +391,23 @@ class CheckpointStore:
 
 def rounds_of(path: Path) -> int:
     """A checkpoint's number of rounds, from its name. Raises CheckpointCorrupt."""
-    found = _NAME.match(path.name)
-    if found is None:
+    match = _NAME.match(path.name)
+    if match is None:
         raise CheckpointCorrupt(f"{path} is not a checkpoint folder (its name is not round-NNNNNN).")
-    return int(found[1])
+    return int(match[1])
 
 
 def read_state(path: Path) -> CheckpointState:
     """Read and verify a checkpoint; the optimizer's files may be missing. Raises CheckpointCorrupt."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-        found = file_digests(path / "engine")
+        digests = file_digests(path / "engine")
     except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(f"Checkpoint {path.name} cannot be read ({error}); an older one is used.") from error
-    wanted = {name: digest for name, digest in state.digests.items() if name in found or name not in state.optimizer}
-    if found != wanted:
+    expected = {
+        name: digest for name, digest in state.digests.items() if name in digests or name not in state.optimizer
+    }
+    if digests != expected:
         raise CheckpointCorrupt(f"Checkpoint {path.name} does not match its digests; an older one is used.")
     return state
 

@@ -30,8 +30,8 @@ def local_time(moment: float | None = None) -> time.struct_time:
 
 def week_minute(moment: float | None = None) -> int:
     """Minutes since Monday 00:00, local time; see `local_time`."""
-    found = local_time(moment)
-    return (found.tm_wday * 24 + found.tm_hour) * 60 + found.tm_min
+    local = local_time(moment)
+    return (local.tm_wday * 24 + local.tm_hour) * 60 + local.tm_min
 
 
 def format_age(seconds: float) -> str:

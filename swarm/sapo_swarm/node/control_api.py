@@ -41,13 +41,13 @@ class ControlEndpoint(msgspec.Struct, frozen=True):
 
 def transport_kind() -> Kind:
     """What a node here listens on. Raises OSError if that is not possible."""
-    wanted = os.environ.get("SAPO_CONTROL", "").strip().lower()
-    if wanted not in ("", "unix", "tcp"):
-        raise OSError(f"SAPO_CONTROL is {wanted!r}. Set it to unix or tcp, or not at all.")
+    choice = os.environ.get("SAPO_CONTROL", "").strip().lower()
+    if choice not in ("", "unix", "tcp"):
+        raise OSError(f"SAPO_CONTROL is {choice!r}. Set it to unix or tcp, or not at all.")
     sockets = hasattr(socket, "AF_UNIX") and sys.platform != "win32"
-    if wanted == "unix" and not sockets:
+    if choice == "unix" and not sockets:
         raise OSError("This system has no Unix sockets for Python. Set SAPO_CONTROL to tcp, or not at all.")
-    return "tcp" if wanted == "tcp" or not sockets else "unix"
+    return "tcp" if choice == "tcp" or not sockets else "unix"
 
 
 async def open_node_session(path: Path, limits: Any) -> Any:
@@ -79,10 +79,10 @@ def _place(path: Path) -> ControlEndpoint | None:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(_LIMIT), type=ControlEndpoint)
+            endpoint = msgspec.json.decode(file.read(_LIMIT), type=ControlEndpoint)
     except (OSError, *UNREADABLE):
         return None
-    return found if 0 < found.port < 1 << 16 else None
+    return endpoint if 0 < endpoint.port < 1 << 16 else None
 
 
 # The node's local control API: its messages and its client. Light: imports neither engines nor tasks.
@@ -229,11 +229,11 @@ class ControlClient:
         import aiohttp  # 200 ms: only when talking to a node
 
         if self._session is None:
-            made = await open_node_session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
+            session = await open_node_session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
             if self._session is None:
-                self._session = made
+                self._session = session
             else:  # another call was quicker
-                await made.close()
+                await session.close()
         return self._session
 
     async def _forget(self) -> None:

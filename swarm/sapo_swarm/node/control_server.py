@@ -296,7 +296,7 @@ class EventTotals:
         for field, (name, text) in _LAST.items():
             page.add(name, "gauge", text, getattr(self.round, field, None))
         for field, text in _HELD_OUT.items():
-            found = [({"temperature": f"{t:g}"}, getattr(one, field)) for t, one in self.held_out.items()]
+            found = [({"temperature": f"{t:g}"}, getattr(result, field)) for t, result in self.held_out.items()]
             page.add_each(f"held_out_{field}", "gauge", text, found)
         stands = (
             self.swarm is not None and status.state in _AT_WORK and steady_seconds() - self._told < self.swarm.window

@@ -52,8 +52,8 @@ def merge_rounds(rounds: Sequence[RoundFinished]) -> RoundFinished:
     total = sum(r.covers for r in rounds)
     changes: dict[str, object] = {name: sum(getattr(r, name) for r in rounds) for name in _SUMS}
     changes |= {name: _mean([(getattr(r, name), r.covers) for r in rounds]) for name in _MEANS}
-    known = [r.ratio_max for r in rounds if r.ratio_max is not None]
-    changes |= {"ratio_max": max(known) if known else None, "covers": total, "figures": {}}
+    ratios = [r.ratio_max for r in rounds if r.ratio_max is not None]
+    changes |= {"ratio_max": max(ratios) if ratios else None, "covers": total, "figures": {}}
     tasks = sorted({task for r in rounds for task in r.task_rewards})
     rewards = {task: _mean([(r.task_rewards.get(task), r.covers) for r in rounds]) for task in tasks}
     changes["task_rewards"] = {task: value for task, value in rewards.items() if value is not None}
@@ -66,18 +66,18 @@ def merge_rounds(rounds: Sequence[RoundFinished]) -> RoundFinished:
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in values if value is not None]
-    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
+    pairs = [(value, weight) for value, weight in values if value is not None]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
 
 
 def _extremes(rounds: Sequence[RoundFinished], field: str, pick: Callable[[list[float]], float]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    extremes: dict[str, float] = {}
     for name in _RANGED:
         values = [getattr(r, field).get(name, getattr(r, name)) for r in rounds]
         known = [value for value in values if value is not None]
         if known:
-            found[name] = pick(known)
-    return found
+            extremes[name] = pick(known)
+    return extremes
 
 
 SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "evaluation": 400, "checkpoint": 100_000}

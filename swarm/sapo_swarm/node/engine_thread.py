@@ -58,12 +58,12 @@ class _Hold:
         if self._calls is not None and time.monotonic() > self._until:
             self.let_go()
         if self._calls is None:
-            asked, here = time.monotonic(), Future[None]()
+            submitted_at, arrived = time.monotonic(), Future[None]()
             self._calls = SimpleQueue()
-            self._pool.submit(_stay, self._calls, here)
-            await asyncio.wrap_future(here)
+            self._pool.submit(_stay, self._calls, arrived)
+            await asyncio.wrap_future(arrived)
             now = time.monotonic()
-            self._until = now + max(HOLD_S, now - asked)
+            self._until = now + max(HOLD_S, now - submitted_at)
         future = Future[T]()
         self._calls.put((future, work))
         return future

@@ -76,8 +76,8 @@ async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str, 
 
     Raises ScorerUnavailable, UnknownTask.
     """
-    found = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
-    return frozenset(question.prompt_sha256 for question in found if isinstance(question, Question))
+    questions = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
+    return frozenset(question.prompt_sha256 for question in questions if isinstance(question, Question))
 
 
 def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str) -> int:
@@ -94,8 +94,8 @@ def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str)
 def _excluded(tasks: Sequence[str], preset: str, start: int = 0) -> list[TaskRef]:
     named = [(task, f"{task}/{preset_of(task, preset)}") for task in tasks]
     quick = [(task, name) for task, name in named if name not in SLOW]
-    most = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
-    counts = [(task, min(most, FEW.get(name, most))) for task, name in quick]
+    per_task = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
+    counts = [(task, min(per_task, FEW.get(name, per_task))) for task, name in quick]
     return [ref for task, count in counts for ref in held_out_items([task], preset, count, start)]
 
 
@@ -215,11 +215,11 @@ async def evaluate_questions(
     while begun.start < len(refs):
         start = begun.start
         if begun.questions is None:
-            found = await scorer.questions(refs[start : start + BATCH])
-            begun.questions = [q for q in found if isinstance(q, Question)]
+            regenerated = await scorer.questions(refs[start : start + BATCH])
+            begun.questions = [q for q in regenerated if isinstance(q, Question)]
         questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
         completions = await sample_completions(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
-        said = await score_completions(host.engine.tokenizer, scorer, questions, completions)
+        scored = await score_completions(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
             place: to
@@ -227,12 +227,14 @@ async def evaluate_questions(
             if not library.max_episode_turns(refs_asked[to])
             and not library.judge_rubric(refs_asked[to])  # a judge is expensive
         }
-        permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
+        permuted = await scorer.score_local([(questions[to].ref, scored[place][1]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
         begun.add(
             [
                 item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place))
-                for place, (question, group, (verdict, *_)) in enumerate(zip(questions, completions, said, strict=True))
+                for place, (question, group, (verdict, *_)) in enumerate(
+                    zip(questions, completions, scored, strict=True)
+                )
             ]
         )
         if on_progress is not None:
@@ -244,8 +246,8 @@ async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) 
     """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
     verdicts: list[bool] = []
     for start in range(0, len(refs), BATCH):
-        found = await scorer.questions(refs[start : start + BATCH])
-        batch = [(q.ref, (completion,)) for q in found if isinstance(q, Question)]
+        questions = await scorer.questions(refs[start : start + BATCH])
+        batch = [(q.ref, (completion,)) for q in questions if isinstance(q, Question)]
         verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
     return verdicts
 
@@ -266,9 +268,9 @@ async def sample_completions(
     interrupted. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
     begun, portion, engine = begun or EvaluationProgress(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
-    asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
+    limits = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
     room = engine.info.context_length
-    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, asked, strict=True)]
+    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, limits, strict=True)]
     if not begun.table:
         begun.table = [[NOTHING] * samples for _ in questions]
         begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
@@ -309,9 +311,9 @@ class PairedBaseResults:
 
 def pair_with_base(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> PairedBaseResults:
     """The base's answers to the items of results. base: everything it has answered."""
-    known = [base[result.ref] for result in results if result.ref in base]
-    missing = len(results) - len(known)
-    return PairedBaseResults(None if missing else known, missing)
+    base_results = [base[result.ref] for result in results if result.ref in base]
+    missing = len(results) - len(base_results)
+    return PairedBaseResults(None if missing else base_results, missing)
 
 
 class Evaluator:
@@ -351,8 +353,8 @@ class Evaluator:
         try:
             known = {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
             missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
-            begun = await self._answer_both(missing, "base", on_progress)
-            await asyncio.to_thread(self._base.add, begun[1.0].results, begun[0.0].results)
+            progress = await self._answer_both(missing, "base", on_progress)
+            await asyncio.to_thread(self._base.add, progress[1.0].results, progress[0.0].results)
         finally:
             self.forget()
 
@@ -364,8 +366,8 @@ class Evaluator:
         """
         config = self._config
         refs = held_out_items(config.tasks, config.preset, per_task)
-        begun = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
-        results, greedy = begun[1.0].results, begun[0.0].results
+        progress = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
+        results, greedy = progress[1.0].results, progress[0.0].results
         if not results:
             self.forget()
             raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
@@ -376,7 +378,7 @@ class Evaluator:
             base = pair_with_base(results, await asyncio.to_thread(self._base.known, 1.0))
             base_greedy = pair_with_base(greedy, await asyncio.to_thread(self._base.known, 0.0))
         self.forget()
-        seconds = sum(part.seconds for part in begun.values())
+        seconds = sum(part.seconds for part in progress.values())
         event = evaluation_event(results, rounds_done, seconds, base.results, base.missing, len(refs))
         at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
         return msgspec.structs.replace(event, greedy=at_0)
@@ -391,8 +393,8 @@ class Evaluator:
     def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
         """What fresh() would return without asking; None if anything is still to be asked."""
         refs = self.fresh_questions(factor, asked)
-        begun = self._begun.get((weights, 1.0, tuple(refs)))
-        return begun.results if begun and begun.start >= len(refs) else None
+        progress = self._begun.get((weights, 1.0, tuple(refs)))
+        return progress.results if progress and progress.start >= len(refs) else None
 
     def forget(self) -> None:
         """Discard evaluations in progress."""
@@ -411,7 +413,7 @@ class Evaluator:
     ) -> dict[float, EvaluationProgress]:
         """All answers of these weights at both temperatures, sampled before greedy; progress covers both."""
         count = sum(map(len, refs.values())) or 1
-        begun: dict[float, EvaluationProgress] = {}
+        progress: dict[float, EvaluationProgress] = {}
         behind = 0
         for temperature in TEMPERATURES:
             asked = refs[temperature]
@@ -420,21 +422,21 @@ class Evaluator:
             def show(part: float, start: float = start, share: float = share) -> None:
                 on_progress(start + share * part)
 
-            begun[temperature] = await self._answer(asked, weights, temperature, show)
+            progress[temperature] = await self._answer(asked, weights, temperature, show)
             behind += len(asked)
-        return begun
+        return progress
 
     async def _answer(
         self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
     ) -> EvaluationProgress:
         """All answers of these weights; continues what an interrupted call left."""
         key = (weights, temperature, tuple(refs))
-        begun, began = self._begun.setdefault(key, EvaluationProgress()), time.perf_counter()
+        progress, began = self._begun.setdefault(key, EvaluationProgress()), time.perf_counter()
         sampling = Sampling(temperature, 1.0, self._config.max_new_tokens)
         limit = partial(new_tokens, self._config)
         try:
             await evaluate_questions(
-                self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion
+                self._host, self._scorer, refs, sampling, 1, on_progress, limit, progress, self._portion
             )
         except Cancelled:
             raise
@@ -442,8 +444,8 @@ class Evaluator:
             self.forget()
             raise Unanswered(f"{error}" or type(error).__name__) from error
         finally:
-            begun.seconds += time.perf_counter() - began
-        return begun
+            progress.seconds += time.perf_counter() - began
+        return progress
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:

@@ -120,21 +120,21 @@ class ExampleSource:
         """Set aside successes to set-aside rows; drop those that ask the same as a held-out row. If nothing would be set
         aside this way, some of all successes are."""
         hidden = self.excluded | {example.question.prompt_sha256 for example in self.apart}
-        known: list[VerifiedExample] = []
+        examples: list[VerifiedExample] = []
         for success in self.successes:
             example, ref = VerifiedExample(success.question, success.text, success.writer), success.question.ref
             if success.question.prompt_sha256 in hidden or not self.fits(example):
                 continue
             if not is_own(ref.dataset):
-                known.append(example)
+                examples.append(example)
             elif (place := train_place(ref)) in places_apart.get(ref.dataset, ()):
                 self.apart.append(example)
             elif place in self.tables.get(ref.dataset, ()):
-                known.append(example)
-        known.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
-        count = 0 if self.apart else min(max(LEAST_APART, len(known) // SHARE_APART), most, len(known) // 4)
-        self.apart += known[:count]
-        self._known = known[count:]
+                examples.append(example)
+        examples.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
+        count = 0 if self.apart else min(max(LEAST_APART, len(examples) // SHARE_APART), most, len(examples) // 4)
+        self.apart += examples[:count]
+        self._known = examples[count:]
 
     @property
     def bounded(self) -> bool:
@@ -146,13 +146,13 @@ class ExampleSource:
         if self._pass is None or self._pass[0] != number:
             refs = self._references(number)
             hidden = frozenset(example.question.prompt_sha256 for example in self.apart)
-            found = await self._verified(refs, hidden)
-            self.rejected = len(refs) - len(found)
+            examples = await self._verified(refs, hidden)
+            self.rejected = len(refs) - len(examples)
             if self._known:
-                prompts = {example.question.prompt_sha256 for example in found}
-                found += [example for example in self._known if example.question.prompt_sha256 not in prompts]
-                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(found)
-            self._pass = number, found
+                prompts = {example.question.prompt_sha256 for example in examples}
+                examples += [example for example in self._known if example.question.prompt_sha256 not in prompts]
+                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(examples)
+            self._pass = number, examples
         return self._pass[1]
 
     def _references(self, number: int) -> list[TaskRef]:
@@ -179,14 +179,14 @@ class ExampleSource:
 
     async def _verified(self, refs: Sequence[TaskRef], hidden: frozenset[str]) -> list[VerifiedExample]:
         """Those whose own answer passes. hidden: prompts that must not be shown, besides the held-out ones."""
-        found: list[VerifiedExample] = []
+        examples: list[VerifiedExample] = []
         for start in range(0, len(refs), AT_ONCE):
             for pair in await self.scorer.examples(refs[start : start + AT_ONCE]):
                 if pair is None or pair[0].prompt_sha256 in self.excluded or pair[0].prompt_sha256 in hidden:
                     continue
                 if self.fits(example := VerifiedExample(*pair)):
-                    found.append(example)
-        return found
+                    examples.append(example)
+        return examples
 
 
 def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[int]]:
@@ -348,9 +348,9 @@ class ExamplesPhase:
         not count. Raises JournalError."""
         events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
         self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
-        told = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
-        earlier = [e for e in told if self.trial is not None and e.seq < self.trial.seq]
-        self.readings = told[len(earlier) :]
+        readings = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        earlier = [e for e in readings if self.trial is not None and e.seq < self.trial.seq]
+        self.readings = readings[len(earlier) :]
         if self.trial is None and not self.readings:
             return
         last = self.readings[-1] if self.readings else None
@@ -475,15 +475,15 @@ class ExamplesPhase:
             return
         if trial.round >= rounds_done or not practised or practised % LOOK_EVERY or reason_without_examples(context):
             return
-        told = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
-        newest = [e for e in told if isinstance(e, RoundFinished) and not e.examples]
+        rounds = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
+        newest = [e for e in rounds if isinstance(e, RoundFinished) and not e.examples]
         if sum(e.nonzero_groups for e in newest) >= RARE * sum(e.local_groups for e in newest):
             return
-        known = await self._collect(context, others)
+        successes = await self._collect(context, others)
         imitated = await asyncio.to_thread(known_successes.read_kept, self.folder)
         old = {success.question.prompt_sha256 for success in imitated.successes} if imitated else set()
-        if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
-            self._again, self._known, self.source = True, known, None
+        if sum(success.question.prompt_sha256 not in old for success in successes) >= ENOUGH_KNOWN:
+            self._again, self._known, self.source = True, successes, None
 
     async def _collect(self, context: RoundContext, others: bool) -> list[known_successes.KnownSuccess]:
         """The current successes, verified."""
@@ -496,17 +496,17 @@ class ExamplesPhase:
 
     async def _keep_known(self, trial: TrialMeasured) -> None:
         """If the node is killed before this or the disk refuses, the next start finds the same successes in the journal."""
-        kept = known_successes.KeptSuccesses(trial.round, tuple(self._known or ()))
+        successes = known_successes.KeptSuccesses(trial.round, tuple(self._known or ()))
         try:
-            await asyncio.to_thread(known_successes.write_kept, self.folder, kept)
+            await asyncio.to_thread(known_successes.write_kept, self.folder, successes)
         except OSError as error:
             await self.bus.publish(LogLine(level="warning", text=f"The examples are not kept on the disk: {error}"))
 
     async def _opened(self, context: RoundContext) -> ExampleSource:
         if self._known is None:
-            kept = await asyncio.to_thread(known_successes.read_kept, self.folder) if self.trial else None
-            if kept is not None and self.trial is not None and kept.round == self.trial.round:
-                self._known = kept.successes
+            saved = await asyncio.to_thread(known_successes.read_kept, self.folder) if self.trial else None
+            if saved is not None and self.trial is not None and saved.round == self.trial.round:
+                self._known = saved.successes
             else:
                 self._known = await self._collect(context, others=context.config.external_groups > 0)
         if self.source is None:
@@ -782,8 +782,8 @@ def answer_limits(context: RoundContext, examples: Sequence[VerifiedExample]) ->
     for task in config.tasks:
         if task in task_tokens(config):
             continue
-        if is_own(task) and (wanted := library.load_task(task).spec.max_new_tokens):
-            limits[task] = wanted
+        if is_own(task) and (tokens := library.load_task(task).spec.max_new_tokens):
+            limits[task] = tokens
             continue
         texts = [example.text for example in examples if example.question.ref.dataset == task]
         longest = max((len(engine.tokenizer.encode_text(text)) + 1 for text in texts), default=0)

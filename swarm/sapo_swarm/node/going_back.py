@@ -108,12 +108,16 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
     saved = {event.round: event for event in events if isinstance(event, CheckpointSaved)}
     evaluated = {event.round: event for event in events if isinstance(event, Evaluated)}
     fair = comparable_evaluations(events, items)
-    kept = {rounds_of(path): path for path in paths}
-    sampled = {number: fair[number].pass_at_1 for number in kept if number in fair}
-    greedy = {number: at_0.pass_at_1 for number in kept if number in fair and (at_0 := fair[number].greedy) is not None}
+    path_by_round = {rounds_of(path): path for path in paths}
+    sampled = {number: fair[number].pass_at_1 for number in path_by_round if number in fair}
+    greedy = {
+        number: at_0.pass_at_1
+        for number in path_by_round
+        if number in fair and (at_0 := fair[number].greedy) is not None
+    }
     best, best_greedy = (_newest_best(results) for results in (sampled, greedy))
     states = []
-    for number, path in kept.items():
+    for number, path in path_by_round.items():
         event = saved.get(number)
         states.append(
             KeptState(
@@ -168,8 +172,8 @@ def copy_state(
     """
     source = next((path for path in checkpoints.complete() if rounds_of(path) == target), None)
     if source is None:
-        kept = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
-        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {kept}.")
+        available = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
+        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {available}.")
     try:
         state = read_state(source)
     except CheckpointCorrupt as error:
@@ -198,8 +202,8 @@ def told_afterwards(saved: SavedCheckpoint, events: Iterable[Event], items: int 
         f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
         f"The state before is kept as round {before}."
     )
-    known = comparable_evaluations(events, items).get(back)
-    again = [msgspec.structs.replace(known, seq=0, time=0.0, round=before + 1, seconds=0.0)] if known else []
+    evaluation = comparable_evaluations(events, items).get(back)
+    again = [msgspec.structs.replace(evaluation, seq=0, time=0.0, round=before + 1, seconds=0.0)] if evaluation else []
     return [told_of(saved), *again, LogLine(level="info", text=sentence)]
 
 
@@ -236,8 +240,8 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
         resume_log.delete_in_flight(model)  # rollouts of a round that will not come
         log.start(ResumeHeader(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
         now = time.time()
-        told = told_afterwards(saved, events, items)
-        journal.append([msgspec.structs.replace(event, time=now) for event in told])
+        events_after = told_afterwards(saved, events, items)
+        journal.append([msgspec.structs.replace(event, time=now) for event in events_after])
         return saved
     finally:
         log.close()

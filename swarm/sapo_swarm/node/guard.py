@@ -80,8 +80,8 @@ class RollbackGuard:
             return False
         if not rounds_done:
             return bool(await self.examiner.base_missing())
-        told = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
-        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in told)
+        evaluations = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
+        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in evaluations)
 
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
         """Publish an evaluation; if it is a new best, its weights are kept. Raises OSError if they cannot be saved, after
@@ -107,10 +107,10 @@ class RollbackGuard:
         """Follow the person's decision: take external groups, or none."""
         if taking == self.taking:
             return
-        said = (
+        sentence = (
             "Groups of others are taken again." if taking else f"You switched groups of others off. On again: {AGAIN}"
         )
-        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=said))
+        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=sentence))
 
     @property
     def busy(self) -> bool:
@@ -134,18 +134,18 @@ class RollbackGuard:
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
         best = self.watch.best
         assert best is not None
-        found = await self.host.call(self.checkpoints.intact, best.round)
-        if found is None or rounds_of(found[0]) == rounds_done:
+        checkpoint = await self.host.call(self.checkpoints.intact, best.round)
+        if checkpoint is None or rounds_of(checkpoint[0]) == rounds_done:
             await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
             return
-        path, _ = found
+        path, _ = checkpoint
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean_pass_rate(before), tripwire.mean_pass_rate(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if verdict != "harm":
             await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
             return
-        said = (
+        sentence = (
             f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
             f"held-out pass@1 fell ({figures}). Take them again: {AGAIN}"
         )
@@ -154,7 +154,7 @@ class RollbackGuard:
                 round=rounds_done,
                 taking=False,
                 by="tripwire",
-                sentence=said,
+                sentence=sentence,
                 restored=rounds_of(path),
                 best=was,
                 now=now,
@@ -167,14 +167,14 @@ class RollbackGuard:
     def _cleared(
         rounds_done: int, verdict: tripwire.Verdict, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
     ) -> ExternalSwitched:
-        found = (
+        finding = (
             "no fall of a third or more was found"
             if verdict == "chance"
             else "a fall can neither be seen nor ruled out"
         )
-        said = f"Low held-out results were looked at closer: {found} ({figures})."
+        sentence = f"Low held-out results were looked at closer: {finding} ({figures})."
         return ExternalSwitched(
-            round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
+            round=rounds_done, taking=True, by="tripwire", sentence=sentence, best=was, now=now, items=items
         )
 
     async def _compared(
@@ -186,17 +186,17 @@ class RollbackGuard:
         after: list[ItemResult] = []
         verdict: tripwire.Verdict = "open"
         for number, factor in enumerate(tripwire.STEPS):
-            asked = used + len(self.examiner.fresh_questions(factor, used))
-            if asked == used:
+            total_asked = used + len(self.examiner.fresh_questions(factor, used))
+            if total_asked == used:
                 break
             after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
             before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
             before, after = tripwire.in_common(before, after)
-            last = not self.examiner.fresh_questions(1, asked)
+            last = not self.examiner.fresh_questions(1, total_asked)
             verdict = tripwire.closer_look(before, after, self.tolerance, last)
             if verdict != "open":
                 break
-            used = asked
+            used = total_asked
         self.examiner.forget()
         return before, after, verdict
 
@@ -204,8 +204,8 @@ class RollbackGuard:
         self, path: Path, rounds_done: int, factor: int, used: int, on_progress: Ask
     ) -> list[ItemResult]:
         """The answers of a checkpoint's weights; the engine gets its own back afterwards, whatever happens."""
-        if (known := self.examiner.answered(factor, used, path)) is not None:
-            return known
+        if (results := self.examiner.answered(factor, used, path)) is not None:
+            return results
         present = await self.host.call(self._saved, rounds_done)
         engine = self.host.engine
         try:
@@ -215,20 +215,20 @@ class RollbackGuard:
             await self.host.call(engine.restore, present / "engine")
 
     async def _roll_back(self, rounds_done: int) -> None:
-        found = await self.host.call(self.checkpoints.intact, self.watch.restored)
-        if found is None:
+        checkpoint = await self.host.call(self.checkpoints.intact, self.watch.restored)
+        if checkpoint is None:
             raise CheckpointCorrupt(
                 "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
-        await self.host.call(self.host.engine.restore, found[0] / "engine")
+        await self.host.call(self.host.engine.restore, checkpoint[0] / "engine")
         await self.host.call(self.save, rounds_done, self.watch.trips)
         self.rollbacks = self.watch.trips
         self._pin()
 
     def _saved(self, rounds_done: int) -> Path:
         """The checkpoint of the current weights."""
-        found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
-        return found[0] if found else self.save(rounds_done, self.rollbacks)
+        paths = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
+        return paths[0] if paths else self.save(rounds_done, self.rollbacks)
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
         await self.bus.publish(event)

@@ -317,8 +317,8 @@ def check_journal(path: Path) -> JournalReport:
     covered = 0
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
-            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            damage = "" if said == "ok" else str(said)
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            damage = "" if verdict == "ok" else str(verdict)
             for _, body in _rows(db):
                 event = decode_event_row(body)
                 rows += event is not None
@@ -365,9 +365,16 @@ def repair_journal(path: Path) -> JournalReport:
             _log_of(aside).rename(_log_of(path))
         aside.unlink(missing_ok=True)
         raise JournalError(f"Cannot repair {path} ({error}). It is as it was.") from error
-    found = check_journal(path)
+    report = check_journal(path)
     return JournalReport(
-        found.events, before.unreadable, found.rounds, found.missing, before.repeated, found.bytes, before.damage, aside
+        report.events,
+        before.unreadable,
+        report.rounds,
+        report.missing,
+        before.repeated,
+        report.bytes,
+        before.damage,
+        aside,
     )
 
 
@@ -413,11 +420,11 @@ def _rows(db: sqlite3.Connection) -> Iterator[tuple[int, bytes]]:
 
 
 def _free_name(path: Path) -> Path:
-    number, found = 1, path
-    while os.path.lexists(found):
+    number, candidate = 1, path
+    while os.path.lexists(candidate):
         number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
 # From the node to all subscribers: stores what must last, passes the rest on, never waits for a slow reader.

@@ -113,11 +113,11 @@ def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> 
 
 def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
     """Merge the rows into one in place of the last; rows that cannot be read stay as they are."""
-    found = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
-    if len(found) < 2:
+    rounds = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
+    if len(rounds) < 2:
         return 0
-    event = merge_rounds([event for _, event in found])
-    *others, last = [seq for seq, _ in found]
+    event = merge_rounds([event for _, event in rounds])
+    *others, last = [seq for seq, _ in rounds]
     db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
     db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode_event(event), last))
     return 1

@@ -117,8 +117,8 @@ async def verify_candidates(
     excluded: hashes of held-out prompts. Raises ScorerUnavailable."""
     refs = [ref for ref in known if not _without_text(ref)]
     own_answers = await scorer.examples(refs) if refs else []
-    asked = [ref for ref, pair in zip(refs, own_answers, strict=True) if pair is None]
-    questions = [q for q in await scorer.questions(asked) if isinstance(q, Question)] if asked else []
+    unanswered = [ref for ref, pair in zip(refs, own_answers, strict=True) if pair is None]
+    questions = [q for q in await scorer.questions(unanswered) if isinstance(q, Question)] if unanswered else []
     verdicts = (
         await scorer.score_many([(q.ref, [c.text for c in known[q.ref]]) for q in questions]) if questions else []
     )
@@ -167,8 +167,8 @@ def read_written(path: Path | None) -> list[WrittenAnswer]:
 
 def keep_written(path: Path, answer: WrittenAnswer) -> None:
     """Add an answer; the oldest is dropped if there are too many. Raises OSError."""
-    answers = [kept for kept in read_written(path) if kept != answer]
-    lines = [msgspec.json.encode(kept) + b"\n" for kept in [*answers, answer][-WRITTEN_MOST:]]
+    answers = [entry for entry in read_written(path) if entry != answer]
+    lines = [msgspec.json.encode(entry) + b"\n" for entry in [*answers, answer][-WRITTEN_MOST:]]
     write_atomically(path, b"".join(lines), private=True)
 
 

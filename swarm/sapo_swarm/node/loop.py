@@ -93,8 +93,8 @@ class ModelOpening:
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base loaded; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        told = self.progress(f"Loading {shown_base(model)}: ")
-        return await self.host.load(lambda: build(told))
+        report = self.progress(f"Loading {shown_base(model)}: ")
+        return await self.host.load(lambda: build(report))
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
         """Ask the base the held-out questions that it has not answered, if later answers are compared with it. Call after
@@ -120,9 +120,9 @@ class ModelOpening:
 
     async def _asked(self, examiner: Evaluator, refs: list[TaskRef], doing: str) -> bool:
         """Whether the base was asked everything. Raises Unanswered, OSError; Cancelled after a stop."""
-        told = self.progress(f"{doing}: ")
+        report = self.progress(f"{doing}: ")
         try:
-            await examiner.ask_base(refs, lambda part: told(part, f"{round(part * len(refs))} of {len(refs)}"))
+            await examiner.ask_base(refs, lambda part: report(part, f"{round(part * len(refs))} of {len(refs)}"))
         except Cancelled:
             self.host.cancel.reset()
             self._go_on()
@@ -155,14 +155,16 @@ class ModelOpening:
         """Publish that the model is open, and how many events in its journal cannot be read. Raises JournalError."""
         about = setup.run_id, setup.mode, config, info, store.rounds_done, examples_rounds
         started = await asyncio.to_thread(make_run_started, *about)
-        known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
-        known |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
-        await self.bus.publish(msgspec.structs.replace(started, **known))
+        fields = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
+        fields |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
+        await self.bus.publish(msgspec.structs.replace(started, **fields))
         await store.tell()
-        await self.bus.publish(*[LogLine(level="info", text=said) for said in setup.notes])
+        await self.bus.publish(*[LogLine(level="info", text=sentence) for sentence in setup.notes])
         if count := len(self.journal.unreadable):
-            said = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
-            await self.bus.publish(LogLine(level="warning", text=said))
+            sentence = (
+                f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
+            )
+            await self.bus.publish(LogLine(level="warning", text=sentence))
 
     def progress(self, doing: str) -> Callable[[float, str], None]:
         """A function that passes fractions and phrases from any thread to the status sentence and the subscribers. It raises
@@ -354,12 +356,12 @@ class Node:
         setup.exchange.attach(self.host, scorer, excluded)
         examiner = Evaluator(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)
-        found = await self.store.find()
-        if found is not None:
-            await guard.open(found[1].rollbacks)  # before anything is saved: the best checkpoint stays
-            told = await asyncio.to_thread(self.journal.last_round) + 1
-            await opening.ask_base(examiner, max(found[1].rounds_done, told))
-        await self.store.open(found, opening.progress(""))
+        checkpoint = await self.store.find()
+        if checkpoint is not None:
+            await guard.open(checkpoint[1].rollbacks)  # before anything is saved: the best checkpoint stays
+            journal_rounds = await asyncio.to_thread(self.journal.last_round) + 1
+            await opening.ask_base(examiner, max(checkpoint[1].rounds_done, journal_rounds))
+        await self.store.open(checkpoint, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha_trail.KINDS)))
         memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
         await self.examples.open(self.store.rounds_done)
@@ -451,8 +453,8 @@ class Node:
     def _finished_by_examples(self) -> str:
         """Once, after an examples phase ended: what to say if this run needs nothing more; "" if practice follows."""
         finished, self.examples.ending = self.examples.ending, ""
-        asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
-        return "" if asked else finished
+        continues = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
+        return "" if continues else finished
 
     async def _go_back(self, examiner: Evaluator, work: RoundWork, target: int) -> RoundWork:
         """Do what go_back() asked for; returns the next round to work on. If it cannot be done, nothing changes, and the
@@ -522,9 +524,9 @@ class Node:
             if self.store.unsaved and not update_interrupted(work):  # the next start has the weights before it
                 await self._save("stop", work)
         except (OSError, JournalError) as error:
-            said = f"No checkpoint at the end; finished rounds are in the log. {error}"
+            sentence = f"No checkpoint at the end; finished rounds are in the log. {error}"
             with contextlib.suppress(JournalError):
-                await self.run_control.log("error", said)
+                await self.run_control.log("error", sentence)
 
     async def _save(self, reason: str, work: RoundWork) -> None:
         """Save and publish a checkpoint; a round that is in the weights is finished first. Raises OSError, JournalError."""
@@ -575,11 +577,17 @@ class Node:
             self.examples.trained(done)
             work.untold = (done,)
         elif work.stats is not None and work.round == self.rounds_done:
-            solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
-            events = self.firsts.told(stamp_round(record_round(work, wanted, solved), time.time()), work.external or ())
+            solved, external_wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
+            events = self.firsts.told(
+                stamp_round(record_round(work, external_wanted, solved), time.time()), work.external or ()
+            )
             await asyncio.to_thread(self.store.finished, work, events, solved)
-            news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
-            work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
+            swarm_update = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
+            work.untold = (
+                *events,
+                *([swarm_update] if swarm_update else []),
+                *cut_off(work.completions or [], work.round),
+            )
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
             if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:

@@ -91,10 +91,10 @@ class ModelStore:
 
         Raises CheckpointCorrupt if nothing on disk is intact, NoRoom if the disk budget is too small for the model.
         """
-        found, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
+        newest, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
         await self.bus.publish(*[LogLine(level="warning", text=w) for w in warnings])
         await asyncio.to_thread(self.checkpoints.require_room, self.host.engine)
-        return found
+        return newest
 
     async def open(self, found: Found | None, tell: Tell) -> None:
         """Continue from a checkpoint; a fresh model is saved as it is. Call self.tell() once the opening is announced.
@@ -163,11 +163,11 @@ class ModelStore:
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
             resume_log.delete_in_flight(self.folder)
-            said = (
+            sentence = (
                 f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
                 "ended: taken back in the history, training goes on from there."
             )
-            await self.bus.publish(LogLine(level="warning", text=said))
+            await self.bus.publish(LogLine(level="warning", text=sentence))
 
     def _continue_log(self, state: CheckpointState) -> None:
         self.log.start(ResumeHeader(state.rounds_done, self.weights, state.rollbacks))
@@ -188,23 +188,23 @@ class ModelStore:
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
         """Save the rollouts that the round has so far. Raises OSError."""
-        kept = in_flight(context, work) if work.round == self.rounds_done else None
-        if kept is not None:
-            resume_log.save_in_flight(self.folder, kept)
+        rollouts = in_flight(context, work) if work.round == self.rounds_done else None
+        if rollouts is not None:
+            resume_log.save_in_flight(self.folder, rollouts)
 
     async def in_flight(self, context: RoundContext) -> RoundWork:
         """The next round with its saved rollouts; those from other settings are dropped with a log line."""
-        kept = await asyncio.to_thread(resume_log.load_in_flight, self.folder)
-        work = await restore_round(context, kept) if kept is not None and kept.round == self.rounds_done else None
-        if kept is None:
+        saved = await asyncio.to_thread(resume_log.load_in_flight, self.folder)
+        work = await restore_round(context, saved) if saved is not None and saved.round == self.rounds_done else None
+        if saved is None:
             return RoundWork(self.rounds_done)
-        count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
+        count = sum(bool(c.tokens) for question in saved.questions for c in question.completions)
         if work is None:
             await asyncio.to_thread(resume_log.delete_in_flight, self.folder)
-            text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
+            text = f"{count} begun rollouts of round {saved.round + 1} do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
-        text = f"{count} rollouts of round {kept.round + 1} were kept and are used."
+        text = f"{count} rollouts of round {saved.round + 1} were kept and are used."
         await self.bus.publish(LogLine(level="info", text=text))
         return work
 
@@ -244,14 +244,14 @@ class ModelStore:
         present = self.checkpoints.complete()[-1]
         saved = going_back.copy_state(self.checkpoints, target, present, read_state(present), sorted(self.solved))
         try:
-            news = self._news_of(saved)
+            events = self._news_of(saved)
             self.host.engine.restore(saved.path / "engine")
         except BaseException:
             shutil.rmtree(saved.path, ignore_errors=True)
             self.host.engine.restore(present / "engine")
             raise
         self.rounds_done, self.restored = saved.state.rounds_done, target
-        self._untold += news
+        self._untold += events
         with contextlib.suppress(OSError):
             resume_log.delete_in_flight(self.folder)
         self._follow(saved)
@@ -271,10 +271,10 @@ class ModelStore:
     def _of_pinned(self) -> str:
         """The digest of the best checkpoint's weights, or of the newest one before it."""
         best = self.checkpoints.pinned[:1]
-        found = self.checkpoints.intact(best[0]) if best else None
-        if found is None:
+        checkpoint = self.checkpoints.intact(best[0]) if best else None
+        if checkpoint is None:
             return self.weights
-        return found[1].weights or weights_digest(found[1].digests, self.host.engine.optimizer_files)
+        return checkpoint[1].weights or weights_digest(checkpoint[1].digests, self.host.engine.optimizer_files)
 
     def due(self) -> bool:
         """Whether enough time and rounds passed since the last checkpoint for another."""
@@ -288,9 +288,9 @@ class ModelStore:
 
     async def tell(self) -> None:
         """Publish the checkpoints that were written. Raises JournalError; they are published later then."""
-        told = tuple(self._untold)
-        await self.bus.publish(*told)
-        del self._untold[: len(told)]
+        events = tuple(self._untold)
+        await self.bus.publish(*events)
+        del self._untold[: len(events)]
 
     def close(self) -> None:
         """Close the update log."""

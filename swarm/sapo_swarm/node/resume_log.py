@@ -182,15 +182,15 @@ class UpdateLog:
         try:
             if msgspec.msgpack.decode(next(records, b""), type=ResumeHeader) != header:
                 return []
-            found: list[LoggedUpdate] = []
+            updates: list[LoggedUpdate] = []
             for plain in records:
                 update = msgspec.msgpack.decode(plain, type=LoggedUpdate)
-                if update.round != header.rounds_done + len(found):
+                if update.round != header.rounds_done + len(updates):
                     break
-                found.append(update)
+                updates.append(update)
         except UNREADABLE:
             return []
-        return found
+        return updates
 
     def bytes(self) -> int:
         """Of the files on the disk."""
@@ -321,12 +321,12 @@ async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | No
     """The round as it was, or None if settings, tasks or model have changed. Rewards are computed again."""
     if kept.belongs != rollout_fingerprint(context):
         return None
-    found = await context.scorer.questions([q.ref for q in kept.questions])
+    questions = await context.scorer.questions([q.ref for q in kept.questions])
     size = context.config.group_size
     work = RoundWork(kept.round, external=kept.external, taken=kept.taken, seconds=dict(kept.seconds))
     work.bytes_sent, work.bytes_received = kept.bytes_sent, kept.bytes_received
     work.questions = []
-    for question, was in zip(found, kept.questions, strict=True):
+    for question, was in zip(questions, kept.questions, strict=True):
         same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
         sized = sizes_adapt(context.config) or len(was.completions) == size
         if not isinstance(question, Question) or not same or not sized:

@@ -63,28 +63,33 @@ async def score_answers(
     """
     tokenizer = engine.tokenizer
     steps = await scorer.play([(ref, model_turns(tokenizer, c)) for ref, _, c in episodes]) if episodes else []
-    found = []
-    for (_, prompt, completion), step, most in zip(episodes, steps, limits, strict=True):
+    extended = []
+    for (_, prompt, completion), step, limit in zip(episodes, steps, limits, strict=True):
         longer = None if step.over else _extended(tokenizer, completion, step)
-        room = engine.info.context_length - len(prompt) - most
+        room = engine.info.context_length - len(prompt) - limit
         fits = longer is not None and len(longer.tokens) <= room
-        found.append((longer, False) if longer is not None and fits else (completion, True))
-    return found
+        extended.append((longer, False) if longer is not None and fits else (completion, True))
+    return extended
 
 
 def _extended(tokenizer: Tokenizer, completion: Completion, step: EpisodeStep) -> Completion:
     """The turn up to the end of its tool call, followed by the answer: context that carries no loss."""
     start = len(completion.tokens) - turn_length(completion)
-    kept = _cut(tokenizer, completion.tokens, start, step.cut)
-    said = tokenizer.encode_reply(step.replies[-1])
-    if kept and completion.tokens[kept - 1] in tokenizer.eos_ids and said and said[0] in tokenizer.eos_ids:
-        said = said[1:]  # the model ended its turn itself
+    kept_tokens = _cut(tokenizer, completion.tokens, start, step.cut)
+    reply = tokenizer.encode_reply(step.replies[-1])
+    if (
+        kept_tokens
+        and completion.tokens[kept_tokens - 1] in tokenizer.eos_ids
+        and reply
+        and reply[0] in tokenizer.eos_ids
+    ):
+        reply = reply[1:]  # the model ended its turn itself
     mask = completion.loss_mask or (True,) * len(completion.tokens)
     return Completion(
-        (*completion.tokens[:kept], *said),
-        (*completion.logprobs[:kept], *(0.0 for _ in said)),
+        (*completion.tokens[:kept_tokens], *reply),
+        (*completion.logprobs[:kept_tokens], *(0.0 for _ in reply)),
         "length",
-        (*mask[:kept], *(False for _ in said)),
+        (*mask[:kept_tokens], *(False for _ in reply)),
     )
 
 
@@ -114,12 +119,12 @@ async def score_episodes(
     written = [[model_turns(tokenizer, c) for c in completions] for _, completions in groups]
     flat = [(ref, turns) for (ref, _), group in zip(groups, written, strict=True) for turns in group]
     steps = iter(await scorer.play(flat, final=True, rule=rule))
-    found = []
+    results = []
     for group in written:
         ends = [next(steps) for _ in group]
         scored = ScoredTexts(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
-        found.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
-    return found
+        results.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
+    return results
 
 
 def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[EpisodeTurn, ...]:
@@ -163,7 +168,7 @@ async def score_completions(
     ]
     played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
-    found: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
+    results: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
     for question in questions:
         if library.max_episode_turns(question.ref):
             scored, turns = next(played)
@@ -171,8 +176,8 @@ async def score_completions(
         else:
             (_, texts), scored = next(read)
             turns = [()] * len(texts)
-        found.append((scored, texts, turns))
-    return found
+        results.append((scored, texts, turns))
+    return results
 
 
 async def score_local_groups(
@@ -185,15 +190,15 @@ async def score_local_groups(
 ) -> list[tuple[Group, int]]:
     """Each question as a group of this node, and how many of its rollouts hold an answer. label: of the model. Raises
     ScorerUnavailable."""
-    found = []
+    groups = []
     said = await score_completions(tokenizer, scorer, questions, completions, rule)
     for question, group, (scored, texts, turns) in zip(questions, completions, said, strict=True):
         rollouts = tuple(
             Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
             for place, (text, c, reward, episode) in enumerate(zip(texts, group, scored.rewards, turns, strict=True))
         )
-        found.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
-    return found
+        groups.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
+    return groups
 
 
 async def answer_turns(
@@ -215,12 +220,12 @@ async def answer_turns(
         if (i, j) not in over
     ]
     episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
-    found = await score_answers(engine, scorer, episodes, [limits[i] for i, _ in places])
-    for (i, j), (completion, last) in zip(places, found, strict=True):
+    answers = await score_answers(engine, scorer, episodes, [limits[i] for i, _ in places])
+    for (i, j), (completion, last) in zip(places, answers, strict=True):
         table[i][j] = completion
         if last:
             over.add((i, j))
-    return not all(last for _, last in found)
+    return not all(last for _, last in answers)
 
 
 # Completions of prompts, sampled call by call into a table, so that an interruption loses nothing.
@@ -282,7 +287,7 @@ async def extend_completions(
     else:
         asked = [[*prompts[i], *table[i][j].tokens] for i, j in call]
     try:
-        found = await host.call(
+        completions = await host.call(
             host.engine.generate, asked, size if grouped else 1, sampling, seeds, host.cancel, on_tokens
         )
     except Cancelled as stopped:
@@ -292,7 +297,7 @@ async def extend_completions(
     except OutOfMemory:
         portion.refused(len(call))
         raise
-    _add(table, call, [c for group in found for c in group])
+    _add(table, call, [c for group in completions for c in group])
     portion.completed(len(call))
 
 

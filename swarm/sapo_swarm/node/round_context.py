@@ -269,11 +269,11 @@ class RoundContext:
 
     def group_sizes(self, work: RoundWork) -> list[int]:
         """How many completions each prompt of the round gets."""
-        usual, known = self.config.group_size, self.memory.difficulty
+        usual, posteriors = self.config.group_size, self.memory.difficulty
         if work.questions is None or not sizes_adapt(self.config):
             return [usual] * len(work.prompts)
         names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
-        return group_sizes([known.get(name, SuccessPosterior()) for name in names], usual)
+        return group_sizes([posteriors.get(name, SuccessPosterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Publish that a phase begins."""

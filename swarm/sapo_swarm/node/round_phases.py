@@ -120,12 +120,12 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     with work.timed("generate"):
         if not work.partial:
             work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
-        most = token_limits(context, work)
+        limits = token_limits(context, work)
         while True:
-            while call := next_call(work.partial, most, context.portion):
+            while call := next_call(work.partial, limits, context.portion):
                 await _sample(context, work, call)
             if not await answer_turns(
-                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, most
+                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, limits
             ):
                 break
     work.completions = work.partial
@@ -153,11 +153,11 @@ async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place])
 
 def _detail(context: RoundContext, work: RoundWork) -> str:
     total = sum(map(len, work.partial)) or len(work.prompts) * context.config.group_size
-    kept = _ended(work, token_limits(context, work))
+    ended = _ended(work, token_limits(context, work))
     return (
         f"Generating {total} rollouts"
-        if not kept
-        else f"Generating {total - kept} rollouts, {kept} of {total} are kept"
+        if not ended
+        else f"Generating {total - ended} rollouts, {ended} of {total} are kept"
     )
 
 
@@ -168,10 +168,10 @@ def _ended(work: RoundWork, most: Sequence[int]) -> int:
 
 def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
     """Maps progress of one call to progress of the whole phase."""
-    total, most = sum(map(len, work.partial)), token_limits(context, work)
-    kept = [c for row in work.partial for c in row]
-    before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
-    whole = sum(limit * len(row) for limit, row in zip(most, work.partial, strict=True))
+    total, limits = sum(map(len, work.partial)), token_limits(context, work)
+    completions = [c for row in work.partial for c in row]
+    before, tokens_before = _ended(work, limits), sum(turn_length(c) for c in completions)
+    whole = sum(limit * len(row) for limit, row in zip(limits, work.partial, strict=True))
     start = time.perf_counter()
 
     def describe(finished: int, tokens: int) -> tuple[float, str]:
@@ -199,23 +199,23 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
-    context.begin(work, "questions", f"Sampling {wanted} questions")
-    found: list[tuple[Question, list[int]]] = []
+    target = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    context.begin(work, "questions", f"Sampling {target} questions")
+    sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
     room, tokenizer = context.host.engine.info.context_length, context.host.engine.tokenizer
     with work.timed("questions"):
         refs = candidate_refs(config, context.node_key, context.swarm, work.round, context.memory.difficulty)
-        while len(found) < wanted:
-            tried = len(found) + left_out.total()
-            if tried >= (TRIES * wanted if found else max(HOPELESS * wanted, TRIES)):
+        while len(sampled) < target:
+            tried = len(sampled) + left_out.total()
+            if tried >= (TRIES * target if sampled else max(HOPELESS * target, TRIES)):
                 raise NoQuestions(
-                    f"Only {len(found)} of {wanted} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
+                    f"Only {len(sampled)} of {target} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
                     f"{config.preset!r}. Of {tried} that were tried "
                     f"{', '.join(f'{count} {why}' for why, count in left_out.items())}. {reason}"
                     "Choose other tasks, another preset or a smaller max_new_tokens."
                 )
-            for question in await context.scorer.questions(list(itertools.islice(refs, wanted - len(found)))):
+            for question in await context.scorer.questions(list(itertools.islice(refs, target - len(sampled)))):
                 if not isinstance(question, Question):
                     left_out["could not be made"] += 1
                     reason = f"The last that could not: {question.reason} "
@@ -224,9 +224,9 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
                 elif len(ids := prompt_ids(tokenizer, context.scorer, question)) + config.max_new_tokens > room:
                     left_out[f"do not fit into {room} tokens beside an answer of {config.max_new_tokens}"] += 1
                 else:
-                    found.append((question, ids))
-    work.prompts = [ids for _, ids in found]
-    work.questions = [q for q, _ in found]
+                    sampled.append((question, ids))
+    work.prompts = [ids for _, ids in sampled]
+    work.questions = [q for q, _ in sampled]
     context.end()
 
 
@@ -239,11 +239,11 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
     context.begin(work, "score", "Scoring")
     rule, label = context.config.reward_rule, context.model_label
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await score_local_groups(
+        scored = await score_local_groups(
             context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
         )
-    work.local = [group for group, _ in found]
-    work.well_formed = sum(formed for _, formed in found)
+    work.local = [group for group, _ in scored]
+    work.well_formed = sum(formed for _, formed in scored)
     context.memory.observe(context.config, work.round, work.local)
     context.end()
 
@@ -285,10 +285,10 @@ async def run_stage(context: RoundContext, work: RoundWork) -> None:
     while True:
         answered = [a for step in work.steps for a in step.answered or ()]
         if not work.steps or work.steps[-1].answered is not None:
-            wanted = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
-            if not wanted:
+            stage_prompts = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
+            if not stage_prompts:
                 break
-            work.steps.append(_step(context, work, wanted))
+            work.steps.append(_step(context, work, stage_prompts))
         await _answer(context, work, work.steps[-1], len(work.steps))
     completions = [row for step in work.steps for row in step.completions]
     groups, samples = [a.group for a in answered], list[TrainSample]()
@@ -312,13 +312,13 @@ def _material(context: RoundContext, work: RoundWork) -> StageMaterial:
     assert work.local is not None
     config, memory = context.config, context.memory
     if work.external or config.external_groups:
-        asked = set(memory.asked)
-        known = tuple(group for group in work.external or () if group.question.ref not in asked)
+        attempted = set(memory.asked)
+        others_groups = tuple(group for group in work.external or () if group.question.ref not in attempted)
     else:
-        known = tuple(past.group for past in memory.replay if past.round < work.round)
+        others_groups = tuple(past.group for past in memory.replay if past.round < work.round)
     local, others = (
         [made_safe(g) for g in groups if not library.max_episode_turns(g.question.ref)]
-        for groups in (work.local, known)
+        for groups in (work.local, others_groups)
     )
     return StageMaterial(tuple(local), tuple(others), config.stage_groups, config.answer_format)
 
@@ -362,10 +362,10 @@ async def _answer(context: RoundContext, work: RoundWork, step: StageStep, numbe
         for start, row in zip(starts, step.work.completions, strict=True)
     ]
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
+        scored = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
     step.answered = tuple(
         AnsweredPrompt(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
-        for prompt, (group, _) in zip(step.prompts, found, strict=True)
+        for prompt, (group, _) in zip(step.prompts, scored, strict=True)
     )
 
 
@@ -402,8 +402,8 @@ async def _samples_stage(
 
 async def _plausible(context: RoundContext, group: Group, place: int) -> bool:
     text = group.rollouts[place].text
-    found, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
-    return found >= AcceptanceRules().logprob_floor
+    lowest, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
+    return lowest >= AcceptanceRules().logprob_floor
 
 
 # The update of a round, and what the finished round leaves: its groups and its figures, as events.
@@ -505,8 +505,8 @@ def _samples_training(
 
 async def _with_old_logprobs(context: RoundContext, samples: Sequence[TrainSample]) -> list[TrainSample]:
     sequences = [TokenSequence(s.prompt, s.completion) for s in samples]
-    found = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
-    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, found, strict=True)]
+    logprobs = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
+    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, logprobs, strict=True)]
 
 
 RoundEvents = list[GroupRecorded | RoundFinished]
@@ -523,8 +523,10 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
         first = not group.external and group.solved and group.question.ref.dataset not in solved
         if first:
             solved.add(group.question.ref.dataset)
-        kept = group if group.external else used.get(group.question.ref, group)
-        events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
+        recorded = group if group.external else used.get(group.question.ref, group)
+        events.append(
+            GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
+        )
     events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]
     counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}

@@ -93,13 +93,13 @@ def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> R
 
 def reasoning_notes(config: RunConfig) -> tuple[str, ...]:
     """For the person, about a model whose chat template opens its reasoning."""
-    said = {
+    notes = {
         "This model always reasons before it answers: thinking = off has no effect on it.": config.thinking == "off",
         f"This model always reasons before it answers, and most answers will be cut off at {config.max_new_tokens} tokens. Stop "
         f"the node and start it with --max-new-tokens {REASONING_TOKENS}.": config.max_new_tokens
         < REASONING_TOKENS // 2,
     }
-    return tuple(sentence for sentence, holds in said.items() if holds)
+    return tuple(sentence for sentence, holds in notes.items() if holds)
 
 
 def require_held_out(config: RunConfig, items: int) -> None:

@@ -75,10 +75,10 @@ class UploadOutbox:
 
         Leaves out groups that the protocol does not accept: one would have the whole upload refused.
         """
-        made = [(self.round_number, group) for group in self.local]
-        made = [(number, group) for number, group in (*made, *self.late) if may_leave(group, together)]
-        most = min(MAX_GROUPS, math.ceil(share_fraction * len(made)))
-        ranked = sorted(made, key=lambda one: has_advantage(one[1]), reverse=True)
+        candidates = [(self.round_number, group) for group in self.local]
+        candidates = [(number, group) for number, group in (*candidates, *self.late) if may_leave(group, together)]
+        most = min(MAX_GROUPS, math.ceil(share_fraction * len(candidates)))
+        ranked = sorted(candidates, key=lambda one: has_advantage(one[1]), reverse=True)
         return [one for one in ranked[:most] if _fits(one[1])]
 
 
@@ -226,13 +226,13 @@ class SnapshotReader:
 
     async def _fetch(self) -> None:
         try:
-            news, found = await self._client.snapshot(self._id)
+            news, snapshot = await self._client.snapshot(self._id)
         except CoordinatorError:
             self._next = self._clock() + AWAY_S
             return
         self._id, self._next = news.id, self._clock() + max(1.0, min(news.every_s, AWAY_S))
-        if found is not None:
-            self._left = [raw for raw in found.groups if self._is_new(raw)]
+        if snapshot is not None:
+            self._left = [raw for raw in snapshot.groups if self._is_new(raw)]
             self._rng.shuffle(self._left)
 
     def _is_new(self, raw: msgspec.Raw) -> bool:
@@ -327,9 +327,9 @@ class SwarmExchange:
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = GroupReceiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
-            self._receiver.phrases, said = aha_trail.load_phrase_watch(self.memory)
-            if said:
-                log.warning("%s", said)
+            self._receiver.phrases, sentence = aha_trail.load_phrase_watch(self.memory)
+            if sentence:
+                log.warning("%s", sentence)
         self._receiver.phrases.answer_format = scorer.answer_format
 
     @property

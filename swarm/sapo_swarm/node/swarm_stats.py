@@ -115,13 +115,13 @@ class SwarmStats:
         peers whose groups are never taken."""
         last, good = self._last, self._good
         share, uptake = good.share if good else 0.0, self.uptake(now)
-        said = (
+        sentence = (
             f"{self.held.sentence} · training goes on alone" if self.held else last.sentence if last else "Connecting"
         )
         return SwarmUpdated(
             coordinator=self.coordinator,
             connected=last is not None and last.connected and not self.held,
-            sentence=" · ".join(filter(None, (alarm, said))),
+            sentence=" · ".join(filter(None, (alarm, sentence))),
             held=self.held.reason if self.held else "",
             window=self.window_s,
             share=share,

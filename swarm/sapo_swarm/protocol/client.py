@@ -491,7 +491,7 @@ class NodeClient:
 def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
     """The state of the exchange, for people: being connected does not yet mean taking part."""
     nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
-    said = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
+    sentence = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
     if sent and sum(refused.values()) == sent:
-        return f"{said} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
-    return said
+        return f"{sentence} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
+    return sentence

@@ -177,10 +177,10 @@ def sealed_in(data: bytes) -> SignedDirectory:
         return msgspec.json.decode(data, type=SignedDirectory)
     except UNREADABLE as error:
         try:
-            found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         except UNREADABLE:
             raise BadDirectory("It is no directory of swarms: it does not read as JSON.") from error
-        if "signature" not in found:
+        if "signature" not in fields:
             raise BadDirectory("It is not signed.") from error
         raise BadDirectory(f"It is no directory of swarms: {_where(error)}") from error
 

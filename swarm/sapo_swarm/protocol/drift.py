@@ -59,7 +59,7 @@ class RecentFingerprints:
     def _place(self, table: array[int], key: int) -> int:
         """The slot of the fingerprint, or an empty one."""
         place = (key * self._odd & _BITS) >> self._shift
-        while (found := table[place]) and found != key:
+        while (entry := table[place]) and entry != key:
             place = (place + 1) % len(table)
         return place
 
@@ -293,20 +293,20 @@ def _long_numbers(text: str) -> Iterator[str]:
 
 def extract_phrases(text: str, prompt: str) -> frozenset[str]:
     """The phrases of a text without its answer; prompt: the question, whose words do not count. Linear in the length of both."""
-    known = set(_PHRASES_WORD.findall(prompt.lower()))
+    prompt_words = set(_PHRASES_WORD.findall(prompt.lower()))
     read = text if len(text) <= 2 * PHRASES_LONGEST else text[:PHRASES_LONGEST] + " " + text[-PHRASES_LONGEST:]
     words = [
-        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD]
+        "0" if word.isdigit() else "?" if word in prompt_words else word[:LONGEST_WORD]
         for word in _PHRASES_WORD.findall(read.lower())
     ]
-    found = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
+    phrases = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
     for start in range(len(words) - WORDS + 1):
         part = words[start : start + WORDS]
         if sum(word not in "0?" for word in part) >= REAL_WORDS:
-            found.add(" ".join(part))
+            phrases.add(" ".join(part))
     lower, asked = read.lower(), prompt.lower()
-    found.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
-    return frozenset(found)
+    phrases.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
+    return frozenset(phrases)
 
 
 _Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
@@ -357,18 +357,18 @@ class PhraseWatch:
         read = list(islice(written, LOCAL_A_ROUND))
         self._drift.observe(text for text, _ in read)
         for text, question in read:
-            found = self._phrases(text, question)
+            phrases = self._phrases(text, question)
             if self._observed < BASE_LOCAL:
-                self._count_base(found)
-            for phrase in found:
+                self._count_base(phrases)
+            for phrase in phrases:
                 if self._observed < BASE_LOCAL:
                     self._foreign.discard(text_fingerprint(phrase))
                 elif self._is_foreign(phrase):
                     continue
                 self._own.add(text_fingerprint(phrase))
             self._observed += 1
-            self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
-            self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
+            self._usual += (len(phrases) - self._usual) / min(self._observed, LOCAL_WINDOW)
+            self._slide(self._local, self._written, frozenset(filter(self._is_watched, phrases)), LOCAL_WINDOW)
         self._look()
 
     def _count_base(self, found: frozenset[str]) -> None:
@@ -411,15 +411,15 @@ class PhraseWatch:
         """Whether a group that would teach these texts may be taken; if so it counts as taken."""
         if self._observed < MIN_LOCAL:
             return True
-        found = frozenset().union(*(self._phrases(text, question) for text in taught))
-        foreign = frozenset(phrase for phrase in found if text_fingerprint(phrase) not in self._own)
+        phrases = frozenset().union(*(self._phrases(text, question) for text in taught))
+        foreign = frozenset(phrase for phrase in phrases if text_fingerprint(phrase) not in self._own)
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
         if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)):
             return False  # not remembered: refused groups must not push out taught ones
         for phrase in foreign:
             self._foreign.add(text_fingerprint(phrase))
         self._slide(self._taken, self._taught, foreign, WINDOW)
-        rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
+        rare = (phrase for phrase in phrases if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
         return True
 
@@ -461,15 +461,15 @@ class PhraseWatch:
             else b"".join(text_fingerprint(text).to_bytes(8, "little") for text in known)
             for known in (kept.own, kept.foreign)
         )
-        made = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
-        made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
-        made._base = Counter(kept.base)
+        watch = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
+        watch._observed, watch._drift, watch._usual = kept.observed, kept.drift.copy(), kept.usual
+        watch._base = Counter(kept.base)
         for found in kept.taken:
-            made._slide(made._taken, made._taught, frozenset(found), WINDOW)
+            watch._slide(watch._taken, watch._taught, frozenset(found), WINDOW)
         for found in kept.local:
-            made._slide(made._local, made._written, frozenset(found), LOCAL_WINDOW)
-        made._look()
-        return made
+            watch._slide(watch._local, watch._written, frozenset(found), LOCAL_WINDOW)
+        watch._look()
+        return watch
 
     @staticmethod
     def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:

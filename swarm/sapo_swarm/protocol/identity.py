@@ -190,9 +190,9 @@ def load_or_create(
     ring = keyring if keyring is not None else _system_keyring()
     if ring is not None and id(ring) not in _broken:
         try:
-            known = _line(marker)
-            if known:
-                identity = _identity(_with_deadline(lambda: _held(ring, name, known)[1], timeout_s))
+            marked_node = _line(marker)
+            if marked_node:
+                identity = _identity(_with_deadline(lambda: _held(ring, name, marked_node)[1], timeout_s))
             else:
                 identity = Identity.generate()
                 entry, secret = f"{name}-{identity.node}", identity.secret.hex()
@@ -200,7 +200,7 @@ def load_or_create(
         except Exception:
             _broken.add(id(ring))
         else:
-            if not known:
+            if not marked_node:
                 _name_entry(ring, entry, marker, identity.node, timeout_s)
             return StoredIdentity(identity, "keyring", f"The node's secret key is in the keyring, as {SERVICE}.")
     if marker.exists():

@@ -36,9 +36,11 @@ WORDS = {
 
 def in_words(reasons: Mapping[str, int], whole: int = 0) -> list[str]:
     """ "6 of 8 had no rollout better than the rest", the most frequent first. whole: number of groups, 0 = unknown."""
-    found = sorted(((number, name) for name, number in reasons.items() if number), key=lambda pair: (-pair[0], pair[1]))
+    ranked = sorted(
+        ((number, name) for name, number in reasons.items() if number), key=lambda pair: (-pair[0], pair[1])
+    )
     among = f" of {whole:,}" if whole else ""
     return [
         f"{number:,}{among} {WORDS.get(name) or safe_text(name, 40, lines=False).replace('_', ' ')}"
-        for number, name in found
+        for number, name in ranked
     ]

@@ -242,10 +242,10 @@ class GroupReceiver:
         if abs(now - body.ts / 1000) > rules.max_age_s:
             return "stale"
         if ref.generator == GENERATOR_VERSION:
-            known = ref.dataset in rules.tasks and ref.preset in rules.presets & CATALOGUE.get(ref.dataset, {}).keys()
+            allowed = ref.dataset in rules.tasks and ref.preset in rules.presets & CATALOGUE.get(ref.dataset, {}).keys()
         else:
-            known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
-        return ("" if is_train(ref) else "seed") if known else "task"
+            allowed = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
+        return ("" if is_train(ref) else "seed") if allowed else "task"
 
     def _length(self, body: GroupBody) -> str:
         sizes = sorted(len(completion.text.encode()) for completion in body.completions)
@@ -315,8 +315,8 @@ class GroupReceiver:
             return "length", 0.0
         if not taught:
             return "", 0.0
-        found, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
-        low = found < self.rules.logprob_floor
+        lowest, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
+        low = lowest < self.rules.logprob_floor
         self.unlikely.judged(node, low)
         if low or not self.unlikely.allows(node):
             return "logprob" if low else "unlikely", seconds

@@ -78,8 +78,8 @@ def seal_snapshot(
     data = AESGCM(secret).encrypt(
         _NONCE, encode_message(_Sealed(body=body, certificate=der, signature=signature)), None
     )
-    news = SnapshotNews(id=sha256_hex(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
-    return news, data
+    announcement = SnapshotNews(id=sha256_hex(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
+    return announcement, data
 
 
 def open_snapshot(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str) -> PoolSnapshot:
@@ -96,7 +96,7 @@ def open_snapshot(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str)
         signer.verify(sealed.signature, _CONTEXT + sealed.body, ec.ECDSA(hashes.SHA256()))
     except (InvalidTag, InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise WireError("The snapshot is not signed by this swarm.") from error
-    found = unpack_msgpack(sealed.body, PoolSnapshot)
-    if found.swarm != swarm or found.made != news.made:
+    snapshot = unpack_msgpack(sealed.body, PoolSnapshot)
+    if snapshot.swarm != swarm or snapshot.made != news.made:
         raise WireError("The snapshot is of another swarm, or of another time.")
-    return found
+    return snapshot

@@ -43,8 +43,8 @@ class SuccessPosterior(msgspec.Struct, frozen=True):
 
     def after(self, rewards: Sequence[float], fade: float = FADE) -> SuccessPosterior:
         """The posterior after one more group; rewards in [0, 1]."""
-        kept, won = 1.0 - fade, float(sum(rewards))
-        return SuccessPosterior(kept * self.successes + won, kept * self.failures + len(rewards) - won)
+        remaining, won = 1.0 - fade, float(sum(rewards))
+        return SuccessPosterior(remaining * self.successes + won, remaining * self.failures + len(rewards) - won)
 
 
 Posteriors = Mapping[str, SuccessPosterior]

@@ -164,8 +164,8 @@ def reasoning_prefix(text: str, answer_format: AnswerFormat) -> str:
     if not answer or not _squeezed(answer):
         return ""
     whole = truncate_lines(reasoning_before_answer(text, answer_format))
-    found = _pattern(answer).search(whole)
-    start = whole[: found.start()] if found else whole
+    match = _pattern(answer).search(whole)
+    start = whole[: match.start()] if match else whole
     return "" if contains_answer(start, answer) else start.rstrip()
 
 
@@ -268,27 +268,27 @@ class RelayStage:
     def _hints(self, material: StageMaterial) -> Mapping[TaskRef, str]:
         """For each question with a verified attempt by others, the first hint that such an attempt gives."""
         make = reasoning_prefix if self.place == "start" else masked_hint
-        found: dict[TaskRef, str] = {}
+        hints: dict[TaskRef, str] = {}
         for group in material.known:
             solved = (make(r.text, material.answer_format) for r in group.rollouts if r.reward >= 1.0)
-            if group.question.ref not in found and (shown := next((text for text in solved if text), "")):
-                found[group.question.ref] = shown
-        return found
+            if group.question.ref not in hints and (shown := next((text for text in solved if text), "")):
+                hints[group.question.ref] = shown
+        return hints
 
     def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
         """The unaided groups as they are; from the others the successes, without the hint, among the failures before them."""
         failures = {
             g.question.ref: g.rewards for g in [*material.local, *(a.group for a in answered if not a.prompt.text)]
         }
-        found: list[StageLesson] = []
+        lessons: list[StageLesson] = []
         for number, (prompt, group) in enumerate((a.prompt, a.group) for a in answered):
             if not prompt.text:
                 if has_advantage(group):
-                    found.append(StageLesson(number, tuple(range(len(group.rollouts)))))
+                    lessons.append(StageLesson(number, tuple(range(len(group.rollouts)))))
             elif places := tuple(i for i, reward in enumerate(group.rewards) if reward >= 1.0):
                 rest = failures[prompt.question.ref][len(places) :]
-                found.append(StageLesson(number, places, rest or failures[prompt.question.ref][:1]))
-        return found
+                lessons.append(StageLesson(number, places, rest or failures[prompt.question.ref][:1]))
+        return lessons
 
     def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
         """attempted: questions of others. dead: groups of all failures among these and the local ones. hinted: dead groups

@@ -163,10 +163,10 @@ STRATEGIES: dict[str, Strategy] = {
 
 def find_strategy(name: str) -> Strategy:
     """Raises UnknownName, which names the nearest."""
-    found = STRATEGIES.get(name)
-    if found is None:
+    strategy = STRATEGIES.get(name)
+    if strategy is None:
         raise UnknownName("sampling strategy", name, STRATEGIES)
-    return found
+    return strategy
 
 
 def sample_external(

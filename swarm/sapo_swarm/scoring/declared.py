@@ -96,8 +96,8 @@ _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
 def number_match(part: NumberVerifier, case: VerifierCase) -> float:
     """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are not numbers."""
     answer, unit = parse_measure(case.answer, part)
-    truth, wanted = parse_measure(case.truth, part)
-    if answer is None or truth is None or (wanted and unit != wanted and (unit or part.need_unit)):
+    truth, truth_unit = parse_measure(case.truth, part)
+    if answer is None or truth is None or (truth_unit and unit != truth_unit and (unit or part.need_unit)):
         return 0.0
     allowed = max(Fraction(str(part.abs)), Fraction(str(part.rel)) * abs(truth))
     return float(abs(answer - truth) <= allowed)
@@ -140,10 +140,10 @@ def _value(text: str) -> Fraction | None:
         return None
     if _GROUPED.match(text):
         text = text.replace(",", "").replace(" ", "")
-    if found := _FRACTION.match(text):
-        return Fraction(int(found[1]), int(found[2])) if int(found[2]) else None
-    found = _PLAIN.match(text)
-    if found is None or abs(int(found[2] or 0)) > MAX_EXPONENT:
+    if match := _FRACTION.match(text):
+        return Fraction(int(match[1]), int(match[2])) if int(match[2]) else None
+    match = _PLAIN.match(text)
+    if match is None or abs(int(match[2] or 0)) > MAX_EXPONENT:
         return None
     return Fraction(text)
 
@@ -162,8 +162,8 @@ def extract_answer(how: Extract, text: str, answer_format: AnswerFormat = "tags"
     if how == "last_line":
         return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
     if how == "last_number":
-        found = _NUMBER.findall(text.translate(MINUS))
-        return found[-1].rstrip(".,") if found else None
+        numbers = _NUMBER.findall(text.translate(MINUS))
+        return numbers[-1].rstrip(".,") if numbers else None
     return _last_json(text)
 
 
@@ -255,10 +255,10 @@ _DATA = ("const", "enum", "default", "examples")
 
 def parse_json(text: str) -> Any:
     """JSON as in the RFC: no NaN, no repeated key, at most MAX_DEPTH deep. Raises ValueError, RecursionError."""
-    found = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
-    if _deeper(found, MAX_DEPTH):
+    value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    if _deeper(value, MAX_DEPTH):
         raise ValueError(f"deeper than {MAX_DEPTH} levels")
-    return found
+    return value
 
 
 def _refuse(name: str) -> None:
@@ -266,10 +266,10 @@ def _refuse(name: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return members
 
 
 def _deeper(value: Any, left: int) -> bool:
@@ -345,8 +345,8 @@ def _validator(schema: bytes) -> Any:
     read, reference = msgspec.json.decode(schema), ""
     try:
         jsonschema.Draft202012Validator.check_schema(read)
-        found = DRAFT202012.create_resource(read)
-        resolver = Registry().with_resource(found.id() or "", found).crawl().resolver(found.id() or "")
+        resource = DRAFT202012.create_resource(read)
+        resolver = Registry().with_resource(resource.id() or "", resource).crawl().resolver(resource.id() or "")
         for reference in _references(read):
             resolver.lookup(reference)
     except jsonschema.SchemaError as error:
@@ -406,11 +406,11 @@ def split_items(text: str, separator: str) -> list[str]:
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         try:
-            found = parse_json(inner)
+            items = parse_json(inner)
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, list):
-            return [_item(v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for v in found]
+            items = None
+        if isinstance(items, list):
+            return [_item(v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for v in items]
         inner = inner[1:-1]
     return [item for part in inner.split(separator) if (item := _item(part))]
 
@@ -438,13 +438,13 @@ _DENIED = frozenset({"random", "randomblob", "zeroblob", "printf", "format", "lo
 
 def same_result(part: SqlVerifier, case: VerifierCase) -> float:
     """1.0 if the answer returns the truth's rows. Column names do not count; a truth without rows is never matched."""
-    wanted = _wanted(case.task.fixture, case.truth)
-    if not wanted:
+    expected = _wanted(case.task.fixture, case.truth)
+    if not expected:
         return 0.0
-    found = _ask(case.task.fixture, case.answer)
-    if found is None:
+    result = _ask(case.task.fixture, case.answer)
+    if result is None:
         return 0.0
-    return float(found == wanted if part.ordered else Counter(found) == Counter(wanted))
+    return float(result == expected if part.ordered else Counter(result) == Counter(expected))
 
 
 @lru_cache(maxsize=32)
@@ -596,14 +596,14 @@ class NoReward(ValueError):
 
 def own_function(_part: FunctionVerifier, case: VerifierCase) -> float:
     """The function's reward for one completion, clipped to [0, 1]. Raises NoReward, and whatever the function raises."""
-    found = load_reward(case.task.code)(
+    rewards = load_reward(case.task.code)(
         prompts=[case.task.spec.fill(dict(case.row))],
         completions=[case.text],
         **{name: [cell] for name, cell in case.row.items() if name not in ("prompts", "completions")},
     )
-    if len(found) != 1 or not math.isfinite(float(found[0])):
-        raise NoReward(f"It gave {str(found)[:80]} for one completion.")
-    return min(1.0, max(0.0, float(found[0])))
+    if len(rewards) != 1 or not math.isfinite(float(rewards[0])):
+        raise NoReward(f"It gave {str(rewards)[:80]} for one completion.")
+    return min(1.0, max(0.0, float(rewards[0])))
 
 
 @lru_cache(maxsize=4)

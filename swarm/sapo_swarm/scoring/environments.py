@@ -140,8 +140,8 @@ def _described(text: str) -> dict[str, str]:
     lines = re.split(r"^\s*(?:Returns|Raises|Yields|Examples?):", part[1], maxsplit=1, flags=re.MULTILINE)[
         0
     ].splitlines()
-    found = [match for line in lines if (match := _ARGUMENT.match(line))]
-    return {match[1]: match[2].strip() for match in found}
+    matches = [match for line in lines if (match := _ARGUMENT.match(line))]
+    return {match[1]: match[2].strip() for match in matches}
 
 
 def _kind(hint: Any) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def reward_of(found: EnvironmentSpec, environment: Any, row: Mapping[str, str], 
         value = environment.get_reward()
     else:
         columns = {name: [cell] for name, cell in row.items() if name not in ("prompts", "completions", "environments")}
-        wanted = inspect.signature(found.reward).parameters
-        given = {"prompts": [prompt], "completions": [text], "environments": [environment]} | columns
-        if not any(p.kind is p.VAR_KEYWORD for p in wanted.values()):
-            given = {name: value for name, value in given.items() if name in wanted}
-        values = found.reward(**given)
+        parameters = inspect.signature(found.reward).parameters
+        arguments = {"prompts": [prompt], "completions": [text], "environments": [environment]} | columns
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            arguments = {name: value for name, value in arguments.items() if name in parameters}
+        values = found.reward(**arguments)
         if len(values) != 1:
             raise NoEnvironment(f"It gave {str(values)[:80]} for one environment.")
         value = values[0]
@@ -223,13 +223,13 @@ def _parsed(text: str, end: int, found: EnvironmentSpec) -> ToolCall:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ToolCall("", {}, end, 'a call is {"name": ..., "arguments": {...}}')
-    given = value.get("arguments", value.get("parameters", {}))
-    if isinstance(given, str):  # some models write the arguments as JSON in JSON
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as JSON in JSON
         try:
-            given = json.loads(given)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            given = None
-    return _checked(value["name"], given, end, found)
+            arguments = None
+    return _checked(value["name"], arguments, end, found)
 
 
 def _simple(text: str, found: EnvironmentSpec) -> ToolCall | None:
@@ -310,8 +310,8 @@ def start_environment(found: EnvironmentSpec, row: Mapping[str, str], prompt: st
     """A new environment, reset with the row; and the prompt followed by what reset() said. Raises what the class raises."""
     random.seed(seed)
     environment = found.made()
-    said = environment.reset(**row)
-    return environment, f"{prompt}\n\n{_text(said)}" if isinstance(said, str) and said else prompt
+    observation = environment.reset(**row)
+    return environment, f"{prompt}\n\n{_text(observation)}" if isinstance(observation, str) and observation else prompt
 
 
 def replay_episode(

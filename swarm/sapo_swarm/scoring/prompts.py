@@ -44,10 +44,10 @@ def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") ->
     that; "" otherwise, or if a task no longer exists or does not load."""
     usual = SYSTEM_PROMPTS[answer_format]
     try:
-        found = {("" if name in CATALOGUE else library.load_task(name).spec.system) or usual for name in tasks}
+        prompts = {("" if name in CATALOGUE else library.load_task(name).spec.system) or usual for name in tasks}
     except (ValueError, KeyError):
         return ""
-    return found.pop() if len(found) == 1 else usual if usual in found else ""
+    return prompts.pop() if len(prompts) == 1 else usual if usual in prompts else ""
 
 
 def extract_answer(text: str) -> str | None:
@@ -145,7 +145,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _json_start(text: str) -> int:
-    return max((found.start() for found in _OBJECT.finditer(text)), default=-1)
+    return max((match.start() for match in _OBJECT.finditer(text)), default=-1)
 
 
 def _json(text: str) -> str | None:

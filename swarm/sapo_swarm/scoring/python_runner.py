@@ -56,11 +56,11 @@ class PythonRunner:
                 "Generated Python is only run where the kernel contains it (Linux with Landlock and seccomp)."
             )
         try:
-            found = json.loads(reply)
+            values = json.loads(reply)
         except (ValueError, RecursionError):
             return []
-        whole = isinstance(found, list) and len(found) == len(expressions) and all(isinstance(v, str) for v in found)
-        return found if whole else []
+        whole = isinstance(values, list) and len(values) == len(expressions) and all(isinstance(v, str) for v in values)
+        return values if whole else []
 
 
 @contextlib.contextmanager
@@ -119,14 +119,14 @@ def _one(request: bytes) -> bytes:
         finally:
             os._exit(1)
     os.close(sending)
-    said, due = b"", time.monotonic() + ANSWER_S
+    output, due = b"", time.monotonic() + ANSWER_S
     try:
-        while len(said) <= MAX_REPLY and (left := due - time.monotonic()) > 0:
+        while len(output) <= MAX_REPLY and (left := due - time.monotonic()) > 0:
             if not select.select([receiving], [], [], left)[0]:
                 break
             if not (piece := os.read(receiving, 65536)):
-                return said
-            said += piece
+                return output
+            output += piece
         return b""
     finally:
         os.close(receiving)
@@ -168,13 +168,13 @@ def _used() -> int:
 
 
 def _read(descriptor: int, length: int) -> bytes:
-    found = b""
-    while len(found) < length:
-        piece = os.read(descriptor, length - len(found))
+    data = b""
+    while len(data) < length:
+        piece = os.read(descriptor, length - len(data))
         if not piece:
             raise OSError("the other end is gone")
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -150,8 +150,8 @@ class RubricJudge:
         """Good or not, in order; None if the judge's reply holds no verdict, even when asked again. Raises JudgeAway."""
         import aiohttp  # 200 ms: only if something is judged
 
-        found: dict[Case, bool | None] = {case: self._known[case] for case in cases if case in self._known}
-        new = list(dict.fromkeys(case for case in cases if case not in found))
+        verdicts: dict[Case, bool | None] = {case: self._known[case] for case in cases if case in self._known}
+        new = list(dict.fromkeys(case for case in cases if case not in verdicts))
         gate = asyncio.Semaphore(AT_ONCE)
         away: list[JudgeAway] = []
         limits = aiohttp.ClientTimeout(total=self._deadline_s)
@@ -168,19 +168,19 @@ class RubricJudge:
                         away.append(error)
                         raise
 
-            told = await asyncio.gather(*map(one, new), return_exceptions=True)
+            results_or_errors = await asyncio.gather(*map(one, new), return_exceptions=True)
         results = []
-        for result in told:
+        for result in results_or_errors:
             if isinstance(result, BaseException):
                 raise result
             results.append(result)
-        found |= dict(zip(new, results, strict=True))
-        if 2 * sum(said is None for said in found.values()) > max(1, len(found)):
+        verdicts |= dict(zip(new, results, strict=True))
+        if 2 * sum(said is None for said in verdicts.values()) > max(1, len(verdicts)):
             raise JudgeAway(
                 f"The judge at {self.endpoint.url} ends most replies with neither YES nor NO. Choose a larger model as judge. "
                 "The round's rollouts are kept."
             )
-        return [found[case] for case in cases]
+        return [verdicts[case] for case in cases]
 
     def _remembered(self, case: Case, said: bool | None) -> bool | None:
         if said is not None:
@@ -191,9 +191,9 @@ class RubricJudge:
 
     async def _verdict(self, session: aiohttp.ClientSession, case: Case) -> bool | None:
         for _ in range(2):
-            said = parse_verdict(await self._reply(session, build_judge_prompt(*case)))
-            if said is not None:
-                return said
+            verdict = parse_verdict(await self._reply(session, build_judge_prompt(*case)))
+            if verdict is not None:
+                return verdict
         return None
 
     async def _reply(self, session: aiohttp.ClientSession, message: str) -> str:
@@ -292,9 +292,9 @@ def compute_agreement(
 ) -> JudgeAgreement:
     """person, judge: (N,) good or not, N > 0; None if the judge gave no verdict. wilson: the accuracy's interval."""
     n = len(person)
-    said = [verdict is True for verdict in judge]
+    judged_good = [verdict is True for verdict in judge]
     table = [[0.0, 0.0], [0.0, 0.0]]  # [person][judge], shares
-    for one, other in zip(person, said, strict=True):
+    for one, other in zip(person, judged_good, strict=True):
         table[one][other] += 1 / n
     observed = table[0][0] + table[1][1]
     rows = [sum(table[i]) for i in (0, 1)]

@@ -238,10 +238,10 @@ def _limit(name: str, value: int) -> bool:
     except ImportError:  # Windows
         return False
     try:
-        which = getattr(resource, name)
-        hard = resource.getrlimit(which)[1]
+        resource_id = getattr(resource, name)
+        hard = resource.getrlimit(resource_id)[1]
         ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (ceiling, ceiling))
+        resource.setrlimit(resource_id, (ceiling, ceiling))
     except (AttributeError, OSError, ValueError):  # macOS has no working RLIMIT_AS
         return False
     return True

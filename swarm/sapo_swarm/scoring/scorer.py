@@ -43,9 +43,9 @@ async def judged_groups(
     table = []
     for ref, question, texts in groups:
         spec = library.load_task(ref.dataset).spec
-        said = [after_reasoning(cap_completion(text), rule.in_reasoning) if question else "" for text in texts]
+        answers = [after_reasoning(cap_completion(text), rule.in_reasoning) if question else "" for text in texts]
         table.append(
-            [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in said]
+            [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in answers]
         )
     cases = [case for row in table for case in row if case[2]]
     passed = dict(zip(cases, await judge.verdicts(cases), strict=True))
@@ -208,21 +208,21 @@ class Scorer:
         """
         if any(library.is_judged(ref) for ref, _ in groups):  # all of them: a run holds judged tasks or verified ones
             return await self._judged(groups)
-        found = await self.score_many(groups, rule)
-        again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]
+        scored = await self.score_many(groups, rule)
+        again = [i for i, result in enumerate(scored) if isinstance(result, ScoringFailed) and result.fault == "worker"]
         if again:
             for i, result in zip(again, await self.score_many([groups[i] for i in again], rule), strict=True):
-                found[i] = result
-        for failure in (result for result in found if isinstance(result, ScoringFailed)):
+                scored[i] = result
+        for failure in (result for result in scored if isinstance(result, ScoringFailed)):
             _log.warning("%s It counts as wrong.", failure)
         return [
             result if isinstance(result, ScoredTexts) else ScoredTexts((0.0,) * len(texts), (False,) * len(texts))
-            for result, (_, texts) in zip(found, groups, strict=True)
+            for result, (_, texts) in zip(scored, groups, strict=True)
         ]
 
     async def _judged(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[ScoredTexts]:
-        found = await self.questions([ref for ref, _ in groups])
-        prompts = [question.prompt if isinstance(question, Question) else "" for question in found]
+        questions = await self.questions([ref for ref, _ in groups])
+        prompts = [question.prompt if isinstance(question, Question) else "" for question in questions]
         asked = [(ref, prompt, texts) for (ref, texts), prompt in zip(groups, prompts, strict=True)]
         return [ScoredTexts(*verdicts) for verdicts in await judged_groups(self.judge, asked, self._rule(STRICT))]
 
@@ -257,10 +257,10 @@ class Scorer:
 
     async def _submit(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         """One reply per job. A question known to exceed a job's limits is not generated again."""
-        known = [self._hopeless.get(job.ref) for job in jobs]
-        fresh = [job for job, reply in zip(jobs, known, strict=True) if reply is None]
-        found = iter(await self._run(fresh) if fresh else ())
-        return [next(found) if reply is None else reply for reply in known]
+        failures = [self._hopeless.get(job.ref) for job in jobs]
+        fresh = [job for job, reply in zip(jobs, failures, strict=True) if reply is None]
+        replies = iter(await self._run(fresh) if fresh else ())
+        return [next(replies) if reply is None else reply for reply in failures]
 
     async def _run(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         loop = asyncio.get_running_loop()

@@ -149,11 +149,11 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any], prese
     guard = GUARDS.get(name)
     if (guard is not None and not guard(answer, entry)) or names_no_number(answer, entry):
         return 0.0
-    found = float(dataset.score_answer(answer, entry))
+    score = float(dataset.score_answer(answer, entry))
     exact = EXACT.get(name)
-    if exact is not None and found >= 1.0 and preset != LIBRARY_PRESET and not exact(answer, entry):
+    if exact is not None and score >= 1.0 and preset != LIBRARY_PRESET and not exact(answer, entry):
         return 0.0
-    return found
+    return score
 
 
 def score_text(

@@ -102,17 +102,17 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     """Dataset and entry of a reference, from the cache if the question was asked for a moment ago."""
     from sapo_swarm.tasks.questions import generate_entry
 
-    found = _entries.pop(ref, None)
-    if found is None:
+    entry = _entries.pop(ref, None)
+    if entry is None:
         decimal.setcontext(fresh_context())
-        found = generate_entry(ref)
+        entry = generate_entry(ref)
         if library.is_own(ref):
-            _open(ref, *found)
+            _open(ref, *entry)
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
-    _entries[ref] = found
+    _entries[ref] = entry
     decimal.setcontext(fresh_context())  # a verdict must not depend on whether the cache was hit
-    return found
+    return entry
 
 
 def answer_job(job: ScoringJob) -> ScoringReply:
@@ -141,8 +141,10 @@ def answer_job(job: ScoringJob) -> ScoringReply:
                     others = _others(job)
                     stage = "score"
                 if reward and others:
-                    found = (score_text(text, job.ref.dataset, *other, job.rule, job.ref.preset)[0] for other in others)
-                    elsewhere = max(found)
+                    scores = (
+                        score_text(text, job.ref.dataset, *other, job.rule, job.ref.preset)[0] for other in others
+                    )
+                    elsewhere = max(scores)
                     if elsewhere:
                         reward = max(0.0, reward - elsewhere)
                         shortcut.append(len(rewards))
@@ -190,10 +192,10 @@ def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
 def _episode(job: ScoringJob, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> ScoringReply:
     """The question with its tools, or the environment's answer to the model's last turn; a text is an episode of one turn.
     Raises as the environment does."""
-    found, prompt, row = load_environment_spec(task.code), str(entry["question"]), entry["row"]
+    spec, prompt, row = load_environment_spec(task.code), str(entry["question"]), entry["row"]
 
     def played(turns: tuple[str, ...], final: bool) -> EpisodeStep:
-        step = replay_episode(found, row, prompt, job.ref.label, turns, task.spec.turns, final)
+        step = replay_episode(spec, row, prompt, job.ref.label, turns, task.spec.turns, final)
         if not step.over:
             return step
         reward, formed = score_episode(task, row, turns[-1], step.reward, job.rule)
@@ -203,24 +205,24 @@ def _episode(job: ScoringJob, task: OwnTask, entry: dict[str, Any], deadline: _D
         return ScoringReply(prompt, step=played(job.turns, job.final), seconds=deadline.seconds)
     ends = [played((text,), True) for text in job.texts]
     rewards, formed = tuple(step.reward for step in ends), tuple(step.well_formed for step in ends)
-    tools = msgspec.json.encode(list(found.schemas.values())).decode()
+    tools = msgspec.json.encode(list(spec.schemas.values())).decode()
     return ScoringReply(prompt, rewards, formed, tools=tools, seconds=deadline.seconds)
 
 
 def _others(job: ScoringJob) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
-    found: list[tuple[Any, dict[str, Any]]] = []
-    asked = _regenerate(job.ref)[1]["question"]
+    entries: list[tuple[Any, dict[str, Any]]] = []
+    question = _regenerate(job.ref)[1]["question"]
     for ref in contrast_refs(job.ref, job.rule.contrast):
         try:
             other = _regenerate(ref)
-            if not library.is_own(ref) or other[1]["question"] != asked:  # few rows: the seed may draw the same one
-                found.append(other)
+            if not library.is_own(ref) or other[1]["question"] != question:  # few rows: the seed may draw the same one
+                entries.append(other)
         except MemoryError:
             raise
         except Exception:  # not the deadline's: a generator may raise anything
             continue
-    return found
+    return entries
 
 
 def _reason(error: BaseException) -> str:

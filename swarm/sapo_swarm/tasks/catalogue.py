@@ -51,9 +51,9 @@ def same_number(answer: str, entry: Mapping[str, Any]) -> bool:
 
 def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
     """The candidate, as the question shows it or as the library holds it."""
-    known = entry["metadata"]
-    written = [text for value, text in zip(known["candidates"], known["formatted_candidates"], strict=True)
-               if value == known["solution"]]  # fmt: skip
+    metadata = entry["metadata"]
+    written = [text for value, text in zip(metadata["candidates"], metadata["formatted_candidates"], strict=True)
+               if value == metadata["solution"]]  # fmt: skip
     plain = answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
     right = {parse_plain_number(text.replace(",", "")) for text in (*written, entry["answer"])}
     return parse_plain_number(plain) is not None and parse_plain_number(plain) in right
@@ -62,10 +62,10 @@ def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
 def number_sorting(answer: str, entry: Mapping[str, Any]) -> bool:
     """The numbers themselves, in order."""
     try:
-        given, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
+        numbers, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
     except (ValueError, RecursionError):
         return False
-    values = [parse_plain_number(str(item)) for item in given]
+    values = [parse_plain_number(str(item)) for item in numbers]
     return None not in values and values == [parse_plain_number(str(item)) for item in truth]
 
 
@@ -79,15 +79,15 @@ def power_function(answer: str, entry: Mapping[str, Any]) -> bool:
 
 def pool_matrix(answer: str, entry: Mapping[str, Any]) -> bool:
     """The truth's numbers, each to two decimal places."""
-    given, truth = ([[parse_plain_number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
+    matrix, truth = ([[parse_plain_number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
                     for text in (answer, entry["answer"]))  # fmt: skip
-    return given == truth and not any(cell is None for row in given for cell in row)
+    return matrix == truth and not any(cell is None for row in matrix for cell in row)
 
 
 def knights_knaves(answer: str, entry: Mapping[str, Any]) -> bool:
     """Everybody once with their role, in any order, and no other words."""
-    found, truth = (_people(text) for text in (answer, entry["answer"]))
-    return found is not None and found == truth
+    people, truth = (_people(text) for text in (answer, entry["answer"]))
+    return people is not None and people == truth
 
 
 def _people(text: str) -> list[tuple[str, str]] | None:
@@ -421,15 +421,15 @@ def is_train(ref: TaskRef) -> bool:
 
 def task_tokens(config: RunConfig) -> Mapping[str, int]:
     """Task -> token limit from run.task_tokens. Raises BadTask."""
-    found = {}
+    tokens = {}
     for entry in config.task_tokens:
         task, equals, number = entry.rpartition("=")
         if not equals or not number.isdecimal() or not 1 <= int(number) <= _MOST_TOKENS:
             raise BadTask(
                 f"run.task_tokens: {entry!r} is not a task with its tokens, such as bf=256 (1 to {_MOST_TOKENS})."
             )
-        found[task.strip()] = int(number)
-    return found
+        tokens[task.strip()] = int(number)
+    return tokens
 
 
 def new_tokens(config: RunConfig, task: str) -> int:
@@ -440,8 +440,8 @@ def new_tokens(config: RunConfig, task: str) -> int:
 
 def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
     """The same if the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
-    wanted = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
-    return min(wanted or config.max_new_tokens, config.max_new_tokens)
+    tokens = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
+    return min(tokens or config.max_new_tokens, config.max_new_tokens)
 
 
 def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:

@@ -52,19 +52,19 @@ class _NotInstalled(ModuleType):
 @contextmanager
 def _empty(names: tuple[str, ...]) -> Iterator[None]:
     """Empty modules of these names, for imports inside the block. Loaded modules stay."""
-    made: list[str] = []
+    added: list[str] = []
     for name in names:
         if name not in sys.modules:
             parent, _, child = name.rpartition(".")
             sys.modules[name] = module = ModuleType(name)
             setattr(module, "Axes3D", None)  # noqa: B010 - imported by name
-            if parent in made:
+            if parent in added:
                 setattr(sys.modules[parent], child, module)
-            made.append(name)
+            added.append(name)
     try:
         yield
     finally:
-        for name in made:
+        for name in added:
             del sys.modules[name]
 
 

@@ -121,8 +121,8 @@ class RedisRegistry:
         ]
         name, _, db = parts.path.strip("/").partition("/")
         self._sentinel = Sentinel(hosts, sentinel_kwargs=waits)  # type: ignore[no-untyped-call]
-        found = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
-        return cast(Redis, found)
+        server = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
+        return cast(Redis, server)
 
     async def close(self) -> None:
         """See Store."""
@@ -130,8 +130,8 @@ class RedisRegistry:
             await self._redis.aclose(close_connection_pool=True)
             self._redis = None
             self._scripts.clear()
-        for one in self._sentinel.sentinels if self._sentinel is not None else ():
-            await one.aclose()
+        for sentinel in self._sentinel.sentinels if self._sentinel is not None else ():
+            await sentinel.aclose()
 
     async def ping(self) -> None:
         """See Store."""
@@ -189,8 +189,8 @@ class RedisRegistry:
             rows = await await_reply(self._server.hmget(self._key("members"), nodes)) if nodes else []
             bans = await await_reply(self._server.hmget(self._key("banned"), nodes)) if nodes else []
         # a node that was silent for long and came back by another invite is in the sets of both
-        found = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
-        admitted = [member for member in found if member.invite == hash]
+        members = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
+        admitted = [member for member in members if member.invite == hash]
         for member in admitted:
             await self.ban(member.node, member.banned or "invite revoked")
         return [member.node for member in admitted]
@@ -347,11 +347,13 @@ class RedisMembers(RedisRegistry):
             if verdict == SWARM_FULL.encode() and await self._make_room(now, is_open):
                 verdict = await self._run(scripts.ADMIT, "members", *arguments)
             if verdict in (b"known", b"invited"):
-                known = await self.member(member.node)
-                if known is None:  # it gave way just now
+                member_before = await self.member(member.node)
+                if member_before is None:  # it gave way just now
                     return await self.admit(member, now)
-                mine = member.invite if verdict == b"invited" else known.invite
-                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="", invite=mine)
+                mine = member.invite if verdict == b"invited" else member_before.invite
+                updated = msgspec.structs.replace(
+                    member_before, name=member.name, model=member.model, banned="", invite=mine
+                )
                 await await_reply(self._server.hset(self._key("members"), member.node, pack_record(updated)))
                 verdict = INVITE_OK.encode()
             await self._replicated()
@@ -402,10 +404,10 @@ class RedisTasks(RedisMembers):
     async def drop_task(self, name: str) -> bool:
         """See Store."""
         async with translate_redis_errors():
-            known = await await_reply(self._server.hdel(self._key("tasks"), name))
+            existed = await await_reply(self._server.hdel(self._key("tasks"), name))
             await await_reply(self._server.hdel(self._key("task bodies"), name))
             await self._replicated()
-        return bool(known)
+        return bool(existed)
 
     async def tasks(self) -> list[TaskOffer]:
         """See Store."""
@@ -420,5 +422,5 @@ class RedisTasks(RedisMembers):
             return None
         async with translate_redis_errors():
             raw = await await_reply(self._server.hget(self._key("task bodies"), name))
-        found: TaskUpload | None = None if raw is None else unpack_record(raw, TaskUpload)
-        return found if found is not None and found.offer.hash == hash else None
+        upload: TaskUpload | None = None if raw is None else unpack_record(raw, TaskUpload)
+        return upload if upload is not None and upload.offer.hash == hash else None

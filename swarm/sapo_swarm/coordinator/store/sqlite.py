@@ -109,29 +109,29 @@ class SQLiteRegistry:
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""
         statements: list[Statement] = []
-        known, gone = self._members.get(member.node), list[Member]()
+        before, gone = self._members.get(member.node), list[Member]()
         invite = self._invites.get(member.invite)
         verdict = invite_verdict(invite, now, self.limits.idle_s)
-        if known is not None and not known.idle(now, self.limits.idle_s):
-            if invite is not None and verdict == INVITE_OK and not known.invite:
+        if before is not None and not before.idle(now, self.limits.idle_s):
+            if invite is not None and verdict == INVITE_OK and not before.invite:
                 known_by = invite.hash
                 statements.append(self._used(invite, now))
             else:
-                known_by = known.invite
+                known_by = before.invite
             member = msgspec.structs.replace(
                 member,
-                joined=known.joined,
+                joined=before.joined,
                 invite=known_by,
-                banned=known.banned,
-                key=known.key,
-                waiting=known.waiting,
-                seen=known.seen,
+                banned=before.banned,
+                key=before.key,
+                waiting=before.waiting,
+                seen=before.seen,
             )
         else:
             needs_invite = bool(member.invite) or self._swarm is None or not self._swarm.open
             if needs_invite and verdict != INVITE_OK:
                 return verdict
-            if known is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
+            if before is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
                 return SWARM_FULL
             if needs_invite and invite is not None:
                 statements.append(self._used(invite, now))
@@ -144,7 +144,7 @@ class SQLiteRegistry:
         try:
             await self._write([*statements, _member_row(member)], durable=True)
         except StoreUnavailable:
-            self._never_admitted(member, known, used_up)
+            self._never_admitted(member, before, used_up)
             self._members = {old.node: old for old in gone} | self._members
             raise
         self._forget_uptake(old.node for old in gone if old.node not in self._members)
@@ -159,8 +159,8 @@ class SQLiteRegistry:
         if abs(now - self._looked) < LOOK_EVERY_S:
             return []
         is_open = self._swarm is not None and self._swarm.open
-        found = (member for member in self._members.values() if member.gives_way(now, self.limits.idle_s, is_open))
-        gone = list(islice(found, GIVE_WAY))
+        candidates = (member for member in self._members.values() if member.gives_way(now, self.limits.idle_s, is_open))
+        gone = list(islice(candidates, GIVE_WAY))
         if len(gone) < GIVE_WAY:
             self._looked = now
         return gone
@@ -361,15 +361,15 @@ class SQLiteStore(SQLiteRegistry):
         statements = self._expire(exchange.now)
         statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
         statements += self._seen(exchange.node, exchange.now)
-        known = self._rounds.get(bytes.fromhex(exchange.round_id))
+        earlier = self._rounds.get(bytes.fromhex(exchange.round_id))
         added: list[int] = []
-        stored = self._store(exchange, statements, added) if known is None else known
+        stored = self._store(exchange, statements, added) if earlier is None else earlier
         try:
             await self._write(statements)
         except StoreUnavailable:
-            self._undo(exchange, known is None, added)
+            self._undo(exchange, earlier is None, added)
             raise
-        if known is None:
+        if earlier is None:
             self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(stored))})
         return self._answer(exchange, stored)
 
@@ -442,8 +442,8 @@ class SQLiteStore(SQLiteRegistry):
             )
         for entry in sampled:
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
-            who = self._receipts.setdefault(entry.node, {})
-            who[exchange.node] = who.get(exchange.node, 0) + 1
+            draws = self._receipts.setdefault(entry.node, {})
+            draws[exchange.node] = draws.get(exchange.node, 0) + 1
         self._count(exchange.now, Counter(f"d/{entry.node}" for entry in sampled))
         self._counters.mark_seen(exchange.node, exchange.now)
         return ExchangeOutcome(
@@ -472,8 +472,8 @@ class SQLiteStore(SQLiteRegistry):
         if minute != self._pruned:
             self._pruned, edge = minute, self._counters.prune(now)
             self._receipts = {
-                node: who
-                for node, who in self._receipts.items()
+                node: draws
+                for node, draws in self._receipts.items()
                 if abs(now - self._counters.seen.get(node, 0.0)) < 3600
             }
             statements = [

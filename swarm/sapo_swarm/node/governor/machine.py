@@ -97,8 +97,8 @@ class MachineMonitor:
         if LINUX:
             return device_files.read_cpu_celsius(self._sysfs)
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-        found = [reading.current for readings in sensors.values() for reading in readings]
-        return float(max(found)) if found else None
+        temperatures = [reading.current for readings in sensors.values() for reading in readings]
+        return float(max(temperatures)) if temperatures else None
 
     def usage(self) -> tuple[int, float]:
         """Resident bytes and CPU percent (100 = one core) of this process and its children."""

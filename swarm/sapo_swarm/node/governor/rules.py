@@ -49,13 +49,13 @@ def parse_schedule(text: str) -> tuple[Window, ...]:
 
 
 def _windows(rule: str) -> list[Window]:
-    found = _RULE.fullmatch(rule)
-    if found is None or not rule:
+    match = _RULE.fullmatch(rule)
+    if match is None or not rule:
         raise ValueError(f"{rule!r} is no schedule. {_HOW}")
-    first = _day(found["day"] or DAYS[0], rule)
-    last = _day(found["last"] or found["day"] or DAYS[-1], rule)
+    first = _day(match["day"] or DAYS[0], rule)
+    last = _day(match["last"] or match["day"] or DAYS[-1], rule)
     days = range(first, first + 1 + (last - first) % 7)
-    begin, end = (_minute(found["begin"], rule), _minute(found["end"], rule)) if found["begin"] else (0, DAY_MINUTES)
+    begin, end = (_minute(match["begin"], rule), _minute(match["end"], rule)) if match["begin"] else (0, DAY_MINUTES)
     length = (end - begin) % DAY_MINUTES or DAY_MINUTES
     return [(day % 7 * DAY_MINUTES + begin, length) for day in days]
 
@@ -319,8 +319,8 @@ class GovernorState(msgspec.Struct, frozen=True):
 
 def advance_rules(state: GovernorState, limits: ResourceLimits, now: MachineReadings, clock: float) -> GovernorState:
     """The rules a moment later. clock: seconds of the steady clock, never less than before."""
-    known = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
-    moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, known, strict=True))
+    states = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
+    moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, states, strict=True))
     return GovernorState(limits, tuple(moved))
 
 
@@ -357,23 +357,23 @@ TOUCH_S = 30.0
 def _memory(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     if now.free_memory is None or not limits.min_free_memory:
         return FREE
-    free, least = now.free_memory, limits.min_free_memory * _GB
+    free, minimum = now.free_memory, limits.min_free_memory * _GB
     reason = f"only {size_text(free)} of memory free"
-    if free < least * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
-        return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
-    if free < 2 * least * (SLACK if level else 1.0):
-        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * least * SLACK)}")
+    if free < minimum * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(minimum * SLACK)}: close something")
+    if free < 2 * minimum * (SLACK if level else 1.0):
+        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * minimum * SLACK)}")
     return FREE
 
 
 def _disk(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    least = limits.min_free_disk * _GB
-    if now.free_disk is None or now.free_disk >= least * (SLACK if level else 1.0):
+    minimum = limits.min_free_disk * _GB
+    if now.free_disk is None or now.free_disk >= minimum * (SLACK if level else 1.0):
         return FREE
     return RuleDecision(
         ThrottleLevel.PAUSE,
         f"only {size_text(now.free_disk)} of disk free",
-        f"at {size_text(least * SLACK)}: make room",
+        f"at {size_text(minimum * SLACK)}: make room",
     )
 
 
@@ -407,13 +407,13 @@ def _heat(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) ->
 
 def _pressure(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     """Slower from the line on, a pause from the level above it; each ends two levels below where it begins, or at nominal."""
-    line, found = limits.slow_thermal_pressure, now.thermal_pressure
-    if found is None or not line:
+    line, pressure = limits.slow_thermal_pressure, now.thermal_pressure
+    if pressure is None or not line:
         return FREE
-    reason = f"macOS tells of {NAMES[found]} thermal pressure"
-    if found >= (max(line, 1) if level == ThrottleLevel.PAUSE else line + 1):
+    reason = f"macOS tells of {NAMES[pressure]} thermal pressure"
+    if pressure >= (max(line, 1) if level == ThrottleLevel.PAUSE else line + 1):
         return RuleDecision(ThrottleLevel.PAUSE, reason, f"once it is {NAMES[line - 1]}")
-    if found >= (max(line - 1, 1) if level else line):
+    if pressure >= (max(line - 1, 1) if level else line):
         return RuleDecision(ThrottleLevel.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
     return FREE
 

@@ -200,8 +200,8 @@ class RunControl:
 
     def effort(self) -> ComputeBudget:
         """How much of the machine the node may use now. A change while the node works is published."""
-        asked, now = compute_budget(self.requests, steady_seconds()), self._activity
-        effort_now = msgspec.structs.replace(asked, share=asked.share * self._share)
+        budget, now = compute_budget(self.requests, steady_seconds()), self._activity
+        effort_now = msgspec.structs.replace(budget, share=budget.share * self._share)
         if self._told != (told := (effort_now, self.requests.anyway_until > steady_seconds())):
             self._told = told
             if now.state in ("running", "finishing"):
@@ -265,13 +265,13 @@ class RunControl:
     async def may_work(self, round_number: int) -> bool:
         """True at once if nothing is in the way; else publish the obstacle, wait for the next change and return False."""
         self._changed.clear()  # first: a change while "paused" is being published counts
-        found = find_obstacle(self.requests, steady_seconds(), time.time())
-        if found is None:
+        obstacle = find_obstacle(self.requests, steady_seconds(), time.time())
+        if obstacle is None:
             self._cancel.reset()
             if self._activity.state != ("finishing" if self.requests.finish else "running"):
                 await self._working(round_number)
             return True
-        reason, sentence = found
+        reason, sentence = obstacle
         if (self._activity.state, self._activity.reason) != ("paused", reason):
             await self.say("paused", sentence, reason)
             return False
@@ -296,9 +296,9 @@ class RunControl:
         """Arguments: see the class; a working node publishes any change."""
         if (self.doing, self.before, self.notice) == (doing, before, notice):
             return
-        said, now = self.notice != notice or self.doing != doing, self._activity
+        changed, now = self.notice != notice or self.doing != doing, self._activity
         self.doing, self.before, self.notice = doing, before, notice
-        if said and now.state == "running":
+        if changed and now.state == "running":
             self._soon("running", self._working_on(now.round))
 
     async def settled(self) -> None:
@@ -344,8 +344,8 @@ class RunControl:
         now.phase = now.phase if state in ("starting", "running", "finishing") else None
         clock, wall, until = steady_seconds(), time.time(), 0.0
         if state == "starting" and (then := self._pending()):
-            found = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
-            sentence, reason = sentence + then, found[0] if found else ""
+            obstacle = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
+            sentence, reason = sentence + then, obstacle[0] if obstacle else ""
         if state in ("running", "finishing"):
             sentence += running_note(self.requests, clock, wall) + self.notice
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0

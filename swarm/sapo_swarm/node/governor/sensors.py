@@ -89,14 +89,14 @@ def read_power_supplies(sysfs: Path) -> tuple[bool | None, float | None]:
 
 def read_cpu_celsius(sysfs: Path) -> float | None:
     """The hottest sensor of the processor; else that of the board."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    temperatures: dict[bool, list[float]] = {True: [], False: []}
     for chip in (sysfs / "class" / "hwmon").glob("hwmon*"):
         if (name := read_kernel_file(chip / "name")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
-            found[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
+            temperatures[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
     for zone in (sysfs / "class" / "thermal").glob("thermal_zone*"):
         if (name := read_kernel_file(zone / "type")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
-            found[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
-    degrees = found[True] or found[False]
+            temperatures[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
+    degrees = temperatures[True] or temperatures[False]
     return max(degrees) / 1000 if degrees else None
 
 
@@ -113,8 +113,8 @@ def lid_closed(proc: Path) -> bool | None:
 
 def memory_wait(proc: Path) -> float | None:
     """Percent of the last ten seconds in which some program waited for memory (pressure stall information)."""
-    found = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
-    return min(float(found[1]), 100.0) if found else None
+    match = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
+    return min(float(match[1]), 100.0) if match else None
 
 
 # What Linux's services report over D-Bus, asked with the program gdbus: is the session idle, is the network metered.
@@ -168,8 +168,8 @@ class SessionIdle:
             return None if not hint else 0.0 if self._used else math.inf
         self._used = True
         since = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleSinceHintMonotonic")
-        found = re.search(r"uint64 (\d{1,18})", since)
-        return max(0.0, self._clock() - int(found[1]) / 1e6) if found else math.inf
+        match = re.search(r"uint64 (\d{1,18})", since)
+        return max(0.0, self._clock() - int(match[1]) / 1e6) if match else math.inf
 
 
 class MeteredConnection:
@@ -258,8 +258,8 @@ def _on_bus(name: str, path: str, method: str) -> IdleAsk:
 
 def parse_dbus_idle(reply: str) -> float | None:
     """Seconds from a D-Bus reply such as "(uint64 61234,)"."""
-    found = re.search(r"\(uint\d+ (\d+),?\)", reply)
-    return int(found[1]) / 1e3 if found else None
+    match = re.search(r"\(uint\d+ (\d+),?\)", reply)
+    return int(match[1]) / 1e3 if match else None
 
 
 def _registry() -> float | None:
@@ -268,8 +268,8 @@ def _registry() -> float | None:
 
 def parse_ioreg_idle(reply: str) -> float | None:
     """Seconds from ioreg's line `"HIDIdleTime" = 61234000000`."""
-    found = re.search(r'"HIDIdleTime" = (\d+)', reply)
-    return int(found[1]) / 1e9 if found else None
+    match = re.search(r'"HIDIdleTime" = (\d+)', reply)
+    return int(match[1]) / 1e9 if match else None
 
 
 def _last_input() -> float | None:
@@ -320,8 +320,8 @@ class ThermalPressure:
 
 def parse_notifyutil_level(reply: str) -> int | None:
     """The level from notifyutil's line `com.apple.system.thermalpressurelevel 0`."""
-    found = re.fullmatch(r"\S+ (\d)", reply.strip())
-    return int(found[1]) if found and int(found[1]) < len(NAMES) else None
+    match = re.fullmatch(r"\S+ (\d)", reply.strip())
+    return int(match[1]) if match and int(match[1]) < len(NAMES) else None
 
 
 def parse_pmset_level(reply: str) -> int | None:
@@ -331,4 +331,4 @@ def parse_pmset_level(reply: str) -> int | None:
     if not limits:
         return 0 if re.search(r"No thermal warning level has been recorded", reply) else None
     left = min(limits)
-    return next((level for least, level in _SLOWED if left >= least), 4)
+    return next((level for threshold, level in _SLOWED if left >= threshold), 4)

@@ -146,13 +146,13 @@ def limit_process_memory(gb: float) -> bool:
         return False
     import resource
 
-    most, hard = (
+    limit, hard = (
         int(max(gb, LEAST_GB) * 1e9) if gb else resource.RLIM_INFINITY,
         resource.getrlimit(resource.RLIMIT_DATA)[1],
     )
     if hard != resource.RLIM_INFINITY:
-        most = hard if most == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return True
 
 
@@ -189,8 +189,8 @@ def track_oom_deaths(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[i
 
 
 def _kills(proc: Path) -> int | None:
-    found = re.search(r"^oom_kill (\d{1,18})$", read_kernel_file(proc / "vmstat"), re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^oom_kill (\d{1,18})$", read_kernel_file(proc / "vmstat"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _read(path: Path) -> LastSession | None:

@@ -136,7 +136,7 @@ def build_task(
     need_held_out: bool = True,
 ) -> OwnTask:
     """A task with these rows; rows that lack what it needs are left out. Raises BadTask if a required side is empty."""
-    kept: list[tuple[Row, ...]] = []
+    sides: list[tuple[Row, ...]] = []
     problems: list[str] = []
     patterns = PatternChecker()
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
@@ -146,12 +146,12 @@ def build_task(
         if not good and (need_held_out or table is train or here):
             first = f" {here[0]}" if here else ""
             raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
-        kept.append(tuple(good))
-    whole = content_digest(canonical_content(spec, kept[0], kept[1], schema, fixture, code))
-    lean = content_digest(canonical_content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
-    found = rows_by_level(spec.difficulty, kept[0])
-    shown = choose_examples(spec, kept[0])
-    return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found, shown)
+        sides.append(tuple(good))
+    whole = content_digest(canonical_content(spec, sides[0], sides[1], schema, fixture, code))
+    lean = content_digest(canonical_content(spec, sides[0], (), schema, fixture, code)) if sides[1] else whole
+    levels = rows_by_level(spec.difficulty, sides[0])
+    shown = choose_examples(spec, sides[0])
+    return OwnTask(spec, sides[0], sides[1], whole, lean, schema, fixture, code, tuple(problems), levels, shown)
 
 
 def canonical_content(
@@ -172,10 +172,10 @@ def canonical_content(
 
 def content_digest(pieces: Iterable[bytes]) -> str:
     """SHA-256 in hex over the pieces."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def write_task(task: OwnTask, folder: Path) -> None:
@@ -232,14 +232,14 @@ def split_held_out(table: RowTable, spec: TaskSpec) -> tuple[RowTable, RowTable]
     by its right answer. Rows that lack what the prompt needs go to the first, to be reported there."""
     from sapo_swarm.tasks.own.row_roles import balanced_places, held_out_places  # NumPy: a coordinator does without
 
-    asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
-    prompts = [spec.cells(table.rows[place]) for place in asked]
+    usable = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
+    prompts = [spec.cells(table.rows[place]) for place in usable]
     chosen: set[int] = set()
     if prompts and spec.split == "balanced":
-        answers = [right_answer(spec, table.rows[place]) for place in asked]
-        chosen = {asked[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
+        answers = [right_answer(spec, table.rows[place]) for place in usable]
+        chosen = {usable[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
     elif prompts:
-        chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)}
+        chosen = {usable[i] for i in held_out_places(prompts, spec.heldout_share)}
     sides = RowTable(table.columns, problems=table.problems, more=table.more), RowTable(table.columns)
     for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):
         sides[place in chosen].add(number, row)
@@ -292,15 +292,15 @@ def _usable(spec: TaskSpec, table: RowTable, patterns: PatternChecker) -> tuple[
 def read_schema(text: str) -> object:
     """The JSON Schema of a task. Raises BadTask."""
     try:
-        found: object = json.loads(text)
+        schema: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadTask(f"{SCHEMA} is not valid JSON ({error}).") from error
-    if not isinstance(found, dict):
+    if not isinstance(schema, dict):
         raise BadTask(f"{SCHEMA} must be a JSON object.")
     patterns = PatternChecker()
-    for pattern in _patterns(found):
+    for pattern in _patterns(schema):
         patterns.check(pattern, SCHEMA)
-    return found
+    return schema
 
 
 def _patterns(schema: object, depth: int = 0) -> list[str]:
@@ -311,10 +311,10 @@ def _patterns(schema: object, depth: int = 0) -> list[str]:
         return [p for item in schema for p in _patterns(item, depth + 1)]
     if not isinstance(schema, dict):
         return []
-    found = [v for k, v in schema.items() if k == "pattern" and isinstance(v, str)]
+    patterns = [v for k, v in schema.items() if k == "pattern" and isinstance(v, str)]
     if isinstance(named := schema.get("patternProperties"), dict):
-        found += list(named)
-    return found + [p for item in schema.values() for p in _patterns(item, depth + 1)]
+        patterns += list(named)
+    return patterns + [p for item in schema.values() for p in _patterns(item, depth + 1)]
 
 
 def code_name(spec: TaskSpec) -> str:
@@ -394,7 +394,7 @@ def _parts(data: bytes) -> dict[str, bytes]:
     """The parts by name, each once and in order."""
     if not data.startswith(HEADER):
         raise BadTask("These bytes are no task.")
-    found: dict[str, bytes] = {}
+    parts: dict[str, bytes] = {}
     at = len(HEADER)
     for name, limit in _PARTS.items():
         frame = _FRAME.match(data, at)
@@ -403,11 +403,11 @@ def _parts(data: bytes) -> dict[str, bytes]:
         size = int(frame[2])
         if size > limit or frame.end() + size > len(data):
             raise BadTask(f"Its part {name!r} has {size:,} bytes; up to {limit:,} are read.")
-        found[name] = data[frame.end() : frame.end() + size]
+        parts[name] = data[frame.end() : frame.end() + size]
         at = frame.end() + size
     if at != len(data):
         raise BadTask("It has parts that this version does not know.")
-    return found
+    return parts
 
 
 def _rules(part: bytes) -> dict[str, object]:

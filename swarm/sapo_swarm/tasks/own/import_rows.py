@@ -36,17 +36,17 @@ def name_columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
     same column in different rows, and two columns if one row holds both.
     """
     cleaned = [head.strip() for head in heads]
-    found: dict[int, str] = {}
+    columns: dict[int, str] = {}
     for place, head in sorted(
         enumerate(cleaned), key=lambda item: (item[1] not in names, item[1] != column_slug(item[1]))
     ):
         plain = column_slug(head)
         name = names.get(head, plain)
-        if not name or name in found.values():
-            name = _free(plain, place + 1, {*found.values(), *names.values()})
+        if not name or name in columns.values():
+            name = _free(plain, place + 1, {*columns.values(), *names.values()})
         names.setdefault(head, name)
-        found[place] = name
-    return [found[place] for place in range(len(heads))]
+        columns[place] = name
+    return [columns[place] for place in range(len(heads))]
 
 
 def by_place(names: Mapping[str, str]) -> dict[str, str]:
@@ -73,8 +73,8 @@ _SAID = re.compile(r"sep=([^\w\s\"]|\t)\Z", re.IGNORECASE)
 def iter_delimited_rows(text: str, delimiter: str) -> Iterator[list[str] | str]:
     """The cells of each row, or why there are none. delimiter: "" to detect it."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    if said := _SAID.match(lines[0]):
-        delimiter, lines = said[1], lines[1:]
+    if match := _SAID.match(lines[0]):
+        delimiter, lines = match[1], lines[1:]
     return _records(lines, delimiter or max(",;\t|", key=lambda mark: _agreement(lines, mark)))
 
 
@@ -91,14 +91,14 @@ def _records(lines: Sequence[str], delimiter: str) -> Iterator[list[str] | str]:
         end = len(lines) if ahead > 0 else at + 1
         rows = csv.reader((f"{lines[n]}\n" for n in range(at, end)), delimiter=delimiter, strict=True)
         try:
-            found: list[str] | str = next(rows)
+            cells: list[str] | str = next(rows)
             at += rows.line_num
         except csv.Error as error:
             closed = rows.line_num == 1 and "unexpected end" not in str(error)
-            found = f"{error}." if closed else "a quote is opened and not closed."
+            cells = f"{error}." if closed else "a quote is opened and not closed."
             ahead -= sum(map(len, lines[at : at + rows.line_num]))
             at += 1
-        yield found
+        yield cells
 
 
 # Reading rows: JSONL, CSV and TSV files become rows of text, and every unusable row becomes a sentence with its number.
@@ -165,11 +165,11 @@ def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
     if path.is_symlink():
         raise BadTask(f"{path.name} is a link. Put the file itself there.")
     with os.fdopen(os.open(path, flags), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise BadTask(f"{path.name} is not a plain file.")
-        if found.st_size > limit:
-            raise BadTask(f"{path.name} has {found.st_size:,} bytes; up to {limit:,} are read. Use a part of it.")
+        if status.st_size > limit:
+            raise BadTask(f"{path.name} has {status.st_size:,} bytes; up to {limit:,} are read. Use a part of it.")
         return file.read(limit + 1)[:limit]
 
 
@@ -210,9 +210,9 @@ def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> RowTable
         return _parquet(path, names)
     if kind not in (*_JSON, ".csv", ".tsv", ".txt"):
         raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
-    text, taken = read_text(read_bytes(path), encoding)
+    text, assumed = read_text(read_bytes(path), encoding)
     table = read_jsonl(text, names) if kind in _JSON else _delimited(text, "\t" if kind == ".tsv" else "", names)
-    table.encoding = taken
+    table.encoding = assumed
     return table
 
 
@@ -245,10 +245,10 @@ def read_jsonl(text: str, names: Names = EMPTY) -> RowTable:
 def _objects(text: str, table: RowTable) -> Iterator[tuple[int, object]]:
     if text.lstrip()[:1] == "[":
         try:
-            found = json.loads(text, parse_constant=_no_constant)
+            value = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise BadTask(f"It begins with [ but is no JSON list ({_short(error)}).") from error
-        yield from enumerate(found, 1)
+        yield from enumerate(value, 1)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -287,8 +287,8 @@ def _unfit(row: Row) -> str:
             return (
                 f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8; Excel calls it CSV UTF-8."
             )
-        if found := _CONTROL.search(value):
-            return f"column {name} holds the control character U+{ord(found[0]):04X}."
+        if match := _CONTROL.search(value):
+            return f"column {name} holds the control character U+{ord(match[0]):04X}."
     return ""
 
 
@@ -332,11 +332,11 @@ def _parquet(path: Path, names: Names) -> RowTable:
         raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        found = file.metadata
-        unpacked = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
-        if found.num_rows > MAX_ROWS or found.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
+        meta = file.metadata
+        unpacked = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
+        if meta.num_rows > MAX_ROWS or meta.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
             raise BadTask(
-                f"{path.name} has {found.num_rows:,} rows in {found.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
+                f"{path.name} has {meta.num_rows:,} rows in {meta.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
                 f"{MAX_ROWS:,} rows, {MAX_COLUMNS} columns and {UNPACKED * MAX_FILE:,} bytes are read. Use a part of it."
             )
         return _batches(file, names)

@@ -55,13 +55,15 @@ def load_shared_tasks(folder: Path) -> tuple[SharedTask, ...]:
 
 def add_shared_task(folder: Path, entry: SharedTask) -> None:
     """Record a task of a swarm, replacing its earlier version. Raises OSError."""
-    others = (known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (entry.swarm, entry.name))
+    others = (
+        shared for shared in load_shared_tasks(folder) if (shared.swarm, shared.name) != (entry.swarm, entry.name)
+    )
     _write(folder, [*others, entry][-MAX_ENTRIES:])
 
 
 def remove_shared_task(folder: Path, swarm: str, name: str) -> None:
     """Forget a task of a swarm. Raises OSError."""
-    _write(folder, [known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (swarm, name)])
+    _write(folder, [shared for shared in load_shared_tasks(folder) if (shared.swarm, shared.name) != (swarm, name)])
 
 
 def _write(folder: Path, entries: Iterable[SharedTask]) -> None:
@@ -113,8 +115,8 @@ def task_names() -> list[str]:
     """Folders that hold a task, valid or not, in order."""
     if _library.folder is None or not _library.folder.is_dir():
         return []
-    found = (path.parent.name for path in _library.folder.glob("*/task.toml"))
-    return sorted(name for name in found if _NAME.fullmatch(name))
+    names = (path.parent.name for path in _library.folder.glob("*/task.toml"))
+    return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 def has_task(name: str) -> bool:
@@ -249,11 +251,11 @@ def _comes_without_held_out(name: str) -> bool:
     empty file that stands in for them does."""
     from sapo_swarm.tasks.own.folder import HELD_OUT
 
-    told = [entry for entry in _entries() if entry.name == name]
+    entries = [entry for entry in _entries() if entry.name == name]
     path = (_library.folder or Path()) / name / HELD_OUT
-    if not told:
+    if not entries:
         return path.is_file() and not path.stat().st_size
-    return any(not entry.mine and not entry.held_out for entry in told)
+    return any(not entry.mine and not entry.held_out for entry in entries)
 
 
 def max_episode_turns(ref: TaskRef) -> int:

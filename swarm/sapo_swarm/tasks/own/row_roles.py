@@ -50,7 +50,7 @@ def prompt_key(prompt: str) -> str:
 
 def cluster_prompts(prompts: Sequence[str]) -> list[int]:
     """A number for each prompt; prompts with the same number are duplicates or nearly so. Linear in their length."""
-    found = list(range(len(prompts)))
+    clusters = list(range(len(prompts)))
     by_key: dict[str, int] = {}
     buckets: dict[int, int] = {}
     pieces: dict[int, tuple[bytes, Shingles]] = {}
@@ -58,7 +58,7 @@ def cluster_prompts(prompts: Sequence[str]) -> list[int]:
         plain = prompt_key(prompt)
         first = by_key.setdefault(plain, place)
         if first != place:
-            found[place] = found[first]
+            clusters[place] = clusters[first]
             continue
         if len(plain.split()) < LONG:
             continue
@@ -68,9 +68,9 @@ def cluster_prompts(prompts: Sequence[str]) -> list[int]:
         others = dict.fromkeys(buckets.setdefault(bucket, place) for bucket in _sketch(shingles))
         for other in others:
             if other != place and pieces[other][0] == numbers and _alike_split(shingles, pieces[other][1]):
-                found[place] = found[other]
+                clusters[place] = clusters[other]
                 break
-    return found
+    return clusters
 
 
 def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
@@ -117,18 +117,20 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
 def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     """How many of each are held out, by the largest remainder: `total` in all, a few less if an answer has too few."""
     exact = {name: total * size / sum(sizes.values()) for name, size in sizes.items()}
-    found = {name: int(part) for name, part in exact.items()}
-    by_rest = sorted(exact, key=lambda name: (found[name] - exact[name], name))
-    for name in by_rest[: total - sum(found.values())]:
-        found[name] += 1
+    quotas = {name: int(part) for name, part in exact.items()}
+    by_rest = sorted(exact, key=lambda name: (quotas[name] - exact[name], name))
+    for name in by_rest[: total - sum(quotas.values())]:
+        quotas[name] += 1
     for name in sorted(sizes):
-        largest = max(sorted(found), key=lambda other: found[other])
-        if not found[name] and sizes[name] > 1 and found[largest] > 1:
-            found[largest] -= 1
-            found[name] = 1
-        elif found[name] == sizes[name] and sum(found.values()) > 1:  # the last one of its answer is better trained on
-            found[name] -= 1
-    return found
+        largest = max(sorted(quotas), key=lambda other: quotas[other])
+        if not quotas[name] and sizes[name] > 1 and quotas[largest] > 1:
+            quotas[largest] -= 1
+            quotas[name] = 1
+        elif (
+            quotas[name] == sizes[name] and sum(quotas.values()) > 1
+        ):  # the last one of its answer is better trained on
+            quotas[name] -= 1
+    return quotas
 
 
 def _shingles(plain: str) -> Shingles:
@@ -149,7 +151,7 @@ def _sketch(shingles: Shingles) -> list[int]:
     values = shingles.astype(np.uint64) % _PRIME  # (S,)
     factors = _factors()
     hashed = (values * factors[0] + factors[1]) % _PRIME  # (HASHES, S)
-    return [number << 32 | least for number, least in enumerate(hashed.min(axis=1).tolist())]
+    return [number << 32 | minimum for number, minimum in enumerate(hashed.min(axis=1).tolist())]
 
 
 @functools.cache
@@ -198,13 +200,13 @@ def rows_by_level(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]
             f"Column {column} has {len(distinct)} different words, and there are {MAX_LEVELS} levels of difficulty at most. "
             "Use fewer words, or numbers."
         )
-    found: dict[str, list[int]] = {}
+    levels: dict[str, list[int]] = {}
     names = {value: _name(value, place) for place, value in enumerate(distinct, 1)}
     for value in distinct:
-        found[names[value]] = []
+        levels[names[value]] = []
     for place, value in enumerate(values):
-        found[names[value]].append(place)
-    return {name: tuple(places) for name, places in found.items()}
+        levels[names[value]].append(place)
+    return {name: tuple(places) for name, places in levels.items()}
 
 
 def _quarters(values: list[float]) -> dict[str, tuple[int, ...]]:
@@ -251,8 +253,8 @@ def choose_examples(spec: TaskSpec, train: Sequence[Row]) -> tuple[Row, ...]:
     for row in short:
         first.setdefault(right_answer(spec, row).strip().casefold(), row)
     chosen = list(first.values())
-    asked = {spec.cells(row) for row in chosen}
-    chosen += [row for row in short if spec.cells(row) not in asked]
+    questions = {spec.cells(row) for row in chosen}
+    chosen += [row for row in short if spec.cells(row) not in questions]
     return tuple(chosen[: spec.shots + SPARE])
 
 

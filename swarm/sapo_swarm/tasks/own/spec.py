@@ -220,16 +220,16 @@ def unit_tests(cell: str) -> tuple[UnitTest, ...]:
 
 
 def _test(line: ast.stmt) -> UnitTest:
-    found = line.test if isinstance(line, ast.Assert) else line.value if isinstance(line, ast.Expr) else None
-    if not isinstance(found, ast.Compare) or len(found.ops) != 1 or not isinstance(found.ops[0], ast.Eq):
+    expression = line.test if isinstance(line, ast.Assert) else line.value if isinstance(line, ast.Expr) else None
+    if not isinstance(expression, ast.Compare) or len(expression.ops) != 1 or not isinstance(expression.ops[0], ast.Eq):
         raise BadTask(f"Test {ast.unparse(line)[:80]!r} is no comparison. Write it so: double(4) == 8")
     try:
-        expected = ast.literal_eval(found.comparators[0])
+        expected = ast.literal_eval(expression.comparators[0])
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise BadTask(
             f"Test {ast.unparse(line)[:80]!r}: right of == must stand a plain value, such as 8, 'text' or [1, 2]."
         ) from error
-    return UnitTest(ast.unparse(found.left), expected)
+    return UnitTest(ast.unparse(expression.left), expected)
 
 
 # Regular expressions of a task: none whose matching never ends, and in total no more than can be checked in about a
@@ -292,15 +292,15 @@ class PatternChecker:
 
 def _classes(tree: Any) -> int:
     """The cost of compiling the classes: one that goes beyond U+00FF fills a table, character by character."""
-    found = 0
+    cost = 0
     for name, value in tree:
         if str(name) != "IN":
-            found += sum(map(_classes, _bodies(value)))
+            cost += sum(map(_classes, _bodies(value)))
             continue
         ends = [(at, at) if str(kind) == "LITERAL" else at for kind, at in value if str(kind) in ("LITERAL", "RANGE")]
         if any(last > 0xFF for _, last in ends):
-            found += _TABLE + sum(min(last, 0xFFFF) - min(first, 0xFFFF) for first, last in ends) // _SHARE
-    return found
+            cost += _TABLE + sum(min(last, 0xFFFF) - min(first, 0xFFFF) for first, last in ends) // _SHARE
+    return cost
 
 
 def _nested(tree: Any, inside: bool) -> bool:
@@ -360,12 +360,12 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that the prompt and the verifiers read: every row needs them."""
-        found = [
+        names = [
             *HOLE.findall(self.prompt),
             *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
             *([self.difficulty] if self.difficulty else []),
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(names))
 
     @property
     def turns(self) -> int:
