@@ -118,18 +118,18 @@ class UpdateLog:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._torn: tuple[Path, int] | None = None
-        """A log that could not be opened again after a failed write, and how many of its bytes count."""
+        """Set while the log could not be reopened after a failed write: its path and how many of its bytes are valid."""
         self._header: ResumeHeader | None = None
         self._pack = zstandard.ZstdCompressor(level=LEVEL)
         self.written = 0
 
     def start(self, header: ResumeHeader) -> None:
-        """Follow another checkpoint from now on; older logs go. Raises OSError: then append() tries this again first."""
+        """Follow another checkpoint from now on; older logs are deleted. Raises OSError; append() then retries this first."""
         self._header = header
         self._begin(header)
 
     def _begin(self, header: ResumeHeader) -> None:
-        """A log with its header, or none at all: rounds behind no header would be read by nobody."""
+        """Write a log with its header, or none at all: nobody would read rounds without a header."""
         self.close()
         path = self._path(header.rounds_done)
         for old in self._folder.glob("after-*.log"):
@@ -142,7 +142,7 @@ class UpdateLog:
             raise
 
     def append(self, update: LoggedUpdate) -> None:
-        """Add a round; whole or, for who reads it after a kill, not at all. Raises OSError."""
+        """Add a round; a reader after a kill sees it whole or not at all. Raises OSError."""
         assert self._header is not None
         if self._torn is not None:
             self._reopen(*self._torn)
@@ -163,8 +163,8 @@ class UpdateLog:
         self.written += _FRAME.size + len(packed)
 
     def _take_back(self, start: int) -> None:
-        """A full disk: what is half written, here or in a buffer, must not hide what follows. On a disk that is away it is taken
-        back before the next record."""
+        """After a full disk: what is half written, here or in a buffer, must not hide what follows. On a disk that is away it
+        is truncated before the next record."""
         assert self._file is not None
         self._torn = Path(self._file.name), start
         with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ class UpdateLog:
         self._file, self._torn = path.open("ab"), None
 
     def read(self, header: ResumeHeader) -> list[LoggedUpdate]:
-        """Finished rounds that follow this checkpoint without a gap; none when the log belongs to other weights."""
+        """Finished rounds that follow this checkpoint without a gap; none if the log belongs to other weights."""
         records = _records(self._path(header.rounds_done))
         try:
             if msgspec.msgpack.decode(next(records, b""), type=ResumeHeader) != header:
@@ -193,11 +193,11 @@ class UpdateLog:
         return updates
 
     def bytes(self) -> int:
-        """Of the files on the disk."""
+        """Size of the files on disk."""
         return sum(path.stat().st_size for path in self._folder.glob("after-*.log"))
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Close the file; it stays on disk."""
         if self._file is not None:
             self._file.close()
             self._file = self._torn = None
@@ -207,7 +207,7 @@ class UpdateLog:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """Whole records in order, up to a torn or damaged one."""
+    """Whole records in order, up to a truncated or damaged one."""
     unpack = zstandard.ZstdDecompressor()
     try:
         with path.open("rb") as file:
@@ -226,8 +226,8 @@ LARGEST = 256 * 2**20
 
 
 class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled.
-    read_sha256: of the tokens that the model read; "" in files of older versions."""
+    """A question by its coordinates; the hash tells whether they still give the same question. completions: as far as
+    sampled. read_sha256: of the tokens that the model read; "" in files of older versions."""
 
     ref: TaskRef
     prompt_sha256: Sha256
@@ -236,9 +236,9 @@ class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """round: rounds done before it. belongs: fingerprint of all that decides what its rollouts are. external: groups of others
-    that were taken for it, None while none were asked for; taken: when, in Unix time, 0 in files of older versions. seconds:
-    worked on it, by phase."""
+    """round: rounds done before it. belongs: fingerprint of everything that determines its rollouts. external: external
+    groups that were taken for it, None while none were requested; taken: when, in Unix time, 0 in files of older versions.
+    seconds: worked on it, by phase."""
 
     round: int
     belongs: str
@@ -252,7 +252,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 def save_in_flight(folder: Path, work: InFlight) -> None:
-    """Write it; whole or not at all. Raises OSError."""
+    """Write the file, whole or not at all. Raises OSError."""
     write_atomically(folder / NAME, msgspec.msgpack.encode(work))
 
 

@@ -199,23 +199,23 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    target = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
-    context.begin(work, "questions", f"Sampling {target} questions")
+    goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    context.begin(work, "questions", f"Sampling {goal} questions")
     sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
     room, tokenizer = context.host.engine.info.context_length, context.host.engine.tokenizer
     with work.timed("questions"):
         refs = candidate_refs(config, context.node_key, context.swarm, work.round, context.memory.difficulty)
-        while len(sampled) < target:
+        while len(sampled) < goal:
             tried = len(sampled) + left_out.total()
-            if tried >= (TRIES * target if sampled else max(HOPELESS * target, TRIES)):
+            if tried >= (TRIES * goal if sampled else max(HOPELESS * goal, TRIES)):
                 raise NoQuestions(
-                    f"Only {len(sampled)} of {target} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
+                    f"Only {len(sampled)} of {goal} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
                     f"{config.preset!r}. Of {tried} that were tried "
                     f"{', '.join(f'{count} {why}' for why, count in left_out.items())}. {reason}"
                     "Choose other tasks, another preset or a smaller max_new_tokens."
                 )
-            for question in await context.scorer.questions(list(itertools.islice(refs, target - len(sampled)))):
+            for question in await context.scorer.questions(list(itertools.islice(refs, goal - len(sampled)))):
                 if not isinstance(question, Question):
                     left_out["could not be made"] += 1
                     reason = f"The last that could not: {question.reason} "
