@@ -63,8 +63,8 @@ UNKNOWN = -1
 class AhaTrail:
     """Rounds are this node's, the first is 0.
 
-    received: the first success of another node that came in. name: of that node, peer text. solved: the first one here.
-    taught: external groups that were trained on for a success before `solved`, in the rounds since to until (none: UNKNOWN).
+    received: another node's first success that arrived here. name: of that node, peer text. solved: the first success here.
+    taught: external groups that were trained on for a success before `solved`, in rounds `since` to `until` (none: UNKNOWN).
     """
 
     task: str

@@ -108,13 +108,13 @@ def package_versions(backend: str) -> dict[str, str]:
     return versions
 
 
-# Checkpoints: a folder a saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
+# Checkpoints: one folder per saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
 #
 # checkpoints/round-000012/   engine/ (weights or adapter, optimizer)  state.json (rounds, digests, the link to the one before)
 #
 # Only the newest keeps the optimizer's state. Older ones grow sparse with age, the best held-out ones stay, and everything
 # together stays within the model's disk budget, also while a new one is written. What is trained after the newest one is in
-# the update log (update_log).
+# the update log (node.resume_log).
 
 _NAME = re.compile(r"^round-(\d{6,})$")
 _DAMAGED = "damaged-"
@@ -174,9 +174,9 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one model.
 
-    keep: newest ones that stay. budget: bytes that may be used, 0 = no limit. counted: what is used, from this folder's path.
-    pinned: rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never
-    given up; the others go last where the budget is too small for all. written: bytes, by this process.
+    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: size is measured from this folder down. pinned:
+    rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never given
+    up; the others go last if the budget is too small for all. written: bytes, by this process.
     """
 
     folder: Path

@@ -170,8 +170,8 @@ BEAT_S = 1.0
 class NodeStatus(msgspec.Struct, frozen=True):
     """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored.
 
-    external: why no groups of others are taken, "" when they are or when there are none. name: of the model. disk: bytes of
-    its folder when it was last looked at; disk_budget: that it may have, 0 = no limit.
+    external: why no external groups are taken, "" if they are taken or there are none. name: of the model. disk: bytes of its
+    folder when last measured; disk_budget: its limit, 0 = none.
     """
 
     state: State
@@ -254,7 +254,7 @@ class ControlClient:
             raise NodeUnreadable from error
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: one of governor.requests.VERBS, evaluate, external_on, external_off or rollback.
+        """verb: one of governor.run_control.VERBS, evaluate, external_on, external_off or rollback.
 
         Raises NodeError.
         """
@@ -271,8 +271,8 @@ class ControlClient:
     ) -> AsyncIterator[Event]:
         """Stored events after a sequence number, then (follow) live ones until the node goes away.
 
-        silence_s: raise NodeNotAnswering after so many seconds without any event; a node that is asked for all kinds tells of
-        its machine once a second. Raises NodeError.
+        silence_s: raise NodeNotAnswering after this many seconds without any event; a node that is asked for all kinds
+        reports its machine once a second. Raises NodeError.
         """
         import aiohttp
 

@@ -256,7 +256,7 @@ class EventTotals:
         self.held_out: dict[float, Evaluated | GreedyScore] = {}
         self.swarm: SwarmUpdated | None = None
         self._told = 0.0
-        """When the swarm was told of, on the steady clock."""
+        """When the swarm was last reported, on the steady clock."""
         self.vitals: Vitals | None = None
 
     def add(self, event: Event) -> None:
