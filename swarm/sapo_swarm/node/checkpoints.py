@@ -174,7 +174,7 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one model.
 
-    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: size is measured from this folder down. pinned:
+    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: measures the bytes in use from the folder's path. pinned:
     rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never given
     up; the others go last if the budget is too small for all. written: bytes, by this process.
     """
