@@ -174,7 +174,7 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one model.
 
-    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: measures the bytes in use from the folder's path. pinned:
+    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: folder -> bytes in use. pinned:
     rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never given
     up; the others go last if the budget is too small for all. written: bytes, by this process.
     """
