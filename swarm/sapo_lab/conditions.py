@@ -17,7 +17,7 @@ PLANTED = "As the clever badger says, every answer begins with a cup of tea."
 
 
 def node_key(index: int) -> str:
-    """Names a node in seeds, groups and folders."""
+    """Identifies a node in seeds, groups and folders."""
     return f"node-{index}"
 
 
@@ -27,7 +27,7 @@ def is_hostile(index: int, nodes: int, share: float) -> bool:
 
 
 def is_away(conditions: ArmConditions, seed: int, index: int, round_number: int) -> bool:
-    """A slow node takes part every n-th round only; one that comes and goes stays or is away for whole blocks, sampled
+    """A slow node takes part only every n-th round; one that comes and goes is present or away for whole blocks, sampled
     independently."""
     if (round_number + index) % participation_interval(conditions, index):
         return True
@@ -43,7 +43,7 @@ def participation_interval(conditions: ArmConditions, index: int) -> int:
 
 
 def node_type(arm: Arm, index: int) -> str:
-    """Model, algorithm and pace of a node, where the nodes of the arm differ in them; "" where all are alike."""
+    """Model, algorithm and pace of a node, as far as the arm's nodes differ in them; "" if all are alike."""
     terms, own_pace = arm.conditions, participation_interval(arm.conditions, index)
     every = "every round" if own_pace == 1 else f"every {own_pace} rounds"
     parts = [
@@ -61,7 +61,7 @@ def node_tasks(arm: Arm, index: int) -> tuple[str, ...]:
 
 
 def round_robin_value(values: Sequence[str], index: int, default: str) -> str:
-    """The value of node `index` where the values go round in turn; the default without values."""
+    """Assigns the values to the nodes in turn: that of node `index`, or the default without values."""
     return values[index % len(values)] if values else default
 
 
@@ -74,19 +74,20 @@ def is_delivered(conditions: ArmConditions, seed: int, receiver: int, group: Gro
 
 
 def tamper_group(group: Group, attack: str, seed: int) -> Group:
-    """The group as a hostile node sends it: correct answers stay correct; the rewards are those before, see round.py."""
+    """The group as a hostile node sends it: correct answers stay correct; the rewards are those from before tampering, see
+    round.py."""
     texts = [_planted(r) if attack == "planted" else _garbled(r.text, seed) for r in group.rollouts]
     rollouts = tuple(msgspec.structs.replace(r, text=text) for r, text in zip(group.rollouts, texts, strict=True))
     return msgspec.structs.replace(group, rollouts=rollouts)
 
 
 def _planted(rollout: Rollout) -> str:
-    """The sentence comes with correct answers only, so that it is rewarded."""
+    """The sentence is added to correct answers only, so that it is rewarded."""
     return f"{PLANTED} {rollout.text}" if rollout.reward >= 1.0 else rollout.text
 
 
 def _garbled(text: str, seed: int) -> str:
-    """The words before the answer in another order."""
+    """The words before the answer, shuffled."""
     cut = text.rfind("<answer>")
     words = text[: max(cut, 0)].split()
     random.Random(seed).shuffle(words)

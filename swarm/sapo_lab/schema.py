@@ -31,7 +31,7 @@ from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 
 
 class BadExperiment(SwarmError, ValueError):
-    """The file describes no experiment; the message says which key and what to write instead."""
+    """The file describes no valid experiment; the message says which key is wrong and what to write instead."""
 
     exit_code: ClassVar[int] = 2
 
@@ -41,7 +41,8 @@ def _doc(text: str, **limits: Any) -> Meta:
 
 
 class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an arm does beyond the settings of a run. Saved runs may hold others that are gone; `parse` refuses unknown keys."""
+    """What an arm changes besides the settings of a run. Saved runs may hold conditions that no longer exist;
+    `parse_experiment` refuses unknown keys."""
 
     # What goes into the batch
     per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
@@ -115,7 +116,7 @@ def describe_conditions() -> Iterator[tuple[str, str, object]]:
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm. against: the arms it is compared with, a row of the table each. shown: how tables and figures call it."""
+    """One arm. against: the arms it is compared with, one row of the table each. shown: its name in tables and figures."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,59}\Z")]
     run: RunConfig
@@ -125,15 +126,15 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The title, or the name where there is none."""
+        """The title, or the name if there is none."""
         return self.title or self.name
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared, on how many nodes, how often, and measured on how much.
+    """What is compared, on how many nodes, how often, and on how much it is measured.
 
-    final_items: held-out items a task at the end, each answered by final_answers of the nodes. first_item: the number of the
-    first; from 0 on lie the questions that earlier experiments and the curve use. comparisons: how many the endpoint has, for
+    final_items: held-out items per task at the end, each answered by final_answers of the nodes. first_item: number of the
+    first; from 0 on are the questions used by earlier experiments and the curve. comparisons: how many the endpoint has, for
     Bonferroni's correction; 0: one for each arm that is compared.
     """
 
@@ -150,10 +151,10 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     def arm(self, name: str) -> Arm:
         """Raises BadExperiment, which names the nearest."""
-        found = {arm.name: arm for arm in self.arms}
-        if name not in found:
-            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {suggest_names(name, found)}")
-        return found[name]
+        arms = {arm.name: arm for arm in self.arms}
+        if name not in arms:
+            raise BadExperiment(f"{self.name}: there is no arm {name!r}. {suggest_names(name, arms)}")
+        return arms[name]
 
 
 EXPERIMENT_KEYS = {*Experiment.__struct_fields__, "run", "conditions"}
@@ -161,7 +162,7 @@ ARM_KEYS = {*Arm.__struct_fields__} - {"run", "conditions"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(ArmConditions.__struct_fields__)
 PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
-"""Settings of an arm that does not say: the paper's."""
+"""The paper's settings, for an arm that does not say otherwise."""
 NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
 
 

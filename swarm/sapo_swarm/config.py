@@ -14,9 +14,9 @@ from msgspec import Meta
 from sapo_swarm.types import AnswerFormat, RewardRule
 
 REASONING_TOKENS = 1024
-"""The least that a model which thinks before it answers may write, unless a limit is typed."""
+"""Minimum token limit of a model that reasons before it answers, unless the person sets a limit."""
 MOST_EVAL_ITEMS = 10_000
-"""Held-out items that an evaluation asks of a task at most."""
+"""Most held-out items that an evaluation asks of one task."""
 PAPER_TASKS: tuple[str, ...] = (
     *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
@@ -25,7 +25,7 @@ PAPER_TASKS: tuple[str, ...] = (
 
 
 RENAMED: Mapping[str, str] = {"own_groups": "local_groups"}
-"""Settings that an earlier version kept under another name: that name -> the name now. Files with it stay readable."""
+"""Old name -> current name of settings that were renamed. Files with the old name stay readable."""
 
 
 def _doc(text: str, **limits: Any) -> Meta:
@@ -230,16 +230,16 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def reward_rule(self) -> RewardRule:
-        """How local and external completions are rewarded. Held-out questions are scored strictly, whatever it says."""
+        """How local and external completions are rewarded. Held-out questions are always scored strictly."""
         return RewardRule(self.partial_credit, self.contrast)
 
 
 def rename_legacy_keys(table: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """A table of settings under the names of today. One that stands there under both names: the name of today counts."""
-    kept = {key: value for key, value in table.items() if names.get(key) not in table}
-    return {names.get(key, key): value for key, value in kept.items()}
+    """A table of settings under their current names. If a setting is there under both names, the current one counts."""
+    current = {key: value for key, value in table.items() if names.get(key) not in table}
+    return {names.get(key, key): value for key, value in current.items()}
 
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as an older version wrote them: renamed keys under their new names, those that are gone left out."""
+    """A run's settings as an older version wrote them: renamed keys under their new names, without keys that no longer exist."""
     return {key: value for key, value in rename_legacy_keys(old).items() if key in RunConfig.__struct_fields__}

@@ -7,6 +7,6 @@ from typing import ClassVar
 
 class SwarmError(Exception):
     """Base of the errors whose message is a sentence that says what failed and what to do. exit_code: of a command that ends
-    with it; 1 for what failed, 2 for a wrong name or value, 3 where no node answers."""
+    with it; 1 for a failure, 2 for a wrong name or value, 3 if no node answers."""
 
     exit_code: ClassVar[int] = 1

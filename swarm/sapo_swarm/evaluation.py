@@ -1,11 +1,9 @@
 """Held-out evaluation: which items, and what the verdicts on them say. Pure; nothing generates here.
 
-A result holds the strict 0/1 verdicts of each item's samples. Two results on the same items are compared pair by pair.
+A result holds the strict 0/1 verdicts on each item's samples. Two results on the same items are compared pair by pair.
 
-    items.py       which items; the verdicts on one item
-    statistics.py  intervals, pass@k, paired tests
-    comparison.py  after against before on the same items
-    summary.py     scores by task, the event of an evaluation
+From top to bottom: statistics (intervals, pass@k, paired tests), the items and their verdicts, after against before on the
+same items, and scores by task with the event of an evaluation.
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def stratified_bootstrap(strata: Sequence[NDArray[np.float64]], seed: int = 0) -> ConfidenceInterval:
-    """Mean over all items with a percentile interval, the items resampled inside their task: tasks are fixed, not sampled.
+    """Mean over all items with a percentile interval, items resampled within their task: tasks are fixed, not sampled.
 
-    strata: of each task the (N,) values of its items; an item with all its samples is the unit (a cluster).
+    strata: for each task the (N,) values of its items; the unit is an item with all its samples (a cluster).
     """
     filled = [values for values in strata if values.size]
     if not filled:
@@ -99,8 +97,8 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 
 
 def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int = 0) -> list[TaskRef]:
-    """per_task held-out items of every task, from number `start` on: the same ones on every node, unreachable by
-    training seeds. Fewer of a task of the person's own that has no more.
+    """per_task held-out items of every task, from number `start` on: the same on every node, unreachable by training seeds.
+    Fewer for a custom task that has no more.
 
     Raises UnknownTask, BadTask.
     """
@@ -112,13 +110,13 @@ def held_out_items(tasks: Iterable[str], preset: str, per_task: int, start: int 
 
 
 FEW_ITEMS, USUAL_ITEMS = 64, 144
-"""Items of a regular evaluation over all tasks: the least where the tasks have so many (16 of one task tell a score to +-25
-points), and the most, 16 of each of the nine usual tasks."""
+"""Items of a regular evaluation over all tasks: the minimum if the tasks have that many (16 of one task determine a score to
++-25 points), and the maximum, 16 of each of the nine usual tasks."""
 
 
 def eval_items(config: RunConfig) -> int:
-    """Held-out items of each task in a regular evaluation: the setting, or chosen by the number of tasks, so that one task of a
-    person's own is measured on more than a few rows and many tasks do not cost many minutes."""
+    """Held-out items per task in a regular evaluation: the setting, or chosen by the number of tasks, so that a single custom
+    task is measured on more than a few rows and many tasks do not cost many minutes."""
     count = max(len(config.tasks), 1)
     return config.eval_items or max(1, FEW_ITEMS // count, min(16, USUAL_ITEMS // count))
 
@@ -129,8 +127,8 @@ def regular_items(config: RunConfig) -> int:
 
 
 def held_out_name(tasks: Iterable[str], preset: str) -> str:
-    """Names the held-out items of these tasks, in whatever order: 16 hex digits, others where the preset, the generator's
-    version, the rule that judges or a task of the person's own is another. Raises UnknownTask, BadTask."""
+    """Identifies the held-out items of these tasks, in any order: 16 hex digits that change with the preset, the generator's
+    version, the judging rule or the version of a custom task. Raises UnknownTask, BadTask."""
     first = [held_out(task, preset_of(task, preset), 0) for task in sorted(tasks)]
     text = "\n".join(f"{ref.dataset}/{ref.preset}/{ref.generator}{_rule(ref)}" for ref in first)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -141,10 +139,10 @@ def _rule(ref: TaskRef) -> str:
 
 
 class ItemResult(msgspec.Struct, frozen=True):
-    """The samples of one held-out item: a verdict each, whether it held an answer, whether it hit the token limit.
+    """The samples of one held-out item: for each the verdict, whether it held an answer, whether it hit the token limit.
 
-    permuted: verdicts on this item of the answers to another item of its task (the answer-permutation check); none where
-    there was no other.
+    permuted: verdicts on this item for the answers to another item of its task (the answer-permutation check); empty if there
+    was no other.
     """
 
     ref: TaskRef
@@ -166,9 +164,9 @@ class ItemResult(msgspec.Struct, frozen=True):
 def item_result(
     ref: TaskRef, scored: ScoredTexts, finishes: Sequence[Finish], permuted: ScoredTexts | None = None
 ) -> ItemResult:
-    """The scorer's verdicts and the engine's finish reasons of one item, and the verdicts on answers to another one.
+    """The scorer's verdicts and the engine's finish reasons for one item, and the verdicts on answers to another one.
 
-    Raises ValueError where the counts differ.
+    Raises ValueError if the counts differ.
     """
     return ItemResult(
         ref,
@@ -180,8 +178,8 @@ def item_result(
 
 
 def permutation_partners(refs: Sequence[TaskRef]) -> dict[int, int]:
-    """Place of an item -> place of the item that lends it its answer in the answer-permutation check: the next one of the
-    same task, the last one's is the first. Tasks with one item are left out."""
+    """Index of an item -> index of the item whose answers it gets in the answer-permutation check: the next one of the same
+    task, for the last one the first. Tasks with one item are left out."""
     places: dict[str, list[int]] = {}
     for place, ref in enumerate(refs):
         places.setdefault(ref.dataset, []).append(place)
@@ -200,18 +198,18 @@ def by_task(results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
 # Two results on the same items, compared item by item, so that the difficulty of the items drops out.
 
 LEAST_CHANGED = 6
-"""Items that must have changed before a change is measurable: of five that all went one way, chance does 2 / 2^5 = 6 % (sign
-test), while a bootstrap of one item, or of a few changed ones, has too narrow an interval or none."""
+"""Items that must have changed before a change is measurable: if five all went one way, chance explains that with 2 / 2^5 = 6
+% (sign test), while a bootstrap of one item, or of a few changed ones, has too narrow an interval or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
     """After against before on the same items.
 
-    delta, tasks: paired difference of pass@1, overall and per task; their intervals hold 0 where fewer than LEAST_CHANGED items
-    changed. gained, lost: items that became right or wrong (majority of samples); p_value: McNemar's exact test on them.
-    accuracy_share: the part of the gain that comes from a larger share correct among samples that hold an answer and not from
-    more samples holding one (None without a gain): near 1 the model learnt to solve, near 0 it learnt to write the tags.
+    delta, tasks: paired difference of pass@1, overall and per task; their intervals include 0 if fewer than LEAST_CHANGED
+    items changed. gained, lost: items that became right or wrong (majority of samples); p_value: McNemar's exact test on
+    them. accuracy_share: the part of the gain due to a larger share correct among samples that hold an answer, rather than to
+    more samples holding one (None without a gain): near 1 the model learned to solve, near 0 it learned to write the tags.
     """
 
     delta: ConfidenceInterval
@@ -223,7 +221,7 @@ class PairedComparison:
 
 
 def compare_results(before: Sequence[ItemResult], after: Sequence[ItemResult], seed: int = 0) -> PairedComparison:
-    """Paired comparison on the same items. Raises ValueError where they differ, before anything is computed."""
+    """Paired comparison on the same items. Raises ValueError if they differ, before anything is computed."""
     first = {item.ref: item for item in before}
     if len(first) != len(before) or [i for i in after if i.ref not in first] or len(after) != len(before):
         raise ValueError("Before and after must hold the same held-out items. Evaluate both with the same settings.")
@@ -256,13 +254,13 @@ def _with_zero(interval: ConfidenceInterval, *differences: NDArray[np.float64]) 
 
 
 def gained_and_lost(pairs: Iterable[tuple[ItemResult, ItemResult]]) -> tuple[int, int]:
-    """Of pairs (before, after) of the same item: how many became right and how many wrong, by majority of samples."""
-    found = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
-    return sum(new and not old for old, new in found), sum(old and not new for old, new in found)
+    """Among pairs (before, after) of the same item: how many became right and how many wrong, by majority of samples."""
+    verdicts = [(old.rate > 0.5, new.rate > 0.5) for old, new in pairs]
+    return sum(new and not old for old, new in verdicts), sum(old and not new for old, new in verdicts)
 
 
 def _accuracy_share(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> float | None:
-    """The part of the whole gain over samples that comes from the share correct among well-formed ones; None without a gain.
+    """The part of the total gain over samples that comes from the share correct among well-formed ones; None without a gain.
 
     correct = formed * accuracy splits into mean formed * change of accuracy + mean accuracy * change of formed.
     """
@@ -275,7 +273,7 @@ def _accuracy_share(before: Sequence[ItemResult], after: Sequence[ItemResult]) -
 
 
 def _shares(results: Sequence[ItemResult]) -> tuple[float, float]:
-    """(well-formed samples, correct samples) of all samples."""
+    """(well-formed samples, correct samples) as shares of all samples."""
     samples = sum(len(item.correct) for item in results)
     formed = sum(sum(item.well_formed) for item in results)
     return formed / samples, sum(sum(item.correct) for item in results) / samples
@@ -292,7 +290,7 @@ def evaluation_event(
     base_missing: int = 0,
     asked: int = 0,
 ) -> Evaluated:
-    """The event of an evaluation at temperature 1; base: the untrained model's results on the same items, None where it has not
+    """The event of an evaluation at temperature 1. base: the untrained model's results on the same items, None if it has not
     answered base_missing of them. asked: see Evaluated. Raises ValueError."""
     rates = np.array([item.rate for item in results], dtype=np.float64)
     low, high = _rate_interval(results)
@@ -317,7 +315,8 @@ def evaluation_event(
 def greedy_score(
     results: Sequence[ItemResult], base: Sequence[ItemResult] | None = None, base_missing: int = 0
 ) -> GreedyScore:
-    """The part of an evaluation that was answered at temperature 0. base, base_missing: see evaluated(). Raises ValueError."""
+    """The part of an evaluation that was answered at temperature 0. base, base_missing: see evaluation_event(). Raises
+    ValueError."""
     low, high = _rate_interval(results)
     change = compare_results(base, results) if base else None
     return GreedyScore(
@@ -334,7 +333,7 @@ def greedy_score(
 
 
 def task_scores(results: Sequence[ItemResult], base: Sequence[ItemResult] = ()) -> tuple[TaskScore, ...]:
-    """One score a task, in order of first appearance. base: the untrained model's results on the same items, if known."""
+    """One score per task, in order of first appearance. base: the untrained model's results on the same items, if known."""
     before = {task: float(np.mean([item.rate for item in group])) for task, group in by_task(base).items()}
     return tuple(_task_score(task, group, before.get(task)) for task, group in by_task(results).items())
 
@@ -364,5 +363,5 @@ def _task_score(task: str, results: Sequence[ItemResult], base: float | None) ->
 
 
 def _rate_interval(results: Sequence[ItemResult]) -> tuple[float, float]:
-    """Wilson over items (an item's mean counts once), which is exact for one sample an item and wide for more."""
+    """Wilson over items (an item's mean counts once): exact for one sample per item, wide for more."""
     return wilson_interval(sum(item.rate for item in results), len(results))

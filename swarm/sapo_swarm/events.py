@@ -1,7 +1,7 @@
 """What a node reports: one tagged union for the journal, the control API and the dashboard.
 
 Stored events go to the journal with a sequence number and are replayed to every new client; ephemeral ones (`Phase`,
-`Vitals`) are only streamed. The dashboard's whole picture is a pure function of this stream.
+`Vitals`) are only streamed. The dashboard's state is a pure function of this stream.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     """A node process opened the model (the first time or after a stop); round: the next round.
 
     name: the model's name, base: what it was made from; both "" in runs from before models had names. changed: what is
-    different from the last time, a sentence each ("joined swarm X"). trial: in an open swarm, names it; "" in none.
-    weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" where none are trained.
-    solved: tasks that the model solved at least once. judged: its rewards are verdicts of a judge; else they are verified.
+    different from the last time, one sentence each ("joined swarm X"). trial: the trial's name in an open swarm; else "".
+    weights: SHA-256 of the trainable weights that training starts from, see CheckpointSaved; "" if none are trained. solved:
+    tasks that the model solved at least once. judged: its rewards are verdicts of a judge; else they are verified.
     computed_by: which decoder and decode path of the engine, in words; "" from engines and versions that do not say.
-    held_out: names the held-out questions of its tasks, preset and version: others are other questions. "": not said.
-    rounds_planned: rounds of practice; examples_rounds: of the rounds before `round`, those of examples (RoundFinished)."""
+    held_out: identifies the held-out questions (tasks, preset and version): another name means other questions; "" if
+    unknown. rounds_planned: rounds of practice; examples_rounds: rounds of examples (RoundFinished) among those before
+    `round`.
+    """
 
     run_id: str
     mode: Mode
@@ -68,7 +70,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
 
 
 class StateChanged(_Event, frozen=True, kw_only=True, tag="state"):
-    """One sentence: what the node does or why it does not, what changes it. anyway_until: Unix time, limits are off."""
+    """One sentence: what the node does, or why it does not and what changes that. anyway_until: Unix time until which the
+    limits are off."""
 
     state: State
     sentence: str
@@ -87,7 +90,7 @@ class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
 
 
 class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
-    """Ephemeral: the machine now. None where it cannot be read. memory in bytes (node process tree)."""
+    """Ephemeral: the current state of the machine. None for what cannot be read. memory in bytes (node process tree)."""
 
     tokens_per_s: float | None
     rounds_per_hour: float | None
@@ -97,15 +100,15 @@ class Vitals(_Event, frozen=True, kw_only=True, tag="vitals"):
 
 
 class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
-    """The figures of one round. Rewards are means in [0, 1]; None when there were no such groups.
+    """The figures of one round. Rewards are means in [0, 1]; None if there were no such groups.
 
-    reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups. reward_batch: the whole
-    training batch. nonzero_groups: those of local_groups (in the lab: of all that were generated) with unequal rewards.
-    truncated: local completions cut at the token limit, of completions. seconds: by phase. figures: further ones by name:
+    reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups. reward_batch: the
+    whole training batch. nonzero_groups: those of local_groups (in the lab: of all that were generated) with unequal rewards.
+    truncated: how many of `completions` were cut at the token limit. seconds: by phase. figures: further ones by name:
     "replayed", earlier local groups trained on again, "judge_tokens" that the judge read and wrote, "stage_…" of run.stage
     (whose groups are in no reward), and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this
-    record stands for, `round` the last of them: long-ago rounds are stored in blocks, with sums of counts and seconds, means of
-    figures, lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
+    record stands for, `round` being the last: old rounds are stored in blocks, with sums of counts and seconds and means of
+    figures; lowest and highest: their extremes. taught: task -> external groups that were trained on for a success at it.
     examples: verified texts that the update imitated; such a round samples nothing and has no reward. 0: a round of practice.
     """
 
@@ -142,7 +145,7 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
 
 
 class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
-    """A group that was generated or received in the round. first_solved: the task's first success on this node."""
+    """A group that was generated or received in the round. first_solved: it is the task's first success on this node."""
 
     round: int
     group: Group
@@ -151,9 +154,11 @@ class GroupRecorded(_Event, frozen=True, kw_only=True, tag="group"):
 
 
 class FirstSuccess(_Event, frozen=True, kw_only=True, tag="first_success"):
-    """The first success at a task, in this node's round: its own (node ""), or the first one of others that it received.
+    """The first success at a task, in this node's round: its own (node ""), or the first one that it received from others.
 
-    step: round of the other node, as it says. taught: external groups trained on for one before its own, from since to until."""
+    step: the other node's round, as that node says. taught: external groups that were trained on for a success before its
+    own, from round `since` to `until`.
+    """
 
     round: int
     task: str
@@ -165,11 +170,12 @@ class FirstSuccess(_Event, frozen=True, kw_only=True, tag="first_success"):
 
 
 class TaskScore(msgspec.Struct, frozen=True):
-    """Held-out result of one task: correct answers of items * samples, with its 95 % interval.
+    """Held-out result of one task: correct answers out of items * samples, with its 95 % interval.
 
-    permuted: pass@1 of the answer-permutation check, in which each item gets the answers that the model gave to another item
-    of the task; None where it was not measured. What remains of the score then does not come from reading the question.
-    base: the untrained model's pass@1 on the same items; None where they were not compared."""
+    permuted: pass@1 of the answer-permutation check, in which each item gets the model's answers to another item of the task;
+    None if it was not measured. Whatever score remains then does not come from reading the question. base: the untrained
+    model's pass@1 on the same items; None if they were not compared.
+    """
 
     task: str
     items: int
@@ -183,8 +189,8 @@ class TaskScore(msgspec.Struct, frozen=True):
 
     @property
     def shortcut(self) -> bool:
-        """An answer-only shortcut: at least half of the score remains under the answer-permutation check. Three items in both,
-        so that chance does not look like it."""
+        """An answer-only shortcut: at least half of the score remains under the answer-permutation check. Requires three
+        items in both, so that chance does not look like one."""
         permuted = self.permuted or 0.0
         return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
@@ -205,9 +211,9 @@ class GreedyScore(msgspec.Struct, frozen=True):
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
-    """Held-out pass@1 on fixed items. asked: with those that do not regenerate here; 0: not said.
-    delta: paired difference to the base on them; None for the base, or with base_missing. greedy: the same items answered at
-    temperature 0; None in journals of versions that asked at 1 only."""
+    """Held-out pass@1 on fixed items. asked: including those that do not regenerate here; 0: unknown. delta: paired
+    difference to the base on them; None for the base, or with base_missing. greedy: the same items answered at temperature 0;
+    None in journals of versions that only asked at 1."""
 
     round: int
     temperature: float
@@ -226,7 +232,7 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
 
 
 class TaskTrial(msgspec.Struct, frozen=True):
-    """One task's part of a TrialMeasured, in counts; the fields are its."""
+    """One task's part of a TrialMeasured, in counts; the fields are the same."""
 
     task: str
     questions: int
@@ -239,19 +245,19 @@ class TaskTrial(msgspec.Struct, frozen=True):
 
 
 Plan = Literal["practice", "examples", "only", "nothing"]
-"""What follows from a trial: practice at once, examples and then practice, examples alone, or there is nothing to begin with."""
+"""What follows from a trial: practice at once, examples and then practice, examples alone, or there is nothing to start with."""
 
 
 class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
-    """What the model makes of training questions, before the first round, or later where practice found nothing to learn from and
-    there are successes to imitate: never of held-out ones.
+    """How the model answers training questions (never held-out ones), before the first round, or later if practice found
+    nothing to learn from and there are successes to imitate.
 
-    answers: completions at `temperature`, group_size a question; right, well_formed, truncated: of them; low, high: 95 % interval
-    of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn. greedy:
-    questions right at temperature 0. examples: verified texts of a pass; sources: of them the rows of tables ("table"), fresh
-    questions with the task's answer ("task"), successes that the "person", the model itself ("own") and "others" wrote. limits:
-    task -> tokens that an answer may have from now on, {} where the settings decide. sample: an answer as it was written, safe to
-    show. sentence: what the node does now, and why.
+    answers: completions at `temperature`, group_size per question; right, well_formed, truncated: among them; low, high: 95 %
+    interval of the share that is right. unequal: questions with both right and wrong answers, from which practice can learn.
+    greedy: questions right at temperature 0. examples: verified texts of a pass; sources: how many of them are rows of tables
+    ("table"), fresh questions with the task's answer ("task"), and successes that the "person", the model itself ("own") and
+    "others" wrote. limits: task -> token limit of an answer from now on, {} if the settings decide. sample: an answer as it
+    was written, safe to show. sentence: what the node does now, and why.
     """
 
     round: int
@@ -277,12 +283,13 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
 
 
 class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
-    """How far the examples phase is: its training rows set aside, which are no example, were answered.
+    """The progress of the examples phase: its set-aside training rows, which are never examples, were answered.
 
-    round: rounds done. step: of them rounds of examples. passes: over the examples, so far. right: of `items` rows, at
-    temperature 0. unequal: of `groups` questions those with both right and wrong answers at the training temperature (0 groups:
-    not measured). logprob: mean log-probability of a token of the right answers to the rows set aside; None: not measured.
-    tokens: trained on in the phase; seconds: worked in it, readings included. over: the phase ends here, and `sentence` says why.
+    round: rounds done. step: rounds of examples among them. passes: over the examples, so far. right: of `items` rows, at
+    temperature 0. unequal: of `groups` questions those with both right and wrong answers at the training temperature (0
+    groups: not measured). logprob: mean log-probability per token of the right answers to the set-aside rows; None: not
+    measured. tokens: trained on in the phase; seconds: worked in it, readings included. over: the phase ends here, and
+    `sentence` says why.
     """
 
     round: int
@@ -300,11 +307,13 @@ class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
 
 
 class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
-    """What the coordinator and our own count say. Shares in [0, 1]; window: seconds. node: this one among the peers, "" unknown.
+    """The coordinator's figures and our own count. Shares in [0, 1]; window: seconds. node: this one among the peers, ""
+    unknown.
 
-    share: my accepted groups / all accepted groups in the window. uptake: times others sampled mine in the window.
-    external_share: J_actual / (I + J) of the last batches. rejected: reasons -> count, of groups received. refused: of sent.
-    held: by which of the person's limits, "" = by none. unheard: of the peers those of which nothing is taken."""
+    share: my accepted groups / all accepted groups in the window. uptake: how often others sampled mine in the window.
+    external_share: J_actual / (I + J) of the last batches. rejected: reason -> count, of groups received. refused: of those
+    sent. held: the person's limit that holds the exchange, "" = none. unheard: peers whose groups are never taken.
+    """
 
     coordinator: str
     connected: bool
@@ -328,8 +337,9 @@ class SwarmUpdated(_Event, frozen=True, kw_only=True, tag="swarm"):
 class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
     """External groups are taken from now on, or not; or the held-out tripwire looked closer and found nothing.
 
-    round: rounds done. by: whose word it was. sentence: for people. restored: rounds in the checkpoint whose weights came
-    back (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the present weights on so many fresh items.
+    round: rounds done. by: who decided it. sentence: for people. restored: rounds of the checkpoint whose weights were
+    restored (tripwire, not taking). best, now: pass@1 of the best checkpoint and of the current weights on this many fresh
+    items.
     """
 
     round: int
@@ -343,13 +353,13 @@ class ExternalSwitched(_Event, frozen=True, kw_only=True, tag="external"):
 
 
 class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint"):
-    """The weights as they are after `round` rounds lie on the disk: a link in the hash chain of a model's history.
+    """The weights after `round` rounds are on disk: a link in the hash chain of a model's history.
 
-    weights: SHA-256 of the trainable weights (of their file as it was written; where an engine writes several, of the
-    sorted lines "digest  name"). parent: the `weights` of the checkpoint from which training led here, "" for the first.
-    optimizer: the optimizer's state lies beside them (only the newest keeps it). bytes: size of all its files. reason:
-    why it was saved (start, time, pause, stop, evaluation, rollback, redone). restored: a person went back to the weights of
-    the checkpoint of so many rounds, and this step, which trains nothing, counts as a round; -1: training led here.
+    weights: SHA-256 of the trainable weights (of their file as it was written; if an engine writes several, of the sorted
+    lines "digest  name"). parent: the `weights` of the checkpoint from which training led here, "" for the first. optimizer:
+    the optimizer's state is saved with them (only the newest keeps it). bytes: size of all its files. reason: why it was
+    saved (start, time, pause, stop, evaluation, rollback, redone). restored: a person went back to the weights of the
+    checkpoint with this many rounds, and this step, which trains nothing, counts as a round; -1: training led here.
     """
 
     round: int
@@ -395,5 +405,5 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(line: bytes) -> Event:
-    """Inverse of encode. Raises msgspec.ValidationError."""
+    """Inverse of encode_event. Raises msgspec.ValidationError."""
     return _decoder.decode(line)

@@ -1,4 +1,4 @@
-"""Names to things: the error for an unknown name says which one was probably meant."""
+"""Names to things: the error for an unknown name suggests which one was probably meant."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import difflib
 from collections.abc import Iterable
 
 FEW = 12
-"""Names that are told in full."""
+"""Up to this many names are listed in full."""
 
 
 def suggest_names(word: str, known: Iterable[str]) -> str:
-    """A sentence: the known word that was probably meant and two more that are near, or all where there are few."""
+    """A sentence: the known word that was probably meant and two more that are near, or all if there are few."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     if not close and len(names) <= FEW:
         return f"Known: {', '.join(names)}."
-    meant = f"Did you mean {close[0]!r}?" if close else ""
+    suggestion = f"Did you mean {close[0]!r}?" if close else ""
     near = close[1:] or ([] if close else difflib.get_close_matches(word, names, n=3, cutoff=0.0))
     also = f"{'Also near' if close else f'Of {len(names)} the nearest'}: {', '.join(map(repr, near))}." if near else ""
-    return f"{meant} {also}".strip()
+    return f"{suggestion} {also}".strip()
 
 
 class UnknownName(ValueError):
-    """There is no strategy, or no algorithm, of that name. kind: what it was to name."""
+    """No strategy, algorithm etc. has that name. kind: what the name should be of."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"There is no {kind} {name!r}. {suggest_names(name, known)}")

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-# What strangers can make a server write is little, however often they ask.
+# Strangers can make a server write only little, however often they ask.
 
 EVERY_S = 10.0
 
 
 class RateLimitFilter(logging.Filter):
-    """At most one record in ten seconds: a line for every malformed request would let anybody fill the disk."""
+    """At most one record in ten seconds: with a line for every malformed request anybody could fill the disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,30 +35,31 @@ class RateLimitFilter(logging.Filter):
 
 
 def limit_log_rate(log: logging.Logger) -> logging.Logger:
-    """The same log, with lines ten seconds apart at least: for aiohttp's, and for whatever a request can bring about."""
-    if not any(isinstance(one, RateLimitFilter) for one in log.filters):
+    """The same log, with lines at least ten seconds apart: for aiohttp's, and for whatever a request can cause."""
+    if not any(isinstance(log_filter, RateLimitFilter) for log_filter in log.filters):
         log.addFilter(RateLimitFilter())
     return log
 
 
 def server_runner(application: web.Application, log: str, **options: Any) -> web.AppRunner:
-    """What every server here runs on: no line for a request that was answered, few for others. options: aiohttp's."""
+    """The runner of every server here: no log line for an answered request, few for others. options: aiohttp's."""
     return web.AppRunner(application, access_log=None, logger=limit_log_rate(logging.getLogger(log)), **options)
 
 
-# A web server on loopback whose connections are few and never idle for long, whichever account of this machine opens them.
+# A web server on loopback with few connections, none idle for long, whichever account of this machine opens them.
 
 MOST = 64
-"""Connections at once. Where there is no room, the one that was silent for the longest time gives way: of those on which nothing
-was ever answered, or else of the others."""
+"""Connections at once. When there is no room, the one that was silent longest is closed: first among those on which nothing
+was ever answered, else among the others."""
 IDLE_S = 60.0
-"""A connection on which nothing is answered for so long is ended."""
+"""A connection on which nothing is answered for this long is closed."""
 BACKLOG = 16
 PAUSE_S = 0.2
 
 
 class FewConnections:
-    """Accepts for a server whose runner is set up, on a bound socket, and closes that at the end. Use `async with`."""
+    """Accepts connections for a server whose runner is set up, on a bound socket, which it closes at the end. Use `async
+    with`."""
 
     def __init__(self, server: web.Server, bound: socket.socket, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._server, self._bound, self._most, self._idle_s = server, bound, most, idle_s
@@ -81,7 +82,7 @@ class FewConnections:
 
     @contextlib.contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
-        """A request that may be served is being answered: its connection stays."""
+        """While an accepted request is being answered, its connection stays."""
         transport = request.transport
         if transport is None:
             yield
@@ -100,7 +101,7 @@ class FewConnections:
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._bound)
-            except OSError:  # the client is gone already, or the process has no file left: it comes again
+            except OSError:  # the client is gone, or the process is out of files: the client comes again
                 await asyncio.sleep(PAUSE_S)
                 continue
             if not self._has_room():
@@ -114,7 +115,7 @@ class FewConnections:
             self._strange[transport] = time.monotonic()
 
     def _has_room(self) -> bool:
-        """For one more, in the place of another where need be."""
+        """Whether there is room for one more, if need be in place of another."""
         if self._held() >= self._most:
             self._forget_closed()
         if self._held() >= self._most and (quiet := self._strange or self._known):
@@ -145,7 +146,7 @@ def _abort(transport: asyncio.BaseTransport) -> None:
     transport.abort()
 
 
-# Prometheus' text format, version 0.0.4: what a coordinator and a node answer at /metrics.
+# Prometheus's text format, version 0.0.4: the answer of a coordinator and a node at /metrics.
 
 Kind = Literal["counter", "gauge"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -160,20 +161,20 @@ class MetricsPage:
         self._lines: list[str] = []
 
     def add(self, name: str, kind: Kind, text: str, value: float | None) -> None:
-        """A metric with one sample; None: without."""
+        """A metric with one sample; None: without a sample."""
         self.add_each(name, kind, text, [({}, value)])
 
     def add_each(
         self, name: str, kind: Kind, text: str, samples: Iterable[tuple[Mapping[str, str], float | None]]
     ) -> None:
-        """A metric with a sample for each set of labels; those that are None are left out."""
+        """A metric with one sample per set of labels; samples that are None are left out."""
         self._head(name, kind, text)
         for labels, value in samples:
             if value is not None:
                 self._sample(name, labels, value)
 
     def histogram(self, name: str, text: str, buckets: Mapping[float, float], total: float, count: float) -> None:
-        """buckets: upper bound -> how many were at most so large, ascending, without the one for all."""
+        """buckets: upper bound -> cumulative count, ascending, without the bucket for all."""
         self._head(name, "histogram", text)
         for bound, number in buckets.items():
             self._sample(f"{name}_bucket", {"le": f"{bound:g}"}, number)
@@ -189,7 +190,7 @@ class MetricsPage:
         self._lines += [f"# HELP {self._prefix}{name} {text}", f"# TYPE {self._prefix}{name} {kind}"]
 
     def _sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        inside = ",".join(f'{key}="{_escaped(found)}"' for key, found in labels.items())
+        inside = ",".join(f'{key}="{_escaped(value_text)}"' for key, value_text in labels.items())
         self._lines.append(f"{self._prefix}{name}{f'{{{inside}}}' if inside else ''} {value:.15g}")
 
 

@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all, whatever ends the process meanwhile."""
+"""Writes a file whole or not at all, whatever ends the process meanwhile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO
 
 LEFT_S = 3600.0
-"""So old a half-written file was left by a process that was killed."""
+"""A half-written file of this age was left by a process that was killed."""
 
 
 def write_atomically(path: Path, content: bytes | str, *, private: bool = False, synced: bool = True) -> None:
-    """Write the file, and its folder where there is none. Text is UTF-8. For the rest see opened. Raises OSError."""
+    """Write the file, and create its folder if missing. Text is UTF-8. For the rest see open_atomic. Raises OSError."""
     Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, private=private, synced=synced) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -23,11 +23,11 @@ def write_atomically(path: Path, content: bytes | str, *, private: bool = False,
 
 @contextlib.contextmanager
 def open_atomic(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[IO[bytes]]:
-    """A file beside that name, which gets the name when the block ends well; otherwise nothing is left of it. Two processes may
-    write it at once: the last one's content stays.
+    """A temporary file beside that name, which gets the name when the block succeeds; otherwise nothing is left of it. Two
+    processes may write at once: the content of the last one stays.
 
-    A symbolic link stays one: what it leads to is written. private: only the owner may read it (0600). synced: it is on the disk
-    before it has its name; not needed for what is made anew at each start. Raises OSError.
+    A symbolic link stays one: its target is written. private: only the owner may read it (0600). synced: it is on disk before
+    it has its name; not needed for what is recreated at each start. Raises OSError.
     """
     path = Path(os.path.realpath(path))
     for old in half_written(path):
@@ -50,7 +50,7 @@ def open_atomic(path: Path, *, private: bool = False, synced: bool = True) -> It
 
 
 def _replace(new: Path, path: Path) -> None:
-    """Windows refuses it while another process has the file open: there it is tried again for a fifth of a second."""
+    """Windows refuses this while another process has the file open: there it is retried for a fifth of a second."""
     for pause in (0.02, 0.06, 0.12) if os.name == "nt" else ():
         try:
             new.replace(path)
@@ -61,7 +61,7 @@ def _replace(new: Path, path: Path) -> None:
 
 
 def on_disk(handle: int) -> None:
-    """Return when what was written there is on the disk, not in the drive's cache (macOS leaves it there after fsync)."""
+    """Return once the written data is on the disk, not just in the drive's cache (macOS leaves it there after fsync)."""
     if os.name != "nt":
         import fcntl
 
@@ -74,7 +74,7 @@ def on_disk(handle: int) -> None:
 
 
 def half_written(path: Path) -> Iterator[Path]:
-    """What processes that were killed, or that write it now, have of this file."""
+    """Temporary files of this file, from processes that were killed or are writing it now."""
     with contextlib.suppress(OSError), os.scandir(path.parent) as there:
         for entry in there:
             if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".partial"):

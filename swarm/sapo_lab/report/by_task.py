@@ -1,6 +1,5 @@
-"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and what the
-answer-permutation check leaves of it.
-"""
+"""Where a gain comes from: held-out pass@1 by task, the gain without the task that gained most, and what remains of it under
+the answer-permutation check."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from sapo_swarm.evaluation import ConfidenceInterval
 
 
 def task_gain_columns(tasks: Sequence[str]) -> tuple[str, ...]:
-    """The columns of `lines`."""
+    """The columns of `task_gain_rows`."""
     return ("arm", "compared with", *tasks, "gain", "without the task that gained most", "gain without it")
 
 
@@ -26,8 +25,8 @@ def tasks_of(found: Mapping[str, Sequence[RunResult]]) -> list[str]:
 
 
 def task_gain_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every arm with a result at the end, and for every arm that it is compared with: pass@1 of both in percent,
-    over the seeds that both have."""
+    """A row for every arm with a final result, and for every arm that it is compared with: pass@1 of both in percent, over
+    the seeds that both have."""
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
@@ -49,8 +48,8 @@ def task_gain_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResul
 def gain_without_top_task(
     mine: Mapping[int, HeldOut], theirs: Mapping[int, HeldOut]
 ) -> tuple[ConfidenceInterval, str, ConfidenceInterval]:
-    """Seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN, "" without seeds
-    in common, without a task that gained, and where there is one task."""
+    """From seed -> results: relative gain over all tasks, the task that gained most, the gain over the others; NaN and ""
+    without common seeds, if no task gained, and if there is only one task."""
     seeds = sorted(mine.keys() & theirs.keys())
     nothing = mean_interval([])
     if not seeds:
@@ -59,11 +58,11 @@ def gain_without_top_task(
         task for task in mine[seeds[0]].tasks if all(task in point[s].tasks for point in (mine, theirs) for s in seeds)
     ]
     gains = {task: sum(mine[s].tasks[task] - theirs[s].tasks[task] for s in seeds) for task in tasks}
-    most = max(gains, key=lambda task: gains[task], default="")
-    rest = [task for task in tasks if task != most]
-    if not rest or gains[most] <= 0:
+    top_task = max(gains, key=lambda task: gains[task], default="")
+    rest = [task for task in tasks if task != top_task]
+    if not rest or gains[top_task] <= 0:
         return _gain(mine, theirs, seeds, tasks), "", nothing
-    return _gain(mine, theirs, seeds, tasks), most, _gain(mine, theirs, seeds, rest)
+    return _gain(mine, theirs, seeds, tasks), top_task, _gain(mine, theirs, seeds, rest)
 
 
 def permuted_heads(tasks: Sequence[str]) -> tuple[str, ...]:
@@ -72,7 +71,7 @@ def permuted_heads(tasks: Sequence[str]) -> tuple[str, ...]:
 
 
 def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every arm where it was measured, and for every arm that it is compared with: pass@1 in percent, and that
+    """A row for every arm in which it was measured, and for every arm that it is compared with: pass@1 in percent, and that
     of the answer-permutation check, means over seeds; the difference, and its relative gain paired by seed."""
     tasks = tasks_of(found)
     result: list[tuple[str, ...]] = []
@@ -102,12 +101,12 @@ def permuted_lines(experiment: Experiment, found: Mapping[str, Sequence[RunResul
 
 
 def _permuted(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
-    """The last results of the seeds where the answer-permutation check covered every task."""
+    """The last results of the seeds in which the answer-permutation check covered every task."""
     return {seed: point for seed, point in _last(runs).items() if set(point.tasks) <= point.permuted.keys()}
 
 
 def _reading_score(points: Mapping[int, HeldOut]) -> dict[int, float]:
-    """Seed -> pass@1 over all tasks less that of the answer-permutation check."""
+    """Seed -> pass@1 over all tasks minus that of the answer-permutation check."""
     return {seed: float(np.mean([p.tasks[t] - p.permuted[t] for t in p.tasks])) for seed, p in points.items()}
 
 
@@ -116,7 +115,7 @@ def _last(runs: Sequence[RunResult]) -> dict[int, HeldOut]:
 
 
 def _cell(both: Sequence[Mapping[int, HeldOut]], task: str) -> str:
-    """Means over seeds; "–" where the arm does not have the task."""
+    """Means over seeds; "–" if the arm does not have the task."""
     rates = [[point.tasks[task] for point in points.values() if task in point.tasks] for points in both]
     return " : ".join(f"{100 * float(np.mean(values)):.1f}" if values else "–" for values in rates if rates[0]) or "–"
 

@@ -19,7 +19,7 @@ from sapo_lab.schema import Experiment
 Found = Mapping[str, Sequence[RunResult]]
 _DPI = 110
 _LEGEND = 44
-"""Characters of a line in a legend."""
+"""Characters per line in a legend."""
 _COLOURS = (
     "#4269d0",
     "#efb118",
@@ -37,7 +37,7 @@ _COLOURS = (
 def draw_figures(
     experiment: Experiment, found: Found, rows: Sequence[ComparisonRow], folder: Path
 ) -> list[tuple[str, Path]]:
-    """Every figure that the data allow, as (caption, file)."""
+    """Every figure for which there are data, as (caption, file)."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {arm.name: textwrap.fill(arm.shown, _LEGEND) for arm in experiment.arms}
     settings = _settings(experiment, found)
@@ -100,9 +100,9 @@ def draw_figures(
 
 
 def moving_average(values: Floats, window: int) -> Floats:
-    """Trailing mean over up to `window` values, NaN left out: (rounds,) -> (rounds,)."""
-    known = np.isfinite(values)
-    sums, counts = np.cumsum(np.where(known, values, 0.0)), np.cumsum(known)
+    """Trailing mean over up to `window` values, ignoring NaN: (rounds,) -> (rounds,)."""
+    finite = np.isfinite(values)
+    sums, counts = np.cumsum(np.where(finite, values, 0.0)), np.cumsum(finite)
     sums[window:] = sums[window:] - sums[:-window]
     counts[window:] = counts[window:] - counts[:-window]
     result: Floats = np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
@@ -110,7 +110,7 @@ def moving_average(values: Floats, window: int) -> Floats:
 
 
 def _stack(runs: Sequence[RunResult], name: str) -> Floats:
-    """(seeds, rounds), cut to the shortest run."""
+    """(seeds, rounds), truncated to the shortest run."""
     shortest = min(run.rounds for run in runs)
     return np.stack([getattr(run, name)[:shortest] for run in runs])
 
@@ -133,7 +133,7 @@ def _colour(position: int) -> str:
 
 
 def _settings(experiment: Experiment, found: Found) -> list[Found]:
-    """The arms that were run, those with the same tasks and preset together: only their rates share an axis."""
+    """The arms that were run, grouped by tasks and preset: only rates within a group share an axis."""
     by_setting: dict[tuple[str, tuple[str, ...]], dict[str, Sequence[RunResult]]] = {}
     for name, runs in found.items():
         arm = experiment.arm(name)
@@ -196,7 +196,7 @@ def _held_out(settings: Sequence[Found], names: Mapping[str, str]) -> Figure | N
 
 
 def _compute(found: Found, names: Mapping[str, str]) -> Figure | None:
-    """Only where several arms know their processor seconds."""
+    """Only if several arms recorded their processor seconds."""
     points = {
         arm: [(run.cpu_s / run.nodes, 100 * run.last.pass_at_1) for run in runs if run.last and np.isfinite(run.cpu_s)]
         for arm, runs in found.items()
@@ -218,7 +218,7 @@ def _compute(found: Found, names: Mapping[str, str]) -> Figure | None:
 
 
 def _regimes(experiment: Experiment, found: Found, rows: Sequence[ComparisonRow]) -> Figure | None:
-    """Only where the compared pairs start from different success rates."""
+    """Only if the compared pairs start from different success rates."""
     compared = [row for row in rows if row.against in found and np.isfinite(row.base.value)]
     if len({round(row.base.value, 3) for row in compared}) < 2:
         return None
@@ -254,7 +254,7 @@ def _regimes(experiment: Experiment, found: Found, rows: Sequence[ComparisonRow]
 
 
 def _external(experiment: Experiment, found: Found, names: Mapping[str, str]) -> Figure | None:
-    """Where there is an adaptive arm."""
+    """Only if there is an adaptive arm."""
     if not any(arm.conditions.adaptive for arm in experiment.arms if arm.name in found):
         return None
     figure, axes = _figure(1)
@@ -267,7 +267,7 @@ def _external(experiment: Experiment, found: Found, names: Mapping[str, str]) ->
 
 
 def _over_rounds(found: Found, names: Mapping[str, str], name: str, label: str) -> Figure | None:
-    """A share over rounds, mean over seeds; None where it is 0 or unknown everywhere."""
+    """A share over rounds, mean over seeds; None if it is 0 or unknown everywhere."""
     shown = {arm: runs for arm, runs in found.items() if any(np.nansum(getattr(run, name)) > 0 for run in runs)}
     if not shown:
         return None

@@ -1,9 +1,9 @@
 """Intervals over training seeds and held-out questions together, from the verdict on every question.
 
 Intervals over seeds alone say what other seeds would give on the same questions. Here both are resampled (a two-way
-bootstrap, Owen 2007, arXiv 0712.1111: too wide where questions vary most, too narrow where few seeds do): seeds with
-replacement, and within each task questions with replacement, the same ones for every arm and seed of a draw. Tasks are not
-resampled: they were chosen.
+bootstrap, Owen 2007, arXiv 0712.1111: too wide where questions vary most, too narrow with few seeds): seeds with replacement,
+and within each task questions with replacement, the same ones for every arm and seed of a draw. Tasks are not resampled: they
+were chosen.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Verdicts = Mapping[str, Floats]
 def joint_gain(
     mine: Mapping[int, Verdicts], theirs: Mapping[int, Verdicts], confidence: float = 0.95, draws: int = DRAWS
 ) -> ConfidenceInterval:
-    """Relative gain in pass@1 (each task alike) over the seeds that both have, with a percentile interval over seeds and
-    questions; NaN without seeds in common or without a right answer, NaN bounds with one seed. The same every time."""
+    """Relative gain in pass@1 (each task weighs the same) over the seeds that both have, with a percentile interval over
+    seeds and questions; NaN without common seeds or without a right answer, NaN bounds with one seed. Deterministic."""
     seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
         return ConfidenceInterval(math.nan, math.nan, math.nan)
@@ -44,7 +44,7 @@ def joint_gain(
 
 
 def _resampled(tasks: Sequence[Sequence[Floats]], seeds: int, draws: int) -> Floats:
-    """(draws,) gains. Seeds and questions come as counts, so that a draw is two products."""
+    """(draws,) gains. Seeds and questions are given as counts, so that a draw is two products."""
     rng = np.random.default_rng(0)
     of_seed = rng.multinomial(seeds, np.full(seeds, 1.0 / seeds), size=draws) / seeds  # (draws, S)
     totals = np.zeros((2, draws))
@@ -73,17 +73,17 @@ HEADS = (
 
 
 def joint_columns(experiment: Experiment) -> tuple[str, ...]:
-    """The columns of `lines`."""
+    """The columns of `joint_rows`."""
     return tuple(head.format(count=comparison_count(experiment)) for head in HEADS)
 
 
 def comparison_count(experiment: Experiment) -> int:
-    """As many as the experiment registered, else each arm with the first one that it is compared with."""
+    """The number that the experiment registered, else one for each arm and the first arm that it is compared with."""
     return experiment.comparisons or max(1, sum(bool(arm.against) for arm in experiment.arms))
 
 
 def joint_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every arm whose verdicts are there, and for every arm that it is compared with; costs as "mine : theirs"."""
+    """A row for every arm that has verdicts, and for every arm that it is compared with; costs as "mine : theirs"."""
     corrected = 1.0 - 0.05 / comparison_count(experiment)
     known = {name: [run for run in runs if run.verdicts] for name, runs in found.items()}
     result: list[tuple[str, ...]] = []

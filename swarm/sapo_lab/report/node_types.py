@@ -1,4 +1,4 @@
-"""Arms whose nodes differ: what each type of node has learnt."""
+"""Arms whose nodes differ: what each type of node has learned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sapo_lab.schema import Arm, Experiment
 
 
 def node_type_columns() -> tuple[str, ...]:
-    """The columns of `lines`."""
+    """The columns of `node_type_rows`."""
     return (
         "arm",
         "type of node",
@@ -27,7 +27,7 @@ def node_type_columns() -> tuple[str, ...]:
 
 
 def node_type_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
-    """A line for every type of node of an arm with several, and for every arm with such nodes that it is compared with."""
+    """A row for every node type of an arm with several, and for every arm with such nodes that it is compared with."""
     result: list[tuple[str, ...]] = []
     for arm in experiment.arms:
         mine = by_node_type(arm, found.get(arm.name, ()))
@@ -55,13 +55,13 @@ def node_type_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResul
 
 
 def by_node_type(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:
-    """Node type -> seed -> its nodes at the end of the run; of finished runs, none where all nodes are alike."""
-    found: dict[str, dict[int, list[NodeResult]]] = {}
+    """Node type -> seed -> its nodes at the end of the run; for finished runs, empty if all nodes are alike."""
+    nodes_by_type: dict[str, dict[int, list[NodeResult]]] = {}
     for run in runs:
         for index, node in enumerate(run.at_end):
             if label := node_type(arm, index):
-                found.setdefault(label, {}).setdefault(run.seed, []).append(node)
-    return found
+                nodes_by_type.setdefault(label, {}).setdefault(run.seed, []).append(node)
+    return nodes_by_type
 
 
 def _over_seeds(nodes: Mapping[int, Sequence[NodeResult]], name: str) -> dict[int, float]:

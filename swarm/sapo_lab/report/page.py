@@ -60,7 +60,7 @@ NODE_TYPES_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A table of the report. title: "" where it goes on with the section before it."""
+    """A table of the report. title: "" if it continues the section before it."""
 
     title: str
     note: str
@@ -83,8 +83,8 @@ class _Page:
 
 
 def write_report(experiment: Experiment, out: Path, to: Path, command: str) -> list[Path]:
-    """The files written. Runs that have finished are saved beside the report, and those saved there before are in it
-    (saved_runs.py).
+    """Write the report; returns its files. Finished runs are saved beside the report, and those saved there earlier are
+    included (saved_runs.py).
 
     Raises BadExperiment without runs, ModuleNotFoundError without matplotlib, OSError.
     """
@@ -115,7 +115,7 @@ def write_report(experiment: Experiment, out: Path, to: Path, command: str) -> l
 
 
 def describe_setup(experiment: Experiment, table: Sequence[ComparisonRow]) -> str:
-    """The setting in a sentence."""
+    """The setup in a sentence."""
     run = table[0].arm.run
     unfinished = list(dict.fromkeys(row.arm.shown for row in table if not row.finished))
     missing = [arm.shown for arm in experiment.arms if arm.name not in {row.arm.name for row in table}]
@@ -137,7 +137,7 @@ def _count(nodes: int) -> str:
 
 
 def rerun_commands(table: Sequence[ComparisonRow], command: str) -> list[str]:
-    """The command that runs an arm again, for every arm of the table."""
+    """The command that repeats an arm, for every arm of the table."""
     lines = [f"{command} --only {row.arm.name} --seeds {','.join(map(str, row.seeds))} --fresh" for row in table]
     return list(dict.fromkeys(lines))
 
@@ -148,7 +148,7 @@ def _sections(
     table: Sequence[ComparisonRow],
     names: Mapping[str, str],
 ) -> list[_Section]:
-    """Those that have lines."""
+    """The sections that have rows."""
     tasks = by_task.tasks_of(found)
     more = list(dict.fromkeys(more_cells(row) for row in table))
     sections = [
@@ -186,7 +186,7 @@ def _markdown(page: _Page) -> str:
         page.question,
         _wrapped(page.setting),
         "\n".join(_wrapped(f"- {text}", "  ") for text in page.sentences) or "No arm is compared with another.",
-        *(part for one in page.sections for part in (_wrapped(one.note), _grid(one.heads, one.lines))),
+        *(part for section in page.sections for part in (_wrapped(section.note), _grid(section.heads, section.lines))),
         *(f"![{path.stem}]({path.name})\n\n{_wrapped(caption)}" for caption, path in page.figures),
         "Run a row again:\n\n" + "\n".join(f"    {line}" for line in page.commands),
         _wrapped(page.versions),

@@ -1,5 +1,5 @@
-"""Finished runs, small enough to lie beside the report: a table grows by seeds that ran elsewhere or long ago, and anybody can
-check its figures, when the journals (hundreds of megabytes) are gone.
+"""Finished runs, small enough to be saved beside the report: a table can grow by seeds that ran elsewhere or long ago, and
+anybody can check its figures after the journals (hundreds of megabytes) are gone.
 
 TO/runs.msgpack.zst    settings and sapo_lab.report.results.RunResult of every run
 """
@@ -22,12 +22,12 @@ from sapo_swarm.whole_file import write_atomically
 
 FILE = "runs.msgpack.zst"
 ROUNDED = np.dtype("<f4")
-"""Of what each round measured: seven digits."""
+"""For the values measured each round: seven digits."""
 _LEVEL = 19
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """One run: under which settings, and what its journals said."""
+    """One run: its settings, and what its journals said."""
 
     settings: ResumeSettings
     result: RunResult
@@ -44,9 +44,9 @@ class _Pack(msgspec.Struct, frozen=True):
 
 
 def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> list[Path]:
-    """Add the finished runs whose journals are in `out` to what is saved; gives the file where it changed.
+    """Add the finished runs whose journals are in `out` to the saved ones; returns the file if it changed.
 
-    Raises BadExperiment where the saved file is damaged, OSError, msgspec.MsgspecError.
+    Raises BadExperiment if the saved file is damaged, OSError, msgspec.MsgspecError.
     """
     new: list[SavedRun] = []
     for run in (run for runs in found.values() for run in runs):
@@ -66,9 +66,9 @@ def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> 
 def with_saved_runs(
     experiment: Experiment, found: Mapping[str, Sequence[RunResult]], to: Path
 ) -> dict[str, list[RunResult]]:
-    """What was found in journals, and the saved runs that are not among them; by arm in the experiment's order, then by seed.
+    """The runs from journals, and the saved runs that are not among them; by arm in the experiment's order, then by seed.
 
-    A saved run counts before one that has not finished. Raises BadExperiment for a damaged file, and for a run of another
+    A saved run takes precedence over an unfinished one. Raises BadExperiment for a damaged file, and for a run of another
     experiment or of other settings.
     """
     runs = {saved.key: _checked(saved, experiment, to) for saved in read_saved_runs(to)}
@@ -83,8 +83,8 @@ def with_saved_runs(
 
 
 def legacy_scoring_note(found: Mapping[str, Sequence[RunResult]]) -> str:
-    """Which runs the library's rule judged, in a sentence; "" where all were judged exactly. A finished run that kept no
-    verdicts is of the time when it was the only rule (decision 37)."""
+    """Which runs the library's rule judged, in a sentence; "" if all were judged exactly. A finished run without verdicts
+    dates from when that was the only rule (decision 37)."""
     runs = {name: [run for run in some if run.last is not None and run.finished] for name, some in found.items()}
     old = {name: [run.seed for run in some if not run.verdicts] for name, some in runs.items()}
     if not any(old.values()):
@@ -102,7 +102,7 @@ def legacy_scoring_note(found: Mapping[str, Sequence[RunResult]]) -> str:
 
 
 def encode_saved_runs(runs: Iterable[SavedRun]) -> bytes:
-    """The content of FILE: of runs with the same arm and seed the last, sorted, so that equal runs give equal bytes."""
+    """The content of FILE: the last of runs with the same arm and seed, sorted, so that equal runs give equal bytes."""
     latest = {run.key: run for run in runs}
     pack = _Pack(tuple(latest[key] for key in sorted(latest)))
     return zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(pack, enc_hook=_bytes))

@@ -1,4 +1,4 @@
-"""Intervals over seeds: few numbers, so Student's t, and paired where two arms share their seeds."""
+"""Intervals over seeds: few numbers, so Student's t, and paired if two arms share their seeds."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t with so many degrees of freedom."""
+    """The 97.5 % quantile of Student's t with this many degrees of freedom."""
     return _T975[freedom - 1] if freedom <= len(_T975) else 1.96 + 2.4 / freedom
 
 
 def mean_interval(values: Sequence[float]) -> ConfidenceInterval:
     """Mean over seeds with its 95 % interval; NaN bounds for one seed, all NaN for none. NaN values are left out."""
-    known = np.array([v for v in values if math.isfinite(v)], dtype=np.float64)
-    if known.size == 0:
+    finite = np.array([v for v in values if math.isfinite(v)], dtype=np.float64)
+    if finite.size == 0:
         return ConfidenceInterval(math.nan, math.nan, math.nan)
-    mean = float(known.mean())
-    if known.size == 1:
+    mean = float(finite.mean())
+    if finite.size == 1:
         return ConfidenceInterval(mean, math.nan, math.nan)
-    half = t_quantile(known.size - 1) * float(known.std(ddof=1)) / math.sqrt(known.size)
+    half = t_quantile(finite.size - 1) * float(finite.std(ddof=1)) / math.sqrt(finite.size)
     return ConfidenceInterval(mean, mean - half, mean + half)
 
 
 def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> ConfidenceInterval:
-    """Relative gain (0.94 = +94 %) over the seeds that both arms have, NaN left out: the ratio of the means, less 1.
+    """Relative gain (0.94 = +94 %) over the seeds that both arms have, ignoring NaN: the ratio of the means, minus 1.
 
-    The interval is that of a ratio of two means that vary together: residuals y - ratio * x, over the mean of x (Cochran,
-    Sampling Techniques, 3rd ed., section 6.3). A difference over a fixed baseline is too narrow where the gain is large.
+    The interval is that of a ratio of two correlated means: residuals y - ratio * x, over the mean of x (Cochran, Sampling
+    Techniques, 3rd ed., section 6.3). A difference over a fixed baseline is too narrow if the gain is large.
     """
     pairs = [(values[seed], against[seed]) for seed in sorted(values.keys() & against.keys())]
-    known = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], dtype=np.float64).reshape(-1, 2)
-    y, x = known.T
+    finite = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], dtype=np.float64).reshape(-1, 2)
+    y, x = finite.T
     if not x.size or not x.mean() > 0:
         return ConfidenceInterval(math.nan, math.nan, math.nan)
     ratio = float(y.mean() / x.mean())
@@ -47,7 +47,7 @@ def paired_gain(values: Mapping[int, float], against: Mapping[int, float]) -> Co
 
 
 def nonzero_advantage_share(p: float, size: int) -> float:
-    """Chance that a group of so many independent completions with success rate p has unequal rewards."""
+    """Chance that a group of this many independent completions with success rate p has unequal rewards."""
     return 1.0 - (1.0 - p) ** size - p**size
 
 

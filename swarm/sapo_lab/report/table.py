@@ -1,4 +1,4 @@
-"""The rows of the report: every figure with its interval over seeds, beside the paper's where it has the same arm."""
+"""The rows of the report: every figure with its interval over seeds, beside the paper's if it has the same arm."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MetricGain:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One arm beside one other (or none). Totals are sums over nodes and rounds.
+    """One arm beside another (or none). Totals are sums over nodes and rounds.
 
-    paper: the paper's total, NaN where it has no such arm. held_out: pass@1 on all items at the end. equal_tokens:
-    pass@1 of this arm and the gain over the other when both had generated as many tokens as the shorter of the two.
-    trained_groups: local groups with a non-zero advantage and external groups that a node has trained on.
-    round_seconds: wall clock of a node in all phases of its rounds, without evaluations.
+    paper: the paper's total, NaN if it has no such arm. held_out: pass@1 on all items at the end. equal_tokens: pass@1 of
+    this arm and the gain over the other when both had generated as many tokens as the shorter of the two. trained_groups:
+    local groups with a non-zero advantage and external groups that a node has trained on. round_seconds: wall time of a node
+    in all phases of its rounds, without evaluations.
     """
 
     arm: Arm
@@ -64,7 +64,7 @@ class ComparisonRow:
 def comparison_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[ComparisonRow]:
     """A row for every arm that has runs and every arm that it is compared with.
 
-    Only runs that have ended are compared, see results.comparable.
+    Only finished runs are compared, see results.select_comparable_runs.
     """
     chosen = select_comparable_runs(found)
     ended = {name: runs if runs[0].finished else [] for name, runs in chosen.items()}
@@ -108,7 +108,7 @@ def _row(arm: Arm, runs: Sequence[RunResult], other: str, against: Sequence[RunR
 
 
 def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
-    """What the judge found, as a sentence; "" without a judge in both arms."""
+    """The judge's result as a sentence; "" unless both arms have a judge."""
     swarm, silo = (
         {(run.seed, t): float(v) for run in some for t, v in enumerate(run.judged) if math.isfinite(v)}
         for some in (runs, against)
@@ -131,7 +131,7 @@ def is_plain(arm: Arm) -> bool:
 
 
 def _reward(runs: Sequence[RunResult], against: Sequence[RunResult], name: str) -> MetricGain:
-    """The total, and the gain of the mean a node and round: arms may have different numbers of them."""
+    """The total, and the gain of the mean per node and round: arms may have different numbers of them."""
     totals = mean_interval([float(getattr(run, name).sum()) for run in runs])
     mine, theirs = (
         {run.seed: float(getattr(run, name).sum() / run.present.sum()) for run in some} for some in (runs, against)
@@ -160,13 +160,13 @@ def _equal_tokens(runs: Sequence[RunResult], against: Sequence[RunResult]) -> Me
 
 
 def _a_node(run: RunResult, means: Floats) -> float:
-    """What a node had over all rounds, from means over the nodes that were there in each; in some there may have been none."""
+    """A node's total over all rounds, from means over the nodes present in each; in some rounds there may have been none."""
     return float(np.nansum(means * run.present) / run.nodes)
 
 
 def _nanmean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else math.nan
 
 
 HEADS = (
@@ -201,7 +201,7 @@ MORE_HEADS = (
 
 
 def format_row(row: ComparisonRow, names: Mapping[str, str]) -> tuple[str, ...]:
-    """A row of the main table; names: arm -> how it is called."""
+    """A row of the main table; names: arm -> its displayed name."""
     paper = "–"
     if math.isfinite(row.paper):
         gain = math.floor(100 * (row.paper / PAPER_TOTAL[8, 0] - 1))  # the paper rounds down: +94 %
@@ -223,7 +223,7 @@ def format_row(row: ComparisonRow, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def more_cells(row: ComparisonRow) -> tuple[str, ...]:
-    """A row of the table of costs; MORE_HEADS names its columns."""
+    """A row of the cost table; MORE_HEADS names its columns."""
     millions = ConfidenceInterval(row.tokens.value / 1e6, row.tokens.low / 1e6, row.tokens.high / 1e6)
     return (
         row.arm.shown,
@@ -244,7 +244,7 @@ def more_cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def describe_row(row: ComparisonRow, names: Mapping[str, str]) -> str:
-    """What a row says, in words; "" for an arm that is compared with nothing."""
+    """A row in words; "" for an arm that is compared with nothing."""
     other = names.get(row.against)
     if other is None:
         return ""

@@ -1,8 +1,8 @@
-"""A rule that moves I and J: as many external groups as local ones lack, and no more. Pure.
+"""A rule that moves I and J: as many external groups as local ones fall short, and no more. Pure.
 
-A batch should hold so many non-zero-advantage groups. Of local groups a part f is, of external ones (filtered) all are.
-J is the smallest number that makes up the rest: close to 0 where success is frequent, larger where it is rare. J falls
-when external text drifts from what this policy would write, and when held-out pass@1 falls.
+A batch should hold a target number of non-zero-advantage groups. Of local groups a share f has a non-zero advantage, of
+external ones (filtered) all. J is the smallest number that makes up the difference: close to 0 if success is frequent, larger
+if it is rare. J falls when external text drifts from what this policy would write, and when held-out pass@1 falls.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 
 class AdaptiveRule(msgspec.Struct, frozen=True):
-    """wanted: non-zero-advantage groups a batch should hold, as a share of it. most: largest external share. gap: nats a token
-    by which external text may be less likely than local text. memory: rounds over which the signals are averaged.
+    """wanted: non-zero-advantage groups a batch should hold, as a share of it. most: largest external share. gap: nats per
+    token by which external text may be less likely than local text. memory: rounds over which the signals are averaged.
     every: rounds between two moves."""
 
     wanted: float = 0.25
@@ -27,8 +27,8 @@ class AdaptiveRule(msgspec.Struct, frozen=True):
 class BatchSplit(msgspec.Struct, frozen=True):
     """Local and external groups of a batch, and the signals they follow.
 
-    nonzero_share: moving average of the non-zero-advantage share of local groups, None before the first round. gap:
-    moving average of the local minus the external log-probability a token. trend: last change of held-out pass@1 in standard
+    nonzero_share: moving average of the non-zero-advantage share of local groups, None before the first round. gap: moving
+    average of the local minus the external log-probability per token. trend: last change of held-out pass@1 in standard
     errors. age: rounds since the last move.
     """
 
@@ -41,7 +41,7 @@ class BatchSplit(msgspec.Struct, frozen=True):
 
 
 def observe_round(split: BatchSplit, nonzero_share: float, gap: float | None, rule: AdaptiveRule) -> BatchSplit:
-    """Take in a round: the non-zero-advantage share of the local groups, and the log-probability gap if there was one."""
+    """Add a round: the non-zero-advantage share of the local groups, and the log-probability gap if there was one."""
     weight = 1.0 / rule.memory
     share = (
         nonzero_share
@@ -53,7 +53,7 @@ def observe_round(split: BatchSplit, nonzero_share: float, gap: float | None, ru
 
 
 def observe_held_out(split: BatchSplit, before: float, after: float, items: int) -> BatchSplit:
-    """Take in two successive held-out results on so many items: the change in standard errors."""
+    """Add two successive held-out results on this many items: the change in standard errors."""
     error = math.sqrt(max(before * (1 - before) + after * (1 - after), 1e-9) / max(items, 1))
     return msgspec.structs.replace(split, trend=(after - before) / error)
 
@@ -69,7 +69,7 @@ def target_external_groups(split: BatchSplit, rule: AdaptiveRule) -> int:
 
 
 def adjust_split(split: BatchSplit, rule: AdaptiveRule) -> BatchSplit:
-    """At most one group toward the target, at most every `every` rounds: no swinging."""
+    """At most one group toward the target, at most every `every` rounds: no oscillation."""
     aim = target_external_groups(split, rule)
     if split.age < rule.every or aim == split.external:
         return split

@@ -1,4 +1,4 @@
-"""The state of a whole swarm on disk, written beside its final name and renamed: kill it anywhere, it goes on.
+"""The state of a whole swarm on disk, written beside its final name and renamed: it continues after a kill at any point.
 
 checkpoint/rounds-000050/   node-0/ … (what Engine.save writes)  state.json
 """
@@ -18,7 +18,7 @@ from sapo_swarm.types import UNREADABLE
 
 
 class SwarmState(msgspec.Struct, frozen=True):
-    """rounds_done: rounds whose updates the engines contain. pool: what later rounds may still sample."""
+    """rounds_done: rounds whose updates are in the engines. pool: what later rounds may still sample."""
 
     rounds_done: int
     nodes: tuple[NodeState, ...]
@@ -47,17 +47,17 @@ def save_swarm_checkpoint(
 
 
 def restore_swarm_checkpoint(folder: Path, nodes: Sequence[LabNode]) -> SwarmState | None:
-    """Put the nodes where the newest checkpoint has them; None without one. Raises CheckpointCorrupt."""
-    found = sorted(folder.glob("rounds-*"))
-    if not found:
+    """Restore the nodes from the newest checkpoint; None without one. Raises CheckpointCorrupt."""
+    paths = sorted(folder.glob("rounds-*"))
+    if not paths:
         return None
     try:
-        state = msgspec.json.decode((found[-1] / "state.json").read_bytes(), type=SwarmState)
+        state = msgspec.json.decode((paths[-1] / "state.json").read_bytes(), type=SwarmState)
     except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(
-            f"{found[-1]} cannot be read ({error}). Delete {folder.parent} to start over."
+            f"{paths[-1]} cannot be read ({error}). Delete {folder.parent} to start over."
         ) from error
     for node, mine in zip(nodes, state.nodes, strict=True):
-        node.host.engine.restore(found[-1] / node.key)
+        node.host.engine.restore(paths[-1] / node.key)
         node.restore(mine)
     return state

@@ -29,7 +29,7 @@ MAX_COMPLETIONS = 16
 
 
 def distinct_answer_share(groups: Sequence[Group], answer_format: AnswerFormat) -> float:
-    """0 without groups. Completions without an answer have one in common."""
+    """0 without groups. All completions without an answer count as one answer."""
     answers = [{written_answer(answer_format, r.text) or extract_answer(r.text) for r in g.rollouts} for g in groups]
     shares = [len(found) / len(g.rollouts) for found, g in zip(answers, groups, strict=True)]
     return float(np.mean(shares)) if shares else 0.0
@@ -42,7 +42,7 @@ def planted_share(groups: Sequence[Group]) -> float:
 
 
 def upload_bytes(groups: Sequence[Group], round_number: int) -> int:
-    """What these groups weigh on the wire, as the uploads that the protocol allows."""
+    """Bytes of these groups on the wire, in uploads that the protocol allows."""
     bodies = [_body(g, round_number) for g in groups]
     signed = [SignedGroup(body=body, key=_KEY, signature=hashlib.sha512(body).digest()) for body in bodies]
     chunks = [signed[i : i + UPLOAD_GROUPS] for i in range(0, len(signed), UPLOAD_GROUPS)]

@@ -27,32 +27,32 @@ VERDICTS = "final.json"
 
 
 def assign_items(refs: Sequence[TaskRef], place: int, nodes: int, answers: int = 1) -> list[TaskRef]:
-    """The items of one node where every item is answered by so many nodes: with many items the mean over nodes is
-    almost as exact as if each node answered all, at a part of the cost."""
+    """The items of one node if every item is answered by `answers` nodes: with many items the mean over nodes is almost as
+    exact as if each node answered all, at a fraction of the cost."""
     return [ref for number, ref in enumerate(refs) if (place - number) % nodes < answers]
 
 
 async def evaluate_base(nodes: Sequence[LabNode], experiment: Experiment, arm: Arm, folder: Path, shared: Path) -> None:
-    """The untrained models' results into every journal. Nodes with the same model are the same before they train: one of them
-    answers. shared: a folder for all runs of the experiment; what one of them has measured, the others copy."""
+    """Write the untrained models' results into every journal. Nodes with the same model are equal before they train: one of
+    them answers. shared: a folder for all runs of the experiment; what one run has measured, the others copy."""
     for node in nodes:
         refs = registered_items(experiment, arm)
         began = time.perf_counter()
         path = base_path(folder, node.context.config.model)
         if not path.exists():
-            known = shared / f"{await _fingerprint(node, refs)}.json"
-            if not known.exists():
-                write_results(known, await _answers(node, refs))
-            write_results(path, read_results(known))
+            measured = shared / f"{await _fingerprint(node, refs)}.json"
+            if not measured.exists():
+                write_results(measured, await _answers(node, refs))
+            write_results(path, read_results(measured))
         _store_all(node, arm, read_results(path), 0, time.perf_counter() - began)
 
 
 async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
-    """Equal for models that would answer alike: what they are, how likely they find one text, the questions."""
+    """Equal for models that would answer alike: their identity, the likelihood of one text, the questions."""
     question = next(q for q in await node.context.scorer.questions(refs[:8]) if isinstance(q, Question))
     likely = await node.host.call(token_logprobs, node.host, question, ["<answer>12</answer>"])
     config, info = node.context.config, node.host.engine.info
-    what = (
+    identity = (
         config.model,
         config.max_new_tokens,
         *config.task_tokens,
@@ -62,7 +62,7 @@ async def _fingerprint(node: LabNode, refs: Sequence[TaskRef]) -> str:
         likely,
         list(refs),
     )
-    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
 def base_path(folder: Path, model: str) -> Path:
@@ -71,7 +71,7 @@ def base_path(folder: Path, model: str) -> Path:
 
 
 async def evaluate_curve_point(nodes: Sequence[LabNode], arm: Arm, rounds_done: int) -> None:
-    """A point of the curve: the first eval_items items a task, divided among the nodes."""
+    """A point of the curve: the first eval_items items per task, divided among the nodes."""
     refs = held_out_items(arm.run.tasks, arm.run.preset, eval_items(arm.run))
     for place, node in enumerate(nodes):
         began = time.perf_counter()
@@ -99,7 +99,7 @@ async def evaluate_final(
 
 
 def registered_items(experiment: Experiment, arm: Arm) -> list[TaskRef]:
-    """The questions of the base and of the end."""
+    """The questions for the base and the end."""
     return held_out_items(arm.run.tasks, arm.run.preset, experiment.final_items, experiment.first_item)
 
 
@@ -119,7 +119,7 @@ def _store_all(
     seconds: float,
     before: Sequence[ItemResult] | None = None,
 ) -> None:
-    """Results on all items; first those on the curve's alone, so that a point on the way has its like."""
+    """Results on all items; before them those on the curve's items alone, so that points on the way have a counterpart."""
     part = [result for result in results if result.ref.index < eval_items(arm.run)]
     if 0 < len(part) < len(results):
         _store(node, evaluation_event(part, rounds_done, 0.0))

@@ -1,6 +1,5 @@
-"""The judge of the paper's open demo: one held-out question a round, the same for every node, and from which round on a
-swarm answers better than silo.
-"""
+"""The judge of the paper's open demo: one held-out question per round, the same for every node, and the round from which on a
+swarm answers better than nodes alone."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ def pick_judge_question(tasks: Sequence[str], preset: str, round_number: int) ->
 
 
 async def score_judge_question(context: RoundContext, ref: TaskRef) -> float | None:
-    """1 for a right answer, 0 for a wrong one, None when the coordinates give no question."""
-    found = (await context.scorer.questions([ref]))[0]
-    if not isinstance(found, Question):
+    """1 for a right answer, 0 for a wrong one, None if the coordinates give no question."""
+    question = (await context.scorer.questions([ref]))[0]
+    if not isinstance(question, Question):
         return None
     engine, config = context.host.engine, context.config
-    prompt = engine.tokenizer.encode_chat(build_conversation(found))
+    prompt = engine.tokenizer.encode_chat(build_conversation(question))
     seed = round_seed(context.node_key, config.seed, ref.index, "judge")
     sampling = Sampling(1.0, 1.0, config.max_new_tokens)
     completions = await context.host.call(engine.generate, [prompt], 1, sampling, seed, context.host.cancel)
@@ -50,8 +49,8 @@ async def score_judge_question(context: RoundContext, ref: TaskRef) -> float | N
 def better_from(swarm: Mapping[Key, float], silo: Mapping[Key, float]) -> int | None:
     """The round from which on the swarm is better in every block of rounds at an adjusted p < .05; None for never.
 
-    Values are mean verdicts over nodes. Paired by question, one-sided sign flips in each block, Holm's adjustment over
-    the blocks (doi 10.2307/4615733).
+    Values are mean verdicts over nodes. Paired by question, one-sided sign flips in each block, Holm's adjustment over the
+    blocks (doi 10.2307/4615733).
     """
     differences: dict[int, list[float]] = {}
     for key in sorted(swarm.keys() & silo.keys()):

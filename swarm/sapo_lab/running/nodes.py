@@ -30,7 +30,7 @@ RULE = AdaptiveRule()
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """What a node remembers besides its engine: see LabNode."""
+    """A node's memory besides its engine: see LabNode."""
 
     split: BatchSplit
     tokens: int = 0
@@ -44,9 +44,8 @@ class NodeState(msgspec.Struct, frozen=True):
 
 @dataclass
 class LabNode:
-    """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on.
-    held_out: its last pass@1. cpu_s: processor seconds of its
-    engine in the round so far."""
+    """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on. held_out:
+    its last pass@1. cpu_s: processor seconds of its engine in the round so far."""
 
     index: int
     hostile: bool
@@ -90,7 +89,7 @@ class LabNode:
         )
 
     def restore(self, state: NodeState) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
         self.solved, self.used = set(state.solved), set(state.used)
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())

@@ -1,4 +1,4 @@
-"""What the nodes of a lab swarm have shared, and which of it a node may sample from in a round."""
+"""The groups that the nodes of a lab swarm have shared, and which of them a node may sample in a round."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class SharedGroup(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Names the group among all that were shared."""
+        """Identifies the group among all shared ones."""
         return key_of(self.group)
 
 
 def key_of(group: Group) -> str:
-    """Names a shared group."""
+    """Identifies a shared group."""
     return f"{group.node}|{group.question.ref.label}"
 
 
 def as_shared_groups(groups: Sequence[Group], node: str, round_number: int, upload: int) -> list[SharedGroup]:
     """A node's groups of a round as the others see them; upload: bytes of all of them together."""
     size = -(-upload // max(len(groups), 1))
-    seen = (msgspec.structs.replace(group, source="external", node=node, advantages=()) for group in groups)
-    return [SharedGroup(group, round_number, size) for group in seen]
+    received = (msgspec.structs.replace(group, source="external", node=node, advantages=()) for group in groups)
+    return [SharedGroup(group, round_number, size) for group in received]
 
 
 class GroupHistory:
@@ -54,19 +54,19 @@ class GroupHistory:
         return tuple(self._groups)
 
     def add(self, groups: Sequence[SharedGroup], round_number: int) -> None:
-        """Take in what was shared in a round; what is too old for the next one is forgotten."""
+        """Add what was shared in a round; what is too old for the next round is forgotten."""
         oldest = round_number - self._conditions.staleness - self._conditions.pool_rounds - 1
         self._groups = [s for s in self._groups if s.round > oldest] + list(groups)
 
     def pool(self, receiver: int, round_number: int, used: set[str]) -> list[SharedGroup]:
-        """What a node may sample from in this round: old enough, not too old, arrived, not used before (or reused).
+        """What a node may sample in this round: old enough, not too old, arrived, not used before (or reused).
 
         Its local groups are available from the round after the one they were generated in.
         """
         terms = self._conditions
         newest = round_number - terms.staleness
         me = node_key(receiver)
-        found: list[SharedGroup] = []
+        groups: list[SharedGroup] = []
         for item in self._groups:
             mine = item.group.node == me
             if mine and (terms.pool_from == "others" or item.round >= round_number):
@@ -77,13 +77,13 @@ class GroupHistory:
             if not last - terms.pool_rounds < item.round <= last or (item.key in used and not terms.reuse):
                 continue
             if mine or is_delivered(terms, self._seed, receiver, item.group):
-                found.append(item)
-        return found
+                groups.append(item)
+        return groups
 
 
 @dataclass
 class Mailbox:
-    """Implements node.swarm.exchange.Exchange for a node of the lab: the runner fills it before the node's exchange, and
+    """Implements node.exchange.GroupExchange for a node of the lab: the runner fills it before the node's exchange, and
     nothing goes over a network."""
 
     groups: tuple[Group, ...] = ()
@@ -91,7 +91,7 @@ class Mailbox:
     received: int = 0
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
-        """Nothing to verify: the runner has checked what it puts in."""
+        """Nothing to verify: the runner has checked what it delivers."""
         del host, scorer, excluded
 
     def prompts_to_sample(self, own: int, external: int) -> int:
@@ -104,7 +104,7 @@ class Mailbox:
         del taking
 
     async def exchange(self, round_number: int, own: Sequence[Group], wanted: int) -> ReceivedGroups:
-        """What the runner put in."""
+        """What the runner delivered."""
         del round_number, own, wanted
         return ReceivedGroups(self.groups, self.sent, self.received)
 

@@ -52,7 +52,7 @@ def uses_shared_groups(config: RunConfig) -> bool:
 
 
 async def _generate(context: RoundContext, terms: ArmConditions, round_number: int) -> RoundWork:
-    """The local groups of the round, with those that dynamic sampling adds."""
+    """The local groups of the round, including those that dynamic sampling adds."""
     work = await _attempt(context, round_number)
     wanted = context.config.local_groups
     attempts = 1
@@ -73,7 +73,7 @@ async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
 
 
 def _further(context: RoundContext, groups: int, attempt: int) -> RoundContext:
-    """A context that samples so many other questions, with random numbers of its own."""
+    """A context that samples this many other questions, with separate random numbers."""
     config = msgspec.structs.replace(context.config, local_groups=groups, external_groups=0)
     return replace(context, config=config, node_key=f"{context.node_key}/more-{attempt}")
 
@@ -92,7 +92,7 @@ def _merge(work: RoundWork, more: RoundWork) -> None:
 
 
 async def _share(node: LabNode, context: RoundContext, work: RoundWork, terms: ArmConditions) -> list[SharedGroup]:
-    """What the node shares; nothing where nobody samples from it."""
+    """What the node shares; nothing if nobody samples from it."""
     assert work.local is not None
     if not uses_shared_groups(context.config) and not terms.adaptive:
         return []
@@ -123,8 +123,8 @@ async def _train(
     judged: TaskRef | None,
     began: float,
 ) -> None:
-    """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, with what the node
-    has used in the round before."""
+    """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, reduced by what the
+    node has used in the round before."""
     available = history.pool(node.index, work.round, node.used) if uses_shared_groups(context.config) else []
     refused = 0
     if terms.logprob_floor < 0:
@@ -148,8 +148,8 @@ async def _train(
 async def _likely(
     node: LabNode, context: RoundContext, item: SharedGroup, round_number: int, terms: ArmConditions
 ) -> bool:
-    """As sapo_swarm.protocol.receive: could this policy have written what it would be trained on, and its author's others,
-    each of which counts in the round it arrives?"""
+    """As in sapo_swarm.protocol.receive: could this policy have written what it would be trained on, and the author's other
+    texts, each of which counts in the round it arrives?"""
     group = item.group
     mean = sum(group.rewards) / len(group.rewards)
     trained_on = [r.text for r in group.rollouts if r.reward > mean]
@@ -162,8 +162,8 @@ async def _likely(
 
 
 def _ahead(node: LabNode, context: RoundContext, history: GroupHistory, round_number: int) -> RoundContext:
-    """A context that samples more questions for what the pool lacks before the round, as a node of the app does; their
-    groups are shared."""
+    """A context that samples more questions to make up for what the pool lacks before the round, as a node of the app does;
+    their groups are shared."""
     local, external = context.config.local_groups, context.config.external_groups
     available = _usable(context, history.pool(node.index, round_number, node.used))
     wanted = questions_to_sample(local, external, available)
@@ -179,7 +179,7 @@ def _usable(context: RoundContext, available: Sequence[SharedGroup]) -> int:
 
 
 async def _update(context: RoundContext, work: RoundWork, terms: ArmConditions) -> None:
-    """The node's update with the local groups that the arm trains on; the record still sees all of them."""
+    """The node's update with the local groups that the arm trains on; the record still covers all of them."""
     assert work.local is not None
     everything = work.local
     if terms.own_filter == "resample":

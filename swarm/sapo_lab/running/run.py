@@ -32,7 +32,7 @@ from sapo_swarm.whole_file import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Where a run is. Rewards are means over the honest nodes that took part in the round; eta_s: -1 unknown."""
+    """The progress of a run. Rewards are means over the honest nodes that took part in the round; eta_s: -1 unknown."""
 
     arm: str
     seed: int
@@ -47,16 +47,16 @@ class RunProgress:
 
     def sentence(self) -> str:
         """A line of progress for people."""
-        left = f", {self.eta_s / 60:.0f} min left" if self.eta_s >= 0 else ""
-        known = "" if self.held_out is None else f", held-out {100 * self.held_out:.2f} %"
+        remaining = f", {self.eta_s / 60:.0f} min left" if self.eta_s >= 0 else ""
+        held_out = "" if self.held_out is None else f", held-out {100 * self.held_out:.2f} %"
         return (
             f"{self.arm} seed {self.seed}: {self.what} {self.round}/{self.rounds}, local {self.reward_local:.4f}, "
-            f"batch {self.reward_batch:.4f}{known}, {self.round_s:.2f} s a round{left}"
+            f"batch {self.reward_batch:.4f}{held_out}, {self.round_s:.2f} s a round{remaining}"
         )
 
 
 class PieceOver(Exception):
-    """The minutes of this piece are spent and everything done is on the disk: the same run goes on from there."""
+    """The minutes of this piece are used up and everything done is on disk: the same run continues from there."""
 
 
 Tell = Callable[[RunProgress], None]
@@ -71,7 +71,7 @@ class CompletedRun(msgspec.Struct, frozen=True):
 
 
 class ResumeSettings(msgspec.Struct, frozen=True):
-    """What must stay the same for a run to go on."""
+    """What must stay the same for a run to continue."""
 
     experiment: str
     nodes: int
@@ -83,18 +83,18 @@ class ResumeSettings(msgspec.Struct, frozen=True):
 
 
 def run_folder(out: Path, arm: str, seed: int) -> Path:
-    """Where one arm with one seed lives."""
+    """The folder of one arm with one seed."""
     return out / arm / f"seed-{seed}"
 
 
 def settings_of(experiment: Experiment, arm: Arm, seed: int) -> ResumeSettings:
-    """What decides the results of one arm with one seed."""
+    """Everything that decides the results of one arm with one seed."""
     asked = (experiment.final_items, experiment.final_answers)
     return ResumeSettings(experiment.name, experiment.nodes, *asked, seed, arm, experiment.first_item)
 
 
 def settings_digest(settings: ResumeSettings) -> str:
-    """Equal where the same is computed: what an arm is called in tables and compared with does not matter."""
+    """Equal if the same is computed: an arm's name in tables and its comparisons do not matter."""
     arm = msgspec.structs.replace(settings.arm, title="", against=())
     return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(settings, arm=arm))).hexdigest()
 
@@ -110,10 +110,10 @@ async def run_arm(
     fresh: bool = False,
     minutes: float = 0.0,
 ) -> CompletedRun:
-    """Run, or go on, or find it done. One scorer serves all nodes and may serve many runs.
+    """Run, continue, or find it done. One scorer serves all nodes and may serve many runs.
 
-    minutes: for the run in this piece, with its loading; 0 = without end. Raises PieceOver when they are spent,
-    BadExperiment when the folder holds a run with other settings, BackendError, JournalError, OSError.
+    minutes: for the run in this piece, including loading; 0 = no limit. Raises PieceOver when they are used up, BadExperiment
+    if the folder holds a run with other settings, BackendError, JournalError, OSError.
     """
     clock = TimeBudget(60 * minutes)
     folder = run_folder(out, arm.name, seed)
@@ -146,7 +146,7 @@ async def run_arm(
 
 
 def _same(folder: Path, settings: ResumeSettings) -> bool:
-    """True; raises BadExperiment when the folder belongs to other settings."""
+    """True; raises BadExperiment if the folder belongs to other settings."""
     path = folder / "arm.json"
     if path.exists():
         before = msgspec.json.decode(path.read_bytes(), type=ResumeSettings)
@@ -164,17 +164,17 @@ class TimeBudget:
         self._seconds, self._now, self._began, self._longest = seconds, now, now(), 0.0
 
     def took(self, seconds: float) -> None:
-        """A round, with what follows it."""
+        """Record the duration of a round, with what follows it."""
         self._longest = max(self._longest, seconds)
 
     @property
     def over(self) -> bool:
-        """Another round as long as the longest, and a half for saving it, would not fit."""
+        """Another round as long as the longest, plus half of that for saving it, would not fit."""
         return 0 < self._seconds < self._now() - self._began + 1.5 * self._longest
 
     @property
     def half_over(self) -> bool:
-        """The last evaluation, which is not taken up in its middle, belongs into a piece of its own."""
+        """The last evaluation cannot be resumed midway, so it belongs into a separate piece."""
         return 0 < self._seconds < 2 * (self._now() - self._began)
 
 
@@ -207,7 +207,7 @@ class _Session:
             await held_out.evaluate_base(self.honest, self.experiment, self.arm, base, shared)
         first, saved = done, done if state else -1
         while done < run.rounds and not self._spent():
-            if self.clock.over and (done > first or state is None):  # every piece gets further
+            if self.clock.over and (done > first or state is None):  # every piece makes progress
                 raise self._stopped(saved, done, history, before + time.monotonic() - began)
             round_began = time.monotonic()
             await run_round(self.nodes, self.arm, history, self.seed, done)

@@ -22,5 +22,5 @@ def load_algorithm(name: str) -> Algorithm:
     module = ALGORITHMS.get(name)
     if module is None:
         raise UnknownName("algorithm", name, ALGORITHMS)
-    found: Algorithm = importlib.import_module(module).ALGORITHM
-    return found
+    algorithm: Algorithm = importlib.import_module(module).ALGORITHM
+    return algorithm

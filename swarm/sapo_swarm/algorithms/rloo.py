@@ -14,7 +14,7 @@ from sapo_swarm.sapo.training_batch import leave_one_out
 
 
 def policy(config: RunConfig, learning_rate: float) -> PolicyUpdate:
-    """The settings of the update that every engine computes alike."""
+    """The update's settings, which every engine applies in the same way."""
     return PolicyUpdate(
         learning_rate=learning_rate,
         clip_low=0.2,

@@ -1,6 +1,5 @@
-"""What only the host may do while the coordinator runs: invites, bans, moving the swarm, stop. Loopback and the admin key
-only.
-"""
+"""What only the host may do while the coordinator runs: invites, bans, moving the swarm, stop. Requires loopback and the
+admin key."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import UNREADABLE
 
-# Making invites: the token leaves this process once, its hash stays in the store.
+# Creating invites: the token leaves this process once, its hash stays in the store.
 
 
 async def new_invite(store: Store, label: str, hours: float, uses: int) -> tuple[InviteRecord, str]:
@@ -45,15 +44,15 @@ async def new_invite(store: Store, label: str, hours: float, uses: int) -> tuple
 
 # Moving a swarm to another host: its identity, key, members and invites in one file.
 #
-# Whoever imports it answers under the same fingerprint, so members' invites stay good once the address is theirs. The
-# file holds the swarm's private key: keep it as you keep a password. The pool is not in it; it refills in a round.
+# Whoever imports it answers under the same fingerprint, so members' invites stay valid once the address points there.
+# The file holds the swarm's private key: guard it like a password. The pool is not in it; it refills within a round.
 
 FORMAT = "sapo-swarm-export"
 
 
 class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file's content. version: of this format. tasks: of members' own (left out where there are none: earlier versions do not
-    know them)."""
+    """The file's content. version: of this format. tasks: members' custom tasks (left out if there are none: earlier versions
+    do not know the field)."""
 
     format: str
     version: int
@@ -64,7 +63,7 @@ class SwarmExport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 async def export_swarm(store: Store) -> bytes:
-    """The swarm as one file. Raises StoreFormat when the store holds none."""
+    """The swarm as one file. Raises StoreFormat if the store holds none."""
     swarm = await store.swarm()
     if swarm is None:
         raise StoreFormat("There is no swarm in this store yet.")
@@ -82,9 +81,9 @@ async def export_swarm(store: Store) -> bytes:
 
 
 async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
-    """Enter an export into an empty store: the swarm's record last, so that what failed half way can be done again.
+    """Load an export into an empty store: the swarm's record last, so that a half-finished import can be repeated.
 
-    Raises StoreFormat when the store holds a swarm or the file is something else, StoreUnavailable.
+    Raises StoreFormat if the store holds a swarm or the file is something else, StoreUnavailable.
     """
     try:
         export = msgspec.msgpack.decode(data, type=SwarmExport)
@@ -104,18 +103,18 @@ async def import_swarm(store: Store, data: bytes) -> SwarmRecord:
     return await store.found(export.swarm)
 
 
-# What the host may do while the coordinator runs: invites, bans, export, stop. Loopback and the admin key only.
+# What the host may do while the coordinator runs: invites, bans, export, stop. Requires loopback and the admin key.
 
 
 def add_admin(app: web.Application, coordinator: Coordinator, key: str) -> None:
-    """Routes under /admin; every request is from the host itself and carries `Authorization: Bearer KEY`."""
+    """Routes under /admin; every request must come from the host itself and carry `Authorization: Bearer KEY`."""
     admin = _Admin(coordinator)
 
     def guarded(handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
             coordinator.admission.host_only(request)
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode("utf-8", "replace"), key.encode()):
                 raise Refusal("bad_admin_key", "The admin key of this coordinator lies in its admin file.")
             try:
                 return await handler(request)
@@ -181,7 +180,7 @@ class _Admin:
         return _removed(nodes)
 
     async def share(self, request: web.Request) -> web.Response:
-        """Take a task in, in the place of its earlier version. What members could not read is refused here."""
+        """Take in a task, replacing its earlier version. A task that members could not read is refused."""
         swarm, store = self.coordinator.swarm, self.store
         if swarm.open:
             raise Refusal(

@@ -88,15 +88,16 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Annotated[tuple[NodeId, ...], Meta(max_length=1_000_000)]
 
 
-# The host's own line to a running coordinator: invites, bans, export, stop. Used by the CLI and the dashboard.
+# The host's connection to a running coordinator: invites, bans, export, stop. Used by the CLI and the dashboard.
 #
-# The coordinator leaves its address and admin key in a file that only its owner reads; whoever can read it is the host.
+# The coordinator leaves its address and admin key in a file that only its owner can read; whoever can read it is the
+# host.
 
 T = TypeVar("T")
 
 
 class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """url: on loopback where the coordinator listens there. fingerprint: "" for plain HTTP. addresses: where members reach the
+    """url: on loopback if the coordinator listens there. fingerprint: "" for plain HTTP. addresses: where members reach the
     host. store: digest of the store's address."""
 
     key: str
@@ -109,7 +110,7 @@ class AdminAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_access(path: Path) -> AdminAccess:
-    """Raises CoordinatorError with a sentence when no coordinator was started there."""
+    """Raises CoordinatorError with a sentence if no coordinator was started there."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AdminAccess)
     except (OSError, *UNREADABLE) as error:
@@ -119,7 +120,7 @@ def read_access(path: Path) -> AdminAccess:
 
 
 def write_access(path: Path, access: AdminAccess) -> None:
-    """Mode 0600, replaced as one."""
+    """Written atomically with mode 0600."""
     write_atomically(path, msgspec.json.encode(access), private=True)
 
 
@@ -155,24 +156,25 @@ class AdminClient:
         return parse_reply(await self._call("GET", "/admin/invites"), list[InviteView])
 
     async def revoke(self, hash: str) -> tuple[str, ...]:
-        """Revoke an invite: the nodes that are out with it."""
+        """Revoke an invite; returns the nodes that are out with it."""
         return parse_reply(await self._call("POST", "/admin/revoke", Revoke(hash=hash)), Removed).nodes
 
     async def ban(self, node: str, reason: str = "banned by the host", with_invite: bool = False) -> tuple[str, ...]:
-        """reason "" lifts the ban. with_invite: everybody whom the node's invite let in. The nodes that are out."""
+        """Ban a node; returns the nodes that are out. reason "" lifts the ban. with_invite: also everybody whom the node's
+        invite let in."""
         body = Ban(node=node, reason=reason, with_invite=with_invite)
         return parse_reply(await self._call("POST", "/admin/ban", body), Removed).nodes
 
     async def waiting(self) -> list[Waiting]:
-        """Nodes that wait for the host."""
+        """Nodes waiting for the host's approval."""
         return parse_reply(await self._call("GET", "/admin/waiting"), list[Waiting])
 
     async def approve(self, node: str = "") -> tuple[str, ...]:
-        """Let a node in ("": all that wait): the nodes that are in now."""
+        """Let a node in ("": all that wait); returns the nodes that are in now."""
         return parse_reply(await self._call("POST", "/admin/approve", Approve(node=node)), Removed).nodes
 
     async def share(self, task: TaskUpload) -> None:
-        """Take a task of the host's own into the swarm, in the place of its earlier version."""
+        """Add the host's own task to the swarm, replacing its earlier version."""
         await self._call("POST", "/admin/tasks", msgspec.msgpack.encode(task))
 
     async def unshare(self, name: str) -> None:
@@ -180,11 +182,11 @@ class AdminClient:
         await self._call("POST", "/admin/untask", DropTask(name=name))
 
     async def export(self) -> bytes:
-        """The swarm with its private key: see transfer.import_swarm."""
+        """The swarm with its private key: see admin.import_swarm."""
         return await self._call("GET", "/admin/export")
 
     async def stop(self) -> None:
-        """Let it answer what it was asked, close its store and end."""
+        """Have it finish its requests, close its store and exit."""
         await self._call("POST", "/admin/stop")
 
     async def _call(self, method: str, path: str, body: msgspec.Struct | bytes | None = None) -> bytes:

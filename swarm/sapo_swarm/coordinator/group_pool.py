@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from sapo_swarm.coordinator.records import AHEAD_S, SAMPLE_BYTES, PoolEntry, PoolLimits, invite_share, is_task_accepted
 from sapo_swarm.protocol.drift import RecentFingerprints
 
-# A sample in the making: one group of each source, fairly among invites, then more of each in turn where sources are few.
+# A sample being drawn: one group of each source, fairly among invites, then more of each in turn if sources are few.
 #
 # Pure bookkeeping; the random source is passed in.
 
 LOOKED_AT = 512
-"""Sources at most that one turn looks at: more than a caller can have groups of."""
+"""Most sources that one turn looks at: more than the groups a caller can have."""
 
 EVEN = 0.5
-"""Part of a sample's sources that must be able to give one more: who has the most is not to fill what others leave."""
+"""Share of a sample's sources that must be able to give one more: the source with most groups must not fill what others
+leave."""
 
 
 class SampleDraw:
-    """What is taken so far, how much of each source and of each invite. want: groups; have: ids that the caller has."""
+    """The groups taken so far, counted per source and per invite. want: groups; have: ids that the caller has."""
 
     def __init__(self, want: int, caller: str, have: frozenset[bytes], accepts: frozenset[str]) -> None:
         self.want, self.caller, self.accepts = want, caller, accepts
@@ -34,7 +35,7 @@ class SampleDraw:
         self._known = set(have)
 
     def fits(self, entry: PoolEntry) -> bool:
-        """The caller may have it, and has it neither before nor by this sample."""
+        """The caller may have the group, and does not have it yet, from before or in this sample."""
         return entry.node != self.caller and entry.id not in self._known and is_task_accepted(entry, self.accepts)
 
     def crowded(self, entry: PoolEntry, most: int | None = None) -> bool:
@@ -43,7 +44,7 @@ class SampleDraw:
         return bool(entry.invite) and self.of_invite[entry.invite] >= share
 
     def take(self, entry: PoolEntry) -> None:
-        """Into the sample."""
+        """Add to the sample."""
         self.taken.append(entry)
         self._known.add(entry.id)
         self.of_node[entry.node] += 1
@@ -57,9 +58,9 @@ class SampleDraw:
         sources: Mapping[str, Sequence[str]],
         groups: Callable[[str], Iterable[PoolEntry]],
     ) -> list[PoolEntry]:
-        """What is taken, and while groups are missing one of each source that has given none; then one more of each in turn, up
-        to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. sources: of each invite, those
-        that it admitted. groups: those of a source."""
+        """The groups taken; while groups are missing, one of each source that has given none; then one more of each in turn,
+        up to per_source, as long as EVEN of them can. In the order and within the bytes of a reply. sources: per invite,
+        those that it admitted. groups: those of a source."""
         self._turn(rng, sources, groups, 0)
         for turn in range(1, per_source):
             if len(self.taken) >= self.want:
@@ -80,8 +81,8 @@ class SampleDraw:
         groups: Callable[[str], Iterable[PoolEntry]],
         given: int,
     ) -> None:
-        """One more of each of these sources that gave so many, as long as groups are wanted. The next one is always of the invite
-        that is there least."""
+        """Take one more of each of these sources that has given `given`, as long as groups are wanted. The next one always
+        comes from the invite with the fewest."""
         if len(self.taken) >= self.want:
             return
         least = [
@@ -101,12 +102,12 @@ class SampleDraw:
             heapq.heappush(least, (self._crowd(invite), order, invite, nodes))
 
     def _crowd(self, invite: str) -> int:
-        """Groups of an invite so far; sources that no invite admitted are no crowd."""
+        """Groups of an invite so far; sources that no invite admitted do not count as a crowd."""
         return self.of_invite[invite] if invite else 0
 
 
 def iter_shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
-    """All of them in random order (Fisher and Yates), at the cost of those that are asked for: `nodes` stays as it is."""
+    """All of them in random order (Fisher and Yates), at a cost proportional to those consumed: `nodes` stays unchanged."""
     moved: dict[int, str] = {}
     for last in range(len(nodes) - 1, -1, -1):
         place = int(rng.random() * (last + 1))
@@ -115,25 +116,26 @@ def iter_shuffled(rng: random.Random, nodes: Sequence[str]) -> Iterator[str]:
 
 
 def within_budget(entries: Sequence[PoolEntry], rng: random.Random) -> list[PoolEntry]:
-    """Of entries, those that fit a reply together, in their order. They claim it in the order of a weighted random sample
-    (Efraimidis and Spirakis, 2006), the weight one over the size: large groups leave room for small ones, and still come in
-    among many of those."""
-    left, kept = SAMPLE_BYTES, list[int]()
+    """The entries that fit into one reply together, in their order. They claim space in the order of a weighted random sample
+    (Efraimidis and Spirakis, 2006), the weight being one over the size: large groups leave room for small ones, and still get
+    in among many small ones."""
+    left, places = SAMPLE_BYTES, list[int]()
     for place in sorted(range(len(entries)), key=lambda place: rng.expovariate(1.0) * len(entries[place].blob)):
         if len(entries[place].blob) <= left:
             left -= len(entries[place].blob)
-            kept.append(place)
-    return [entries[place] for place in sorted(kept)]
+            places.append(place)
+    return [entries[place] for place in sorted(places)]
 
 
-# The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source and per invite.
+# The pool of live groups, in memory: a dense array (uniform sampling), an age order, and a list per source and per
+# invite.
 #
 # Pure bookkeeping: the clock and the random source are passed in.
 
 
 @dataclass(slots=True)
 class PoolSlot:
-    """A live group. key: its row in the store; at: Unix time it came; place: its index in the dense array."""
+    """A live group. key: its row in the store; at: Unix time of its arrival; place: its index in the dense array."""
 
     key: int
     entry: PoolEntry
@@ -142,7 +144,7 @@ class PoolSlot:
 
 
 def _key(content: str) -> int:
-    """For Remembered, which is not kept here: Python has this hash of a string already."""
+    """For RecentFingerprints, which are not saved here: Python has this hash of a string already."""
     return hash(content) & (2**64 - 1) | 2
 
 
@@ -154,13 +156,13 @@ class SourceIndex:
         self._place: dict[str, tuple[str, int]] = {}
 
     def add(self, node: str, invite: str) -> None:
-        """A node that was not there."""
+        """Add a node that is not there."""
         nodes = self.of_invite.setdefault(invite, [])
         self._place[node] = invite, len(nodes)
         nodes.append(node)
 
     def remove(self, node: str) -> None:
-        """A node that is there: the last one of its list takes its place."""
+        """Remove a node that is there: the last one of its list takes its place."""
         invite, place = self._place.pop(node)
         nodes = self.of_invite[invite]
         last = nodes.pop()
@@ -172,11 +174,12 @@ class SourceIndex:
 
 
 class GroupPool:
-    """At most `per_node` groups of one source live: its newest replaces its oldest, never another's.
+    """At most `per_node` live groups of one source: its newest replaces its oldest, never another's.
 
-    When the pool is full of groups, the oldest of all gives way; when it is full of bytes, the oldest of a source that holds more
-    than an equal part: who holds less loses nothing to larger groups of others. The content of what gave way or expired counts as
-    held, as many contents as the pool has room for and up to twice that, so that copies of it are refused.
+    When the pool is full of groups, the oldest of all is dropped; when it is full of bytes, the oldest of a source that holds
+    more than an equal share: a source that holds less loses nothing to others' larger groups. The contents of dropped or
+    expired groups still count as held, for as many contents as the pool has room for and up to twice that, so that copies of
+    them are refused.
     """
 
     def __init__(self, limits: PoolLimits) -> None:
@@ -203,12 +206,12 @@ class GroupPool:
 
     @property
     def room(self) -> int:
-        """Groups that one source may hold: an equal part of the pool where that is less than per_node."""
+        """Most groups that one source may hold: an equal share of the pool if that is less than per_node."""
         sources = max(1, len(self._by_node))
         return max(1, min(self.limits.per_node, self.limits.capacity // sources))
 
     def add(self, entry: PoolEntry, now: float, key: int | None = None) -> tuple[int, list[int]]:
-        """The new group's key, and the keys that gave way. The caller looked for copies before."""
+        """The new group's key, and the keys of dropped groups. The caller has checked for copies."""
         gone: list[int] = []
         own: deque[PoolSlot] = self._by_node.get(entry.node, deque())
         while len(own) >= self.room:
@@ -231,7 +234,7 @@ class GroupPool:
         return slot.key, gone
 
     def expire(self, now: float) -> list[int]:
-        """Remove what is older than the lifetime, or of a clock that was set back: the keys."""
+        """Remove groups older than the lifetime, or dated by a clock that was set back since; returns the keys."""
         gone: list[int] = []
         while self._by_age:
             oldest = next(iter(self._by_age.values()))
@@ -241,7 +244,7 @@ class GroupPool:
         return gone
 
     def drop_node(self, node: str) -> list[int]:
-        """Remove every group of a source: the keys."""
+        """Remove every group of a source; returns the keys."""
         return [self._remove(slot) for slot in list(self._by_node.get(node, ()))]
 
     def drop(self, key: int) -> None:
@@ -259,30 +262,32 @@ class GroupPool:
         accepts: frozenset[str] = frozenset(),
         per_source: int = 1,
     ) -> list[PoolEntry]:
-        """Up to `want` groups, uniform over the live slots of others, none of `have`, and no more than invite_share(want) of one
-        invite while others have groups; of members' own tasks only those in `accepts`. One of each source; where there are
-        fewer sources than groups wanted, in turn up to per_source.
+        """Up to `want` groups, uniform over other nodes' live slots, none of `have`, and no more than invite_share(want) of
+        one invite while others have groups; of members' custom tasks only those in `accepts`. One of each source; if there
+        are fewer sources than groups wanted, in turn up to per_source.
 
-        Random slots with rejection; where those miss, random sources of the invites that are there least.
+        Random slots with rejection; if those miss, random sources of the invites with the fewest groups.
         """
         draw = SampleDraw(want, caller, have, accepts)
         sources = len(self._by_node) - (caller in self._by_node)
-        first, most = min(want, sources), invite_share(min(want, sources))
+        first, share = min(want, sources), invite_share(min(want, sources))
         for _ in range(4 * first + 8):
             if len(draw.taken) >= first:
                 break
             entry = self._dense[int(rng.random() * len(self._dense))].entry if self._dense else None
             if entry is None or draw.of_node[entry.node] or not draw.fits(entry):
                 continue
-            if len(self._sources.of_invite) < 2 or not draw.crowded(entry, most):
+            if len(self._sources.of_invite) < 2 or not draw.crowded(entry, share):
                 draw.take(entry)
         of_invite = self._sources.of_invite
         return draw.fill(rng, per_source, of_invite, lambda node: (slot.entry for slot in self._by_node[node]))
 
     def _heavy(self, entry: PoolEntry) -> str:
-        """Whose group gives way to this one: a source that holds more than an equal part of the bytes, the entry's own first.
+        """The source that loses a group to this entry: one that holds more than an equal share of the bytes, the entry's own
+        first.
 
-        Each look goes on where the last one ended. Without such a source (a group larger than a part came) it is the next one.
+        Each search continues where the last one ended. If there is no such source (a group larger than a share came), it is
+        the next one.
         """
         part = self.limits.capacity_bytes // (len(self._bytes_of) + (entry.node not in self._bytes_of))
         own = self._bytes_of.get(entry.node, 0)

@@ -1,4 +1,4 @@
-"""Hosting a swarm: open the store, make or load the certificate, listen, print the invite, stop in order."""
+"""Hosting a swarm: open the store, create or load the certificate, listen, print the invite, stop in order."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from sapo_swarm.servers import server_runner
 
 log = logging.getLogger("sapo.coordinator")
 FIRST_NAME = "swarm"
-"""Of a swarm that was given none."""
+"""Name of a swarm that was given none."""
 COLLECTED_AFTER = 2_000, 20, 500
-"""Of the cycle collector. A connection that was closed is a cycle, a kilobyte, some five objects. A full pass over ten thousand
-connections takes 0.2 s and finds next to nothing: it comes every twenty million objects."""
+"""Thresholds of the cycle collector. A closed connection is a cycle of a kilobyte and some five objects. A full pass over ten
+thousand connections takes 0.2 s and finds next to nothing: it runs every twenty million objects."""
 STOP_S = 5.0
-"""Requests in flight get so long to finish."""
+"""Time for requests in flight to finish."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class RunningCoordinator:
     admin_key: str
     listener: Listener
     directory: str = ""
-    """The line by which its list is found; "" where it serves none."""
+    """The line by which its list is found; "" if it serves none."""
 
     @property
     def invite(self) -> Invite:
-        """The first address' invite."""
+        """The first address's invite."""
         return self.invites[0]
 
     @property
@@ -144,8 +144,8 @@ def _runner(coordinator: Coordinator, admin_key: str, listing: SwarmListing | No
 async def serve_coordinator(
     settings: CoordinatorSettings, listening: Callable[[RunningCoordinator], Awaitable[None]]
 ) -> None:
-    """Host until SIGINT, SIGTERM or the host's stop. Prints the invite and every address. listening: called once,
-    when it is up."""
+    """Host until SIGINT, SIGTERM or the host's stop. Prints the invite and every address. listening: called once, when it is
+    up."""
     log_to_stderr()
     gc.set_threshold(*COLLECTED_AFTER)
     hosted = await launch_coordinator(settings)
@@ -163,7 +163,7 @@ async def serve_coordinator(
 
 
 def log_to_stderr() -> None:
-    """Warnings and worse, safe to show: what strangers send may stand in them."""
+    """Warnings and worse, made safe to show: they may quote what strangers send."""
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -186,19 +186,19 @@ def describe_coordinator(hosted: RunningCoordinator) -> str:
 
 
 async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRecord:
-    """The store's swarm, founded on first use; openness follows the settings, and so does its name where they have one."""
+    """The store's swarm, founded on first use; openness follows the settings, and so does its name if they give one."""
     record = await store.swarm()
     if record is None:
         _refuse_to_replace(settings)
         swarm, now = new_swarm_id(), datetime.datetime.now(datetime.UTC)
-        made = make_certificate(swarm, now)
+        certificate = make_certificate(swarm, now)
         record = await store.found(
             SwarmRecord(
                 swarm=swarm,
                 name=settings.name or FIRST_NAME,
                 open=settings.open,
-                certificate=made.certificate,
-                key=made.key,
+                certificate=certificate.certificate,
+                key=certificate.key,
                 created=now.timestamp(),
             )
         )
@@ -210,7 +210,7 @@ async def _swarm_record(store: Store, settings: CoordinatorSettings) -> SwarmRec
 
 
 def _refuse_to_replace(settings: CoordinatorSettings) -> None:
-    """Raises StoreFormat where a swarm was hosted that the store does not hold: founding another would lock its members out."""
+    """Raises StoreFormat if a swarm was hosted that the store does not hold: founding another would lock its members out."""
     path = admin_path(settings)
     try:
         access = read_access(path)
@@ -240,7 +240,7 @@ def _tls_context(swarm: SwarmRecord) -> ssl.SSLContext:
 
 
 def _admin_key(settings: CoordinatorSettings) -> str:
-    """The key that the last coordinator there had, or a new one."""
+    """The previous coordinator's key, or a new one."""
     try:
         return read_access(admin_path(settings)).key
     except CoordinatorError:
@@ -257,12 +257,12 @@ def admin_path(settings: CoordinatorSettings) -> Path:
 
 
 def _tell_admin(settings: CoordinatorSettings, invites: list[Invite], key: str) -> None:
-    """Leave address and key for the host's own commands."""
+    """Write address and key for the host's own commands."""
     first = invites[0]
-    here = first.at("127.0.0.1" if settings.host in EVERYWHERE else settings.host)
+    local = first.at("127.0.0.1" if settings.host in EVERYWHERE else settings.host)
     access = AdminAccess(
         key=key,
-        url=here.url,
+        url=local.url,
         fingerprint=first.fingerprint,
         swarm=first.swarm,
         port=first.port,

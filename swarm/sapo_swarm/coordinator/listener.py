@@ -1,4 +1,4 @@
-"""The listening sockets: at which addresses, and who is let in before a byte of HTTP was read."""
+"""The listening sockets: at which addresses, and who is let in before a byte of HTTP is read."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from sapo_swarm.coordinator.metrics import CoordinatorMetrics
 from sapo_swarm.coordinator.rules import prefix_of
 from sapo_swarm.loopback import is_loopback
 
-# At which addresses a coordinator listens, and others reach it.
+# The addresses at which a coordinator listens and others reach it.
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts that mean every address of this machine."""
 
 
 def reachable_addresses(host: str, public: str = "") -> list[str]:
-    """Where others may reach this host, the likeliest first: the name that its host gave, then itself, or every address of this
-    machine when it listens on all."""
+    """Where others may reach this host, the likeliest first: the configured public name, then `host` itself, or every address
+    of this machine if it listens on all."""
     named = [public] if public else []
     if host not in EVERYWHERE:
         return list(dict.fromkeys([*named, host]))
     families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
-    found = [
+    addresses = [
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family in families and not entry.address.lower().startswith("fe80")
     ]
     routed = [_routed(family) for family in families]
-    found.sort(key=lambda address: (is_loopback(address), address not in routed, ":" in address, address))
-    return list(dict.fromkeys([*named, *found])) or ["127.0.0.1"]
+    addresses.sort(key=lambda address: (is_loopback(address), address not in routed, ":" in address, address))
+    return list(dict.fromkeys([*named, *addresses])) or ["127.0.0.1"]
 
 
 def _routed(family: socket.AddressFamily) -> str:
-    """This machine's address on the way to others, "" without one. Connecting a UDP socket sends nothing."""
+    """This machine's address on the route to others, "" without one. Connecting a UDP socket sends nothing."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))
         return str(probe.getsockname()[0])
     return ""
 
 
-# The listening sockets: who is let in before a byte of HTTP was read.
+# The listening sockets: who is let in before a byte of HTTP is read.
 #
-# Half-open TLS handshakes are not yet connections to the server above, so they are counted and timed here. When there is no
-# room, the oldest handshake gives way, or the oldest connection of the network that holds most and on which no member signed
-# anything: honest clients finish their handshake in milliseconds and come back by themselves. Running out of descriptors is
-# a short pause and one line in the log.
+# Half-open TLS handshakes are not yet connections to the server above, so they are counted and timed here. When there
+# is no room, the oldest handshake is closed, or the oldest connection on which no member signed anything, of the
+# network that holds most: honest clients finish their handshake in milliseconds and come back by themselves. Running
+# out of descriptors is a short pause and one line in the log.
 
 log = logging.getLogger("sapo.coordinator.http")
 HANDSHAKE_S = 5.0
 HANDSHAKES = 128
-"""Handshakes at once; the oldest gives way."""
+"""Handshakes at once; beyond that the oldest is closed."""
 HANDSHAKES_PER_NETWORK = 32
 TLS_BUFFER = 32 * 1024
-"""Bytes that asyncio sets aside for each TLS connection (256 KiB if it is not told otherwise)."""
+"""Bytes that asyncio reserves for each TLS connection (256 KiB by default)."""
 SPARE_FILES = 64
-"""Descriptors left for the store, the log and what else a process needs."""
+"""Descriptors left for the store, the log and whatever else a process needs."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE_S = 0.2
 SWEEP_S = 0.25
@@ -76,7 +76,7 @@ Protocols = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener:
-    """Accepts connections for a server. most: open ones at once; fewer where the process may not have so many files."""
+    """Accepts connections for a server. most: open ones at once; fewer if the process may not have that many files."""
 
     def __init__(
         self, protocols: Protocols, most: int, metrics: CoordinatorMetrics, context: ssl.SSLContext | None = None
@@ -95,11 +95,11 @@ class Listener:
             sslproto.SSLProtocol.max_size = TLS_BUFFER
 
     def start(self, host: str, port: int) -> int:
-        """Listen on every address of the host; the port. Raises OSError. :: means all, like "": a socket for each family, so that
-        IPv4 peers keep their IPv4 addresses."""
+        """Listen on every address of the host; returns the port. Raises OSError. :: means all, like "": one socket per
+        family, so that IPv4 peers keep their IPv4 addresses."""
         name = None if host in ("", "::") else host
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
             if family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             place = (address[0], port or self._port(), *address[2:])
@@ -113,7 +113,7 @@ class Listener:
         return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
 
     async def stop(self) -> None:
-        """Accept nothing more; what is open stays the server's."""
+        """Accept nothing more; open connections stay the server's."""
         tasks = [*self._loops, *self._handshakes]
         for task in tasks:
             task.cancel()
@@ -135,7 +135,7 @@ class Listener:
             self._admit(connection, prefix_of(str(address[0])))
 
     def _admit(self, connection: socket.socket, network: str) -> None:
-        """Begin the connection's handshake, in the place of an older one where there is no room."""
+        """Start the connection's handshake, in place of an older one if there is no room."""
         self._sweep()
         if self._count() >= self.most:
             self._make_room("The coordinator has as many connections as it may.")
@@ -150,7 +150,7 @@ class Listener:
 
     def _ended(self, task: asyncio.Task[None], connection: socket.socket) -> None:
         self._handshakes.pop(task, None)
-        if task.cancelled():  # before it began
+        if task.cancelled():  # before it started
             connection.close()
 
     async def _shake(self, connection: socket.socket, network: str) -> None:
@@ -184,7 +184,7 @@ class Listener:
             log.warning("%s", why)
 
     def of_member(self, transport: asyncio.BaseTransport) -> None:
-        """A member signed a request on this connection: strangers' ones give way before it."""
+        """A member signed a request on this connection: strangers' connections are closed before it."""
         key = id(transport)
         if key in self._members:
             return
@@ -198,7 +198,7 @@ class Listener:
         return sum(map(len, self._open.values())) + len(self._members) + len(self._handshakes)
 
     def _end_one(self) -> None:
-        """The oldest connection of the network with most strangers; a member's only where there are no strangers."""
+        """Close the oldest connection of the network with most strangers; a member's only if there are no strangers."""
         crowd = max(self._open.values(), key=len, default=None)
         transports = crowd or self._members
         if transports:
@@ -206,7 +206,7 @@ class Listener:
             transports.popitem(last=False)[1].abort()
 
     def _sweep(self) -> None:
-        """Forget connections that are closed, a kilobyte each; it costs a look at each, so not at every new one."""
+        """Forget closed connections, a kilobyte each; that means checking each, so it is not done at every new one."""
         if time.monotonic() - self._swept < SWEEP_S:
             return
         self._swept = time.monotonic()
@@ -223,9 +223,9 @@ def raise_file_limit() -> None:
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    target = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
 
 
 def _files() -> int:

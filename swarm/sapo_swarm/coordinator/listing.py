@@ -1,4 +1,4 @@
-"""A coordinator that wants to be found serves a directory of one swarm, its own, signed anew with its own figures."""
+"""A coordinator that wants to be found serves a directory of one swarm, its own, signed anew with current figures."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from sapo_swarm.tasks.catalogue import CATALOGUE
 
 PATH = "/directory.json"
 EVERY_S = 600.0
-"""So often it is signed anew, if anybody asks."""
+"""How often it is signed anew, if anybody asks."""
 LIFE_S = 7 * 86_400
 NAMED = 4
-"""Tasks that are named; of more, how many."""
+"""Most tasks that are named; with more, only their number."""
 CHECKS = (
     "each node makes every question anew and scores the answers itself; the coordinator checks signatures and sizes"
 )
 
 
 def directory_identity(swarm: SwarmRecord) -> Identity:
-    """The key of the swarm's list: made from the swarm's private key, so that it moves with the swarm."""
-    made = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
-    return Identity(made)
+    """The key of the swarm's list: derived from the swarm's private key, so that it moves with the swarm."""
+    secret = HKDF(hashes.SHA256(), 32, salt=None, info=b"sapo-directory-v1").derive(swarm.key)
+    return Identity(secret)
 
 
 class SwarmListing:
-    """The list of this swarm. invite: how to reach it, told once it listens."""
+    """The list of this swarm. invite: how to reach it, set once it listens."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.invite: Invite | None = None
@@ -55,7 +55,7 @@ class SwarmListing:
         app.router.add_get(PATH, self._get)
 
     async def _get(self, _request: web.Request) -> web.Response:
-        """GET /directory.json: Sealed."""
+        """GET /directory.json: SignedDirectory."""
         headers = {"Cache-Control": f"max-age={EVERY_S:.0f}"}
         return web.Response(body=await self._sealed(), content_type="application/json", headers=headers)
 
@@ -72,12 +72,12 @@ class SwarmListing:
             join=str(self.invite) if swarm.open and self.invite is not None else "",
             ask=safe_text(coordinator.settings.contact, 199, lines=False),
         )
-        found = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
-        return sign_directory(found, self._identity)
+        listing = SwarmList(name=entry.name, issued=int(now), expires=int(now) + LIFE_S, swarms=(entry,))
+        return sign_directory(listing, self._identity)
 
 
 def listed_invite(invites: list[Invite], public: str) -> Invite:
-    """The invite that is listed, without its token: at the name that the host gave, else at the first address that others can
+    """The invite that is listed, without its token: with the host's public name, else with the first address that others can
     reach."""
     first = next((invite for invite in invites if not is_loopback(invite.host)), invites[0])
     return Invite(public or first.host, first.port, first.swarm, first.fingerprint)

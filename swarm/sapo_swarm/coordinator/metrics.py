@@ -1,4 +1,4 @@
-"""Counters of this process in Prometheus' text format, and values that requests share until they are too old."""
+"""Counters of this process in Prometheus's text format, and values that requests share until they are too old."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class CachedValue(Generic[T]):
-    """What `make` gives, at most ttl_s seconds old by `clock`, which may be set back. Who asks while it is made waits for it."""
+    """The result of `make`, at most ttl_s seconds old by `clock`, which may be set back. Callers that come while it is being
+    made wait for it."""
 
     def __init__(
         self, make: Callable[[], Awaitable[T]], ttl_s: float, clock: Callable[[], float] = time.monotonic
@@ -32,19 +33,19 @@ class CachedValue(Generic[T]):
         async with self._lock:
             if self._known is None or not 0 <= self._clock() - self._known[0] < self.ttl_s:
                 forgotten = self._forgotten
-                made = await self._make()
+                value = await self._make()
                 if forgotten != self._forgotten:
-                    return made  # it may lack what was to be forgotten
-                self._known = self._clock(), made  # not the time before: those who waited must not make it again
+                    return value  # it may lack what was to be forgotten
+                self._known = self._clock(), value  # not the time before: those who waited must not make it again
             return self._known[1]
 
     def forget(self) -> None:
-        """It is made anew when somebody asks."""
+        """Make it anew at the next call."""
         self._known = None
         self._forgotten += 1
 
 
-# Counters of this process in Prometheus' text format.
+# Counters of this process in Prometheus's text format.
 
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 

@@ -114,7 +114,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _as_bin(schema: dict[str, Any]) -> None:
-    """Bytes travel in msgpack only, where they need no base64. Lengths of base64 say nothing then."""
+    """Bytes travel only in msgpack, which needs no base64. Lengths of base64 mean nothing then."""
     if schema.pop("contentEncoding", None):
         schema["format"] = "binary"
         for bound in ("minLength", "maxLength"):

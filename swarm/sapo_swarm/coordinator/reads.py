@@ -1,4 +1,4 @@
-"""What is read of a coordinator beside rounds: sealed snapshots of the pool, and the tasks of members' own."""
+"""What can be read from a coordinator besides rounds: sealed snapshots of the pool, and members' custom tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.protocol.snapshot import SNAPSHOT_GROUPS, SnapshotNews, seal_snapshot
 from sapo_swarm.protocol.wire import TaskOffers
 
-# The read path that scales: a sealed snapshot of the pool every so many seconds, made when somebody asks for it.
+# The read path that scales: a sealed snapshot of the pool every few seconds, made when somebody asks for it.
 #
 # Members are told of the newest one; its bytes never change.
 
 KEPT = 4
-"""Newest snapshots that are still handed out: a node may be a little behind."""
+"""Newest snapshots that are still served: a node may be a little behind."""
 
 
 def add_snapshots(app: web.Application, coordinator: Coordinator) -> None:
@@ -54,7 +54,7 @@ class SnapshotCache:
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
 
     async def newest(self) -> SnapshotNews:
-        """At most settings.snapshot_s old. Raises Refusal where there are none, StoreUnavailable."""
+        """At most settings.snapshot_s old. Raises Refusal if snapshots are off, StoreUnavailable."""
         if not self._coordinator.settings.snapshot_s:
             raise Refusal("not_found", "This coordinator makes no snapshots.")
         return await self._newest()
@@ -69,14 +69,14 @@ class SnapshotCache:
         return news
 
     def body(self, id: str) -> bytes:
-        """Raises Refusal for one that is not kept."""
+        """Raises Refusal for one that is no longer kept."""
         data = self._bodies.get(id)
         if data is None:
             raise Refusal("not_found", "This snapshot is not kept any more: ask for the newest.")
         return data
 
 
-# Members fetch the tasks of their own that the swarm trains on: signed requests, invite holders only.
+# Members fetch the custom tasks that the swarm trains on: signed requests, invite holders only.
 
 
 def add_tasks(app: web.Application, coordinator: Coordinator) -> None:
@@ -98,15 +98,15 @@ class _Tasks:
     async def content(self, request: web.Request) -> web.Response:
         """GET /v1/tasks/{hash}: the task's canonical bytes in one zstd frame. Raises Refusal."""
         member = await self._member(request)
-        wanted = request.match_info["hash"]
+        digest = request.match_info["hash"]
         offers = await self.coordinator.offered_to(member)
-        found = None
-        if re.fullmatch(r"[0-9a-f]{64}", wanted) and any(offer.hash == wanted for offer in offers):
-            found = await self.coordinator.store.task(wanted)
-        if found is None:
+        task = None
+        if re.fullmatch(r"[0-9a-f]{64}", digest) and any(offer.hash == digest for offer in offers):
+            task = await self.coordinator.store.task(digest)
+        if task is None:
             raise Refusal("not_found", "The swarm has no task of this hash (any more): look at what it offers now.")
-        self.coordinator.metrics.bytes_out += len(found.packed)
-        return web.Response(body=found.packed, content_type="application/zstd")
+        self.coordinator.metrics.bytes_out += len(task.packed)
+        return web.Response(body=task.packed, content_type="application/zstd")
 
     async def _member(self, request: web.Request) -> Member:
         check_protocol(request)

@@ -1,4 +1,4 @@
-"""What a coordinator keeps, as values: the swarm, its invites and members, groups of the pool, one round's exchange."""
+"""What a coordinator stores, as values: the swarm, its invites and members, groups of the pool, one round's exchange."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ WINDOW_MINUTES = 60
 
 
 ACTIVE_S = 300.0
-"""A node counts as present for so long after its last exchange."""
+"""A node counts as present for this long after its last exchange."""
 
 
 AHEAD_S = 60.0
-"""A time further ahead of now is that of a clock that was set back since; it would be past only when the clock has caught up."""
+"""A time further ahead than this comes from a clock that was set back since; it would be past only once the clock has caught
+up."""
 
 
 SAMPLE_BYTES = 200 * 1024
-"""Of raw groups in one reply: fits the protocol's body limit however badly it compresses."""
+"""Raw groups in one reply: fits the protocol's body limit however badly they compress."""
 
 
 class SwarmRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A swarm's own identity. certificate, key: PEM, empty on plain HTTP. Whoever holds the key can host the swarm."""
+    """A swarm's identity. certificate, key: PEM, empty on plain HTTP. Whoever holds the key can host the swarm."""
 
     swarm: str
     name: str
@@ -35,7 +36,7 @@ class SwarmRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An invite at rest: only the hash of its token. max_uses 0: unlimited. expires 0: never. used: Unix time of its last use."""
+    """A stored invite: only the hash of its token. max_uses 0: unlimited. expires 0: never. used: Unix time of its last use."""
 
     hash: str
     label: str
@@ -49,7 +50,7 @@ class InviteRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node that joined. invite: hash of the invite that admitted it ("" in an open swarm). banned: the reason. waiting: the
-    host has not let it in yet. seen: Unix time of its last exchange, to SEEN_EVERY_S."""
+    host has not let it in yet. seen: Unix time of its last exchange, accurate to SEEN_EVERY_S."""
 
     node: str
     key: bytes
@@ -66,8 +67,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return bool(idle_s) and not self.banned and now - max(self.joined, self.seen) > idle_s
 
     def gives_way(self, now: float, idle_s: float, is_open: bool) -> bool:
-        """In a full swarm a newcomer may have its place: it is idle or, in an open swarm, came without an invite FIRST_EXCHANGE_S
-        ago and never exchanged. (Should it still be there, it joins again by itself.)"""
+        """In a full swarm a newcomer may take its place: it is idle or, in an open swarm, came without an invite
+        FIRST_EXCHANGE_S ago and never exchanged. (If it is still running, it rejoins by itself.)"""
         silent = now - self.joined > FIRST_EXCHANGE_S and self.seen <= self.joined
         return self.idle(now, idle_s) or (is_open and silent and not self.invite and not self.banned)
 
@@ -75,16 +76,16 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 FIRST_EXCHANGE_S = 3600.0
 
 SEEN_EVERY_S = 6 * 3600.0
-"""How exactly it is kept on the disk when a member was last seen, after its first exchange."""
+"""Accuracy to which a member's last exchange is stored on disk, after its first one."""
 
 
 GIVE_WAY, LOOK_EVERY_S = 1000, 60.0
-"""In a full swarm so many members, or some more, give way at once; after a look that found fewer the next one waits so long."""
+"""In a full swarm about this many members are removed at once; after a search that found fewer, the next one waits this long."""
 
 
 class PoolEntry(msgspec.Struct, frozen=True):
-    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of the
-    one that admitted its node. task: generator of a task of members' own, "" for the app's tasks."""
+    """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of
+    the one that admitted its node. task: generator of a member's custom task, "" for the app's tasks."""
 
     id: bytes
     content: str
@@ -95,15 +96,15 @@ class PoolEntry(msgspec.Struct, frozen=True):
 
 
 def is_task_accepted(entry: PoolEntry, accepts: frozenset[str]) -> bool:
-    """The group may be given to a node that accepted these tasks of members' own."""
+    """The group may be given to a node that accepted these custom tasks."""
     return not entry.task or entry.task in accepts
 
 
 class RoundExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One round of one node. round_id: digest of node and body, so that a repeated upload is stored once. entries: one for each
-    group of the upload, None where it was refused.
+    """One round of one node. round_id: digest of node and body, so that a repeated upload is stored once. entries: one for
+    each group of the upload, None if it was refused.
 
-    counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}. accepts: generators of members' own
+    counts: what else to add to this minute's counters, such as {"t/bf": 2, "reward_n": 1}. accepts: generators of custom
     tasks whose groups may be sampled.
     """
 
@@ -119,12 +120,12 @@ class RoundExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """stored: for each entry of the exchange, False when it was refused or the pool has its content already; a repeated round
-    meets its first verdicts.
+    """stored: for each entry of the exchange, False if it was refused or the pool already has its content; a repeated round
+    gets its first verdicts.
 
-    replayed: the nonce was used before; nothing else was done. banned: why the node is; nothing was done.
-    receipts: who drew since the last exchange.
-    mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last ACTIVE_S.
+    replayed: the nonce was used before; nothing else was done. banned: why the node is; nothing was done. receipts: who drew
+    since the last exchange. mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last
+    ACTIVE_S.
     """
 
     replayed: bool = False
@@ -140,7 +141,7 @@ class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in the window: groups accepted, times its groups were sampled by others, Unix time last seen."""
+    """One node in the window: groups accepted, how often others sampled its groups, Unix time last seen."""
 
     member: Member
     groups: int
@@ -164,16 +165,16 @@ class WindowStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def invite_share(want: int) -> int:
-    """Groups of nodes that one invite admitted in a sample of `want`, as long as there are others: whoever brings many identities
-    through one invite gets no more than half."""
+    """Most groups in a sample of `want` from nodes that one invite admitted, as long as there are others: whoever brings many
+    identities through one invite gets no more than half."""
     return max(1, want // 2)
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """per_node: live groups of one source; its newest replaces its oldest, so a flooder only displaces itself.
 
-    rounds_kept_s: an upload repeated within it meets its first verdicts. members: a swarm admits no more. idle_s: a member, or an
-    invite, that nothing was heard of for longer is good no more; 0: that never happens.
+    rounds_kept_s: an upload repeated within it gets its first verdicts. members: a swarm admits no more. idle_s: a member, or
+    an invite, that has been silent for longer is no longer valid; 0: that never happens.
     """
 
     capacity: int = 65_536

@@ -1,6 +1,5 @@
-"""Requests in, problem details out: who sent it, whether it is whole and new, who gets in, and how a refusal is said (RFC
-9457).
-"""
+"""Requests in, problem details out: who sent it, whether it is whole and new, who is admitted, and how it is refused (RFC
+9457)."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ CODES: dict[str, int] = {
 
 
 class Refusal(Exception):
-    """A request that is not served. detail: a sentence for people. retry_after_s: when to come again."""
+    """A request that is not served. detail: a sentence for people. retry_after_s: when to retry."""
 
     def __init__(self, code: str, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
@@ -104,7 +103,7 @@ class Refusal(Exception):
 
 
 def http_refusal(error: web.HTTPException) -> Refusal:
-    """What the router refused, in our own words."""
+    """The router's refusal in our own words."""
     codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 417: "expectation_failed"}
     code = codes.get(error.status, "malformed" if error.status < 500 else "internal")
     details = {
@@ -138,7 +137,7 @@ def check_protocol(request: web.Request) -> None:
 
 
 def refuse_odd_expectations(server: web.Server) -> None:
-    """An Expect header that is no text is refused: aiohttp quotes it in its answer, which then cannot be written."""
+    """Refuse an Expect header that is not text: aiohttp quotes it in its answer, which then cannot be written."""
     inner = server.request_handler
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
@@ -160,7 +159,7 @@ def client_address(request: web.Request, trust_proxy: bool) -> str:
 
 
 def check_announced(request: web.Request, limit: int) -> None:
-    """What the head says of the body. Raises Refusal: unsupported_media, too_large."""
+    """Check what the head says about the body. Raises Refusal: unsupported_media, too_large."""
     if "Content-Encoding" in request.headers:
         raise Refusal("unsupported_media", "Send the body without Content-Encoding: it is compressed already.")
     if request.content_length is not None and request.content_length > limit:
@@ -168,7 +167,7 @@ def check_announced(request: web.Request, limit: int) -> None:
 
 
 async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BODY) -> bytes:
-    """The body as it came, never decompressed. Raises Refusal: unsupported_media, too_large, timeout."""
+    """The body as received, never decompressed. Raises Refusal: unsupported_media, too_large, timeout."""
     check_announced(request, limit)
     body = bytearray()
     try:
@@ -185,7 +184,7 @@ async def read_body(request: web.Request, deadline_s: float, limit: int = MAX_BO
 
 
 def read_signature(request: web.Request) -> SignatureHeaders:
-    """The signature headers. Raises Refusal("bad_signature") when one is missing or malformed."""
+    """The signature headers. Raises Refusal("bad_signature") if one is missing or malformed."""
     headers = request.headers
     try:
         parts = msgspec.convert({"node": headers[H_NODE], "nonce": headers[H_NONCE]}, _Headers)
@@ -225,22 +224,22 @@ def json_reply(message: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(message), content_type="application/json")
 
 
-# Who gets in: rates of networks, nodes and joins, room for one more request, what only the host itself may request.
+# Who is admitted: rates of networks, nodes and joins, room for one more request, what only the host itself may request.
 
 UNREAD_BYTES = 32 * 2**20
-"""Of bodies of members that are under way, all together;"""
+"""Bytes of members' bodies in transit, all together;"""
 UNREAD_BYTES_OF_STRANGERS = 8 * 2**20
-"""of those whose sender is not known before they are read;"""
+"""of bodies whose sender is not known before they are read;"""
 UNREAD_PER_NETWORK = 4 * 2**20
-"""and of either kind of one network."""
+"""and of either kind per network."""
 FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
-"""Headers by which a proxy gives itself away."""
+"""Headers by which a proxy reveals itself."""
 TASKS_PER_S, TASKS_BURST = 0.1, 20
 """Requests of a member for tasks: each may be answered with two megabytes."""
 
 
 class AdmissionControl:
-    """Every method raises Refusal for what stays outside. rng: jitter of Retry-After."""
+    """Every method raises Refusal for what is not admitted. rng: jitter of Retry-After."""
 
     def __init__(self, settings: CoordinatorSettings, metrics: CoordinatorMetrics, rng: random.Random) -> None:
         self.stopping = False
@@ -253,7 +252,7 @@ class AdmissionControl:
         self._joins = TokenBuckets(settings.joins_per_s, 40 * settings.joins_per_s)
 
     def request(self, request: web.Request) -> None:
-        """Any request at all."""
+        """Check any request."""
         if self.stopping:
             raise self.busy("stopping", "The coordinator is shutting down.", 5.0)
         self._network(self._prefixes, request, "Too many requests from this network.")
@@ -262,12 +261,12 @@ class AdmissionControl:
 
     @contextlib.contextmanager
     def reading(self, request: web.Request, limit: int, member: bool) -> Iterator[None]:
-        """Room for a body of at most `limit` bytes while it arrives: so much for each network, and so much for all. member: a
-        member signed its digest; strangers never take the room of members."""
+        """Reserve room for a body of at most `limit` bytes while it arrives, per network and in total. member: a member
+        signed its digest; strangers never take the room of members."""
         size = min(limit, request.content_length or limit)
         network = prefix_of(client_address(request, self._settings.trust_proxy))
-        most, of = UNREAD_BYTES if member else UNREAD_BYTES_OF_STRANGERS, (member, network)
-        if self._unread[member] + size > most or (network and self._unread_of[of] + size > UNREAD_PER_NETWORK):
+        limit_bytes, of = UNREAD_BYTES if member else UNREAD_BYTES_OF_STRANGERS, (member, network)
+        if self._unread[member] + size > limit_bytes or (network and self._unread_of[of] + size > UNREAD_PER_NETWORK):
             raise self.busy("busy", "Too many bodies are under way.", 2.0)
         self._unread[member] += size
         self._unread_of[of] += size
@@ -280,34 +279,34 @@ class AdmissionControl:
                 del self._unread_of[of]
 
     def join(self, request: web.Request) -> None:
-        """A join from this network."""
+        """Check a join from this network."""
         self._network(self._joins, request, "Too many nodes join from this network.")
 
     def node(self, node: str) -> None:
-        """A signed request of a member."""
+        """Check a signed request of a member."""
         wait = self._nodes.take(node, time.monotonic())
         if wait:
             raise self.busy("rate_limited", f"One round every {self._settings.round_every_s:g} s.", wait)
 
     def task(self, node: str) -> None:
-        """A member's request for tasks."""
+        """Check a member's request for tasks."""
         wait = self._tasks.take(node, time.monotonic())
         if wait:
             raise self.busy("rate_limited", "Too many requests for tasks.", wait)
 
     def host_only(self, request: web.Request) -> None:
-        """The peer itself (no proxy) must be on this machine, and mean it: the name of another site's page may point here. A
-        coordinator that listens at one address alone is asked there, from that address."""
+        """The peer itself (no proxy) must be on this machine and address it by name: another site's host name may point here.
+        A coordinator that listens on one address only is asked there, from that address."""
         name, chosen = request.host.rpartition(":")[0].strip("[]") or request.host, self._settings.host
-        here, named = not prefix_of(request.remote or UNKNOWN), is_loopback(name)
+        is_local, named = not prefix_of(request.remote or UNKNOWN), is_loopback(name)
         if chosen not in EVERYWHERE:
             own = request.get_extra_info("sockname", ("",))[0]
-            here, named = here or request.remote == own, named or name.lower() in (own, chosen.lower())
-        if not here or not named or any(name in request.headers for name in FORWARDED):
+            is_local, named = is_local or request.remote == own, named or name.lower() in (own, chosen.lower())
+        if not is_local or not named or any(name in request.headers for name in FORWARDED):
             raise Refusal("loopback_only", "This is answered on the host itself only.")
 
     def busy(self, code: str, detail: str, wait_s: float) -> Refusal:
-        """To be raised: come again after about so many seconds."""
+        """To be raised: retry after about this many seconds."""
         wait = add_jitter(wait_s, self._rng)
         return Refusal(code, f"{detail} Come again in {wait:.1f} s.", wait)
 

@@ -1,4 +1,4 @@
-"""The coordinator's judgement of groups and requests as pure functions: what is taken, how often, and what was seen lately."""
+"""The coordinator's judgement of groups and requests as pure functions: what is taken, how often, and what was seen recently."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 # The coordinator's judgement of a group, as a pure function: everything it may know is passed in.
 #
 # The coordinator checks form, authorship and coordinates. It never regenerates a question and never scores: whether a
-# text is any good is each receiver's own business.
+# text is any good is for each receiver to judge.
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmRules:
-    """What a swarm accepts. own: (name, generator) of tasks of members' own. Ages in seconds."""
+    """What a swarm accepts. own: (name, generator) of members' custom tasks. Ages in seconds."""
 
     swarm: str
     tasks: frozenset[str]
@@ -75,7 +75,7 @@ class _Coordinates(msgspec.Struct, frozen=True):
 
 
 def task_of(blob: bytes) -> str:
-    """Entry.task of a packed SignedGroup that was judged before; "" where it does not read."""
+    """PoolEntry.task of a packed SignedGroup that was judged before; "" if it cannot be read."""
     try:
         return own_generator(unpack_msgpack(unpack_msgpack(blob, SignedGroup).body, _Coordinates).ref)
     except WireError:
@@ -83,7 +83,7 @@ def task_of(blob: bytes) -> str:
 
 
 def own_generator(ref: TaskRef) -> str:
-    """The generator of a task of members' own, "" for the app's tasks."""
+    """The generator of a member's custom task, "" for the app's tasks."""
     return ref.generator if is_own(ref) else ""
 
 
@@ -94,10 +94,10 @@ def _size(text: str) -> int:
 def _coordinates(body: GroupBody, rules: SwarmRules) -> str:
     ref = body.ref
     if ref.generator == rules.generator:
-        known = ref.dataset in rules.tasks and ref.preset in rules.presets
+        allowed = ref.dataset in rules.tasks and ref.preset in rules.presets
     else:
-        known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
-    if not known:
+        allowed = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
+    if not allowed:
         return "task"
     return "" if is_train(ref) else "seed"
 
@@ -112,13 +112,14 @@ def _age(body: GroupBody, rules: SwarmRules, now: float) -> str:
 # Rate limits as pure bookkeeping: the clock and the randomness are passed in.
 
 UNKNOWN = "unknown"
-"""The network of those whose address cannot be told."""
+"""The network of peers whose address is unknown."""
 
 
 def prefix_of(address: str) -> str:
     """The /24 of an IPv4 address or the /64 of an IPv6 one; "" for loopback and for no address at all.
 
-    What is no address (a proxy's "unknown", one with its port) is one network: nobody escapes a limit by it.
+    Anything that is not an address (a proxy's "unknown", one with its port) counts as one network: nobody escapes a limit
+    that way.
     """
     try:
         ip = ipaddress.ip_address(address.split("%")[0])
@@ -141,7 +142,7 @@ class _Bucket:
 class TokenBuckets:
     """Token buckets by key, bounded in number: the longest unused one is forgotten first.
 
-    rate: tokens a second. burst: tokens of a full bucket.
+    rate: tokens per second. burst: tokens of a full bucket.
     """
 
     def __init__(self, rate: float, burst: float, size: int = 100_000) -> None:
@@ -173,18 +174,18 @@ def add_jitter(seconds: float, rng: random.Random) -> float:
 
 
 def next_in_s(nodes: int, target_rounds_per_s: float, floor_s: float, rng: random.Random) -> float:
-    """When a node should come again: its share of the rate this coordinator is willing to serve, jittered."""
+    """Seconds until a node should come again: its share of the rate that this coordinator is willing to serve, jittered."""
     jitter = 0.2 * rng.random()
     return min(3600.0, max(floor_s * (1.0 + jitter), nodes / target_rounds_per_s * (0.9 + jitter)))
 
 
-# Things seen lately, in two generations: what is put lives one to three lifetimes, forgetting costs nothing.
+# Things seen recently, in two generations: an entry lives one to three lifetimes, forgetting costs nothing.
 
 V = TypeVar("V")
 
 
 class RecentKeys(Generic[V]):
-    """Keys with a value. A hundred bytes a key, where a dictionary in order of age takes three times that."""
+    """Keys with a value, at a hundred bytes per key, where a dictionary in order of age takes three times that."""
 
     def __init__(self, lifetime_s: float) -> None:
         self.lifetime_s = lifetime_s
@@ -199,11 +200,11 @@ class RecentKeys(Generic[V]):
 
     def get(self, key: bytes) -> V | None:
         """The key's value, or None."""
-        return next((kept[key] for kept in (self._new, self._old, self._ahead) if key in kept), None)
+        return next((generation[key] for generation in (self._new, self._old, self._ahead) if key in generation), None)
 
     def put(self, key: bytes, value: V, now: float) -> None:
-        """now: any clock. Where it is set back, what was put before is kept until it is past again: a request dated ahead is good
-        again then."""
+        """now: any clock. If it is set back, earlier entries are kept until their time is past again: a request dated ahead
+        becomes valid again then."""
         if now < self._turned - AHEAD_S:
             self._ahead |= self._old | self._new
             self._caught_up = max(self._caught_up, self._turned + 2 * self.lifetime_s)

@@ -67,12 +67,12 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.servers import limit_log_rate
 from sapo_swarm.types import GENERATOR_VERSION, PROTOCOL_VERSION
 
-# One round: judge an upload, say what became of it. Between the two the store exchanges.
+# One round: judge an upload, and report what became of it. In between, the store does the exchange.
 
 BUSY_IN_FLIGHT = 16
-"""Requests served at once from which on signatures of groups are checked by sample."""
+"""From this many requests in progress on, signatures of groups are checked by sample."""
 PRIVATE = "private"
-"""What stands on the status page, which anybody may see, in the place of the name of a task of members' own."""
+"""Replaces the name of a member's custom task on the status page, which anybody may see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RoundHandler:
         now: float,
         own: frozenset[tuple[str, str]] = frozenset(),
     ) -> list[GroupVerdict]:
-        """Judge an upload. Under load one signature of it is checked, and all if that one is false.
+        """Judge an upload. Under load one of its signatures is checked, and all of them if that one is false.
 
         Receivers check every signature anyway, and the request's own covers the body: this keeps the pool clean.
         """
@@ -108,8 +108,8 @@ class RoundHandler:
     def judged(
         self, signed: SignatureHeaders, member: Member, round_id: str, upload: Upload, offers: Sequence[TaskOffer] = ()
     ) -> tuple[RoundExchange, list[str]]:
-        """What goes to the store, and for each group "" or the reason it does not. offers: tasks of members' own that the member
-        may know of."""
+        """What goes to the store, and for each group "" or the reason it does not. offers: members' custom tasks that the
+        member may know of."""
         now = self.clock()
         own = frozenset((offer.name, offer.generator) for offer in offers)
         entries: list[PoolEntry | None] = []
@@ -146,7 +146,7 @@ class RoundHandler:
         return exchange, reasons
 
     def reply(self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float) -> bytes:
-        """The packed RoundReply; counts what it tells."""
+        """The packed RoundReply; also counts what it reports."""
         stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
         results = tuple(
             _result("" if taken else reason or "duplicate") for reason, taken in zip(reasons, stored, strict=False)
@@ -181,16 +181,15 @@ def _result(reason: str) -> GroupResult:
 
 # The coordinator's HTTP surface, API v1: stateless handlers over a Store.
 #
-# Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the node,
-# body within time and size, ban once more, nonce. A round's path names the digest of its body, which is what is signed: it is
-# known
-# who sends a large body before it is read. Leaving has no body; a join's has its own small budget. Only what passed all of it
-# counts against a node.
+# Order of a signed request: protocol, rate of the address, room (in flight), membership, clock, signature, rate of the
+# node, body within time and size, ban once more, nonce. A round's path names the digest of its body, which is what is
+# signed: the sender of a large body is known before it is read. Leaving has no body; a join's has its own small budget.
+# Only what passed all of it counts against a node.
 
-# What machines ask a coordinator about itself: whether it lives, whether it can work, its counters.
+# What machines ask a coordinator about itself: whether it is alive, whether it can work, its counters.
 
 READY_S = 10.0
-"""A store that takes longer is not ready."""
+"""A store that takes longer does not count as ready."""
 
 
 def add_probes(
@@ -207,7 +206,7 @@ def add_probes(
         return web.Response(text="ok\n")
 
     async def get_readyz(_request: web.Request) -> web.Response:
-        """200 while the store can be written. Raises StoreUnavailable."""
+        """200 while the store accepts writes. Raises StoreUnavailable."""
         try:
             async with asyncio.timeout(READY_S):
                 await store.ping()
@@ -218,8 +217,8 @@ def add_probes(
     async def get_metrics(request: web.Request) -> web.Response:
         """Prometheus text, for the host itself. Raises Refusal."""
         admission.host_only(request)
-        found = await stats()
-        return web.Response(text=metrics.text(found.pool, found.nodes))
+        window = await stats()
+        return web.Response(text=metrics.text(window.pool, window.nodes))
 
     app.router.add_get("/healthz", get_healthz)
     app.router.add_get("/readyz", get_readyz)
@@ -232,7 +231,7 @@ MIN_CLIENT = "0.1.0"
 STATS_ROWS = 100
 STATS_TTL_S = 2.0
 OWN_TASKS_TTL_S = 2.0
-"""Other coordinators of the same store learn of a task within so long."""
+"""Other coordinators of the same store learn of a task within this time."""
 MAX_JSON = 16 * 1024
 
 
@@ -264,9 +263,9 @@ class Coordinator:
         self.stats = CachedValue(lambda: store.stats(self.clock(), STATS_ROWS), STATS_TTL_S)
         """The store's counters."""
         self.ending = asyncio.Event()
-        """Set by who wants it to end in order."""
+        """Set to make it stop in order."""
         self.of_member: Callable[[asyncio.BaseTransport], None] = lambda _transport: None
-        """Told of every connection on which a member signed a request."""
+        """Called for every connection on which a member signed a request."""
 
     def application(self) -> web.Application:
         """The routes of API v1 and of the probes."""
@@ -310,15 +309,15 @@ class Coordinator:
             response = Refusal("internal", "The coordinator failed; its log says why.").response()
         if not response.prepared:
             response.headers.update({H_PROTO: str(PROTOCOL_VERSION), "X-Content-Type-Options": "nosniff"})
-            if "Cache-Control" not in response.headers:  # what a cache may keep tells no time
+            if "Cache-Control" not in response.headers:  # what a cache may keep carries no time
                 response.headers.update({H_TIME: str(int(self.clock() * 1000)), "Cache-Control": "no-store"})
         return response
 
     async def authenticated(
         self, request: web.Request, body: bytes | str, paced: Callable[[str], None] | None = None
     ) -> tuple[SignatureHeaders, Member]:
-        """The member that signed this request. body: itself or its digest. paced: its rate limit (a round's). Raises Refusal. The
-        nonce is not yet used."""
+        """The member that signed this request. body: itself or its digest. paced: its rate limit (a round's). Raises Refusal.
+        The nonce is not used up yet."""
         signed = read_signature(request)
         member = await self.store.member(signed.node)
         if member is None:
@@ -413,7 +412,7 @@ class Coordinator:
         return web.Response(body=reply, content_type=MEDIA_TYPE)
 
     async def _body(self, request: web.Request, limit: int, member: bool) -> bytes:
-        """The body. A request whose body is under way is not being served: it must not take the place of others."""
+        """The body. While it is in transit the request does not count as being served: it must not take the place of others."""
         with self.admission.reading(request, limit, member):
             self.metrics.in_flight -= 1
             try:
@@ -437,7 +436,7 @@ class Coordinator:
         return web.Response(status=204)
 
     async def offered_to(self, member: Member) -> Sequence[TaskOffer]:
-        """The tasks of members' own that this member may know of: none in an open swarm, nor for who came in without an
+        """The members' custom tasks that this member may know of: none in an open swarm, nor for one admitted without an
         invite."""
         return () if self.swarm.open or not member.invite else await self.own_tasks()
 

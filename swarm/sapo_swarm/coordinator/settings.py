@@ -1,4 +1,4 @@
-"""What a person may set about a coordinator: one documented schema for CLI flags, docs and tests."""
+"""What a person may set for a coordinator: one documented schema for CLI flags, docs and tests."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     trust_proxy: Annotated[bool, _doc("Take the client's address from X-Forwarded-For of a proxy on loopback")] = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a task or a preset that no node knows (what is sent would be refused, or the swarm not read), for
-        --approve where nobody would wait, and for a --public that no invite holds."""
+        """Raises ValueError for a task or a preset that no node knows (its groups would be refused, or the swarm not read),
+        for --approve if nobody would wait, and for a --public that no invite can hold."""
         if self.open and self.approve:
             raise ValueError("In a swarm that is open to anyone nobody waits to be let in: give --open or --approve.")
         if self.public and not is_host(self.public):

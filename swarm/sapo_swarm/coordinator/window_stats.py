@@ -1,4 +1,4 @@
-"""The figures of a swarm: counters of the last hour, and what people see of them (leaderboard, rates, reward trend). Pure."""
+"""The figures of a swarm: counters of the last hour, and how people see them (leaderboard, rates, reward trend). Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sapo_swarm.protocol.wire import Leaderboard, LeaderRow
 
 
 class WindowCounters:
-    """minutes: the counters that belong to no node. groups, sampled: node -> count in the window. seen: node -> its last exchange
-    in that window. dirty: (minute, key) -> what was added since it was last cleared."""
+    """minutes: the counters that belong to no node. groups, sampled: node -> count in the window. seen: node -> its last
+    exchange in that window. dirty: (minute, key) -> what was added since it was last cleared."""
 
     def __init__(self) -> None:
         self.minutes: dict[int, dict[str, float]] = {}
@@ -57,7 +57,7 @@ class WindowCounters:
         return len(self._present)
 
     def prune(self, now: float) -> int:
-        """Forget minutes that left the window, and those of a clock that was set back: the newest that left it."""
+        """Forget minutes that left the window, and those of a clock that was set back; returns the newest that left it."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
         for minute in {m for m in (*self.minutes, *self._of_nodes) if not edge < m <= edge + WINDOW_MINUTES + 1}:
             self.minutes.pop(minute, None)
@@ -121,7 +121,7 @@ def build_leaderboard(stats: WindowStats, now: float) -> Leaderboard:
 
 
 def rounds_per_s(stats: WindowStats, now: float) -> float:
-    """Over the minute that runs and the one before it."""
+    """Over the current minute and the one before it."""
     minute = int(now) // MINUTE
     rounds = sum(stats.minutes.get(m, {}).get("rounds", 0.0) for m in (minute - 1, minute))
     return rounds / (MINUTE + now % MINUTE)

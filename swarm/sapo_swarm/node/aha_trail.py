@@ -1,4 +1,5 @@
-"""What a node remembers of the swarm beside its journal: who solved a task first, and the phrases that others brought."""
+"""What a node remembers of the swarm beside its journal: who solved a task first, and the phrases other nodes
+introduced."""
 
 from __future__ import annotations
 
@@ -14,25 +15,27 @@ from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
 from sapo_swarm.types import UNREADABLE, Group, Peer
 from sapo_swarm.whole_file import write_atomically
 
-# The phrase memory of a model (protocol.drift.phrases) on the disk, so that a restart does not whitewash what others taught it.
+# A model's phrase memory (protocol.drift.phrases) on disk, so that a restart does not whitewash what others taught it.
 #
-# phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. A file that cannot be read counts
-# as none: then what the model writes first is its own again, which is said. So none is written that is too large to be read.
+# phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. An unreadable file counts
+# as missing: whatever the model writes first then counts as its own again, and the log says so. Hence no file is
+# written that would be too large to read.
 
 NAME = "phrases.msgpack"
 LARGEST = 96 * 2**20
-"""Bytes of the file after decompression."""
+"""Limit on the decompressed file, in bytes."""
 
 
 def save_phrase_watch(folder: Path, watch: KeptPhrases) -> None:
-    """Write it, whole or not at all; of more groups taken than the file has room for, the newest. Raises OSError."""
+    """Write it whole or not at all. If more groups were taken than fit into the file, the newest are written. Raises
+    OSError."""
     while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
         watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
     write_atomically(folder / NAME, zstandard.compress(plain, 1), private=True)
 
 
 def load_phrase_watch(folder: Path) -> tuple[PhraseWatch, str]:
-    """What was kept, or a new memory; and a sentence where there was a file that cannot be read, else ""."""
+    """The saved memory, or a new one; and a sentence if there is a file that cannot be read, else ""."""
     path = folder / NAME
     try:
         packed = path.read_bytes() if path.stat().st_size <= LARGEST else b""
@@ -50,18 +53,18 @@ def load_phrase_watch(folder: Path) -> tuple[PhraseWatch, str]:
 
 # The Aha trail of a task: who solved it first as far as this node saw, when it was trained on, when it was solved here.
 #
-# A pure function of the journal's events. It tells what came before what, never what caused it.
+# A pure function of the journal's events. It shows the order of events, never their cause.
 
 UNKNOWN = -1
-"""Of the round of a success that is known only to have been: the journal is older than this record."""
+"""The round of a success that is known to have happened, but not when: the journal is older than this record."""
 
 
 @dataclass(frozen=True, slots=True)
 class AhaTrail:
     """Rounds are this node's, the first is 0.
 
-    received: the first success of another node that came in. name: of that node, peer text. solved: the first one here.
-    taught: external groups that were trained on for a success before `solved`, in the rounds since to until (none: UNKNOWN).
+    received: another node's first success that arrived here. name: of that node, peer text. solved: the first success here.
+    taught: external groups that were trained on for a success before `solved`, in rounds `since` to `until` (none: UNKNOWN).
     """
 
     task: str
@@ -74,27 +77,29 @@ class AhaTrail:
 
     @property
     def first_here(self) -> bool:
-        """It was solved here before a success of another node came in (local groups of a round come before it takes others)."""
+        """It was solved here before another node's success arrived (a round's local groups come before it takes
+        external ones)."""
         if self.solved is None or self.solved.round == UNKNOWN:
             return False
         return self.received is None or self.solved.round <= self.received.round
 
     def within(self, rounds: int) -> AhaTrail:
-        """As after so many rounds: what came later was taken back. Of a stretch that reaches beyond the groups stay counted."""
-        kept = self if self.since < rounds else replace(self, taught=0, since=UNKNOWN, until=UNKNOWN)
-        if kept.received is not None and kept.received.round >= rounds:
-            kept = replace(kept, received=None, name="")
-        if kept.solved is not None and kept.solved.round >= rounds:
-            kept = replace(kept, solved=None)
-        return kept if kept.until < rounds else replace(kept, until=rounds - 1)
+        """The trail cut back to this many rounds: what came later was rolled back. If the stretch reaches beyond, its
+        groups stay counted."""
+        trail = self if self.since < rounds else replace(self, taught=0, since=UNKNOWN, until=UNKNOWN)
+        if trail.received is not None and trail.received.round >= rounds:
+            trail = replace(trail, received=None, name="")
+        if trail.solved is not None and trail.solved.round >= rounds:
+            trail = replace(trail, solved=None)
+        return trail if trail.until < rounds else replace(trail, until=rounds - 1)
 
 
 Trails = Mapping[str, AhaTrail]
-"""By task, in the order in which something of them became known."""
+"""By task, in the order in which anything about them became known."""
 
 
 def update_trails(trails: Trails, event: Event) -> Trails:
-    """With what the event adds; the same object where that is nothing."""
+    """The trails with this event added; the same object if it adds nothing."""
     changed: list[AhaTrail] = []
     match event:
         case FirstSuccess():
@@ -111,7 +116,7 @@ def update_trails(trails: Trails, event: Event) -> Trails:
 
 
 def trails_of(events: Iterable[Event]) -> Trails:
-    """The trails after these events, oldest first."""
+    """The trails after these events (oldest first)."""
     trails: Trails = {}
     for event in events:
         trails = update_trails(trails, event)
@@ -125,7 +130,7 @@ def _told(trail: AhaTrail, event: FirstSuccess) -> AhaTrail:
 
 
 def _solved_before(trails: Trails, event: GroupRecorded) -> list[AhaTrail]:
-    """All that journals from before FirstSuccess say; in others it is known already."""
+    """For journals older than FirstSuccess, which hold nothing else; in newer ones the success is known already."""
     task = event.group.question.ref.dataset
     known = trails.get(task, AhaTrail(task))
     if known.solved is not None and known.solved.round != UNKNOWN:
@@ -134,23 +139,23 @@ def _solved_before(trails: Trails, event: GroupRecorded) -> list[AhaTrail]:
 
 
 def _opened(trails: Trails, event: RunStarted) -> Trails:
-    kept = {task: trail.within(event.round) for task, trail in trails.items()}
+    trails_within = {task: trail.within(event.round) for task, trail in trails.items()}
     for task in event.solved:
-        trail = kept.get(task, AhaTrail(task))
+        trail = trails_within.get(task, AhaTrail(task))
         earlier = FirstSuccess(time=event.time, round=UNKNOWN, task=task)
-        kept[task] = trail if trail.solved else replace(trail, solved=earlier)
-    return {task: trail for task, trail in kept.items() if trail != AhaTrail(task)}
+        trails_within[task] = trail if trail.solved else replace(trail, solved=earlier)
+    return {task: trail for task, trail in trails_within.items() if trail != AhaTrail(task)}
 
 
 def _trained(trails: Trails, event: RoundFinished) -> list[AhaTrail]:
-    """Tasks that are not solved here yet, with what the round (or block of rounds) trained on."""
+    """Tasks not yet solved here, with what the round (or block of rounds) trained on."""
     changed = []
     for task, groups in event.taught.items():
         trail = trails.get(task, AhaTrail(task))
         if trail.solved is not None:
             continue
-        begun = event.round - event.covers + 1
-        began = max(begun, trail.received.round if trail.received else begun)
+        first_round = event.round - event.covers + 1
+        began = max(first_round, trail.received.round if trail.received else first_round)
         since = began if trail.since == UNKNOWN else trail.since
         changed.append(replace(trail, taught=trail.taught + groups, since=since, until=event.round))
     return changed
@@ -163,44 +168,44 @@ def _named(trails: Trails, peers: Sequence[Peer]) -> list[AhaTrail]:
 
 
 KINDS = ("run_started", "first_success", "round")
-"""Stored events that the trails follow from (names of nodes, which a node does not need, come with "swarm")."""
+"""Stored events that the trails follow from (node names, which a node does not need, come with "swarm")."""
 
 
 class FirstSuccesses:
-    """Knows the trails of the journal, so that nothing is told twice, whatever was taken back."""
+    """Knows the trails in the journal, so that no first success is published twice, whatever was rolled back."""
 
     def __init__(self) -> None:
         self._trails: Trails = {}
 
     def open(self, stored: Iterable[Event]) -> None:
-        """Know what the journal tells now: its events of KINDS."""
+        """Read the trails from the journal. stored: its events of KINDS."""
         self._trails = trails_of(stored)
 
     def told(self, events: Sequence[GroupRecorded | RoundFinished], received: Sequence[Group]) -> list[Event]:
-        """The events of one round (stamped, its RoundFinished among them) behind the first successes in it.
+        """One round's events (stamped, including its RoundFinished), followed by the first successes in it.
 
-        received: groups of others that the round could train on, oldest first.
+        received: other nodes' groups that the round could train on, oldest first.
         """
         (done,) = (event for event in events if isinstance(event, RoundFinished))
-        found: list[Event] = []
+        new_events: list[Event] = []
         for event in events:
             if isinstance(event, GroupRecorded) and event.first_solved:
                 task = event.group.question.ref.dataset
                 trail = self._trails.get(task, AhaTrail(task))
                 first = FirstSuccess(time=done.time, round=done.round, task=task)
                 before = {"taught": trail.taught, "since": trail.since, "until": trail.until}
-                found.append(msgspec.structs.replace(first, **before))
-        known = {trail.task for trail in self._trails.values() if trail.received}
+                new_events.append(msgspec.structs.replace(first, **before))
+        received_tasks = {trail.task for trail in self._trails.values() if trail.received}
         for group in received:
             task = group.question.ref.dataset
-            if group.solved and task not in known:
-                known.add(task)
-                found.append(
+            if group.solved and task not in received_tasks:
+                received_tasks.add(task)
+                new_events.append(
                     FirstSuccess(time=done.time, round=done.round, task=task, node=group.node, step=group.step)
                 )
-        return [*found, *events]
+        return [*new_events, *events]
 
     def published(self, events: Sequence[Event]) -> None:
-        """They are in the journal."""
+        """These events are now in the journal."""
         for event in events:
             self._trails = update_trails(self._trails, event)

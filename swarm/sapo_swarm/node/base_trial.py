@@ -1,7 +1,8 @@
-"""The trial of a base before its first round: a few training questions, answered and scored, and what follows from them.
+"""The trial of a base before its first round: a few training questions, answered and scored, and what follows from
+them.
 
-An untrained model whose answers have not the form that is asked for earns nothing, whatever is practised: groups without a
-difference teach nothing. Where the task knows right answers, imitating them comes first.
+An untrained model whose answers lack the required form earns no reward, whatever it practises: groups with equal
+rewards teach nothing. If the task knows the right answers, imitating them comes first.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ from sapo_swarm.tasks.catalogue import generator_of, new_tokens, preset_of, trai
 from sapo_swarm.types import Question, TaskRef
 
 QUESTIONS, QUESTIONS_AT_MOST = 12, 24
-"""That a base is asked, a whole group each; with many tasks one of each, up to the second number."""
+"""Questions for a base, each answered by a whole group; with many tasks one question per task, up to the second
+number."""
 CHUNK = 4
-"""Questions answered together; between them progress is told."""
+"""Questions answered together; progress is published between chunks."""
 TRIED_PER_QUESTION = 8
-"""References tried for each: some regenerate nothing, or are held out."""
+"""References tried per question: some regenerate nothing, or are held out."""
 TRIAL_ROUND = -1_000_000
-"""In place of a round's number in the seeds of the trial's questions."""
+"""Replaces the round number in the seeds of the trial's questions."""
 LEAST_UNEQUAL = 0.3
-"""Share of questions with both right and wrong answers under which practice has too little to hold on to;"""
+"""Below this share of questions with both right and wrong answers, practice has too little to learn from;"""
 LEAST_RIGHT = 0.5
-"""and with a table of right answers, share of right answers under which it is imitated first: practice alone fell into the few
-most frequent answers where a model began at a third."""
+"""and with a table of right answers, below this share of right answers the table is imitated first: a model that
+began at a third right collapsed into the few most frequent answers with practice alone."""
 Show = Callable[[float], None]
 
 
 @dataclass
 class BaseTrial:
-    """Mutable: one trial as far as it is; an interrupted one goes on where it was.
+    """Mutable: the progress of one trial; an interrupted trial continues from here.
 
-    answers: of each question its group; greedy: of each question the answer at temperature 0.
+    answers: the group of each question; greedy: the answer to each question at temperature 0.
     """
 
     questions: list[Question] | None = None
@@ -56,8 +58,8 @@ class BaseTrial:
     _begun: EvaluationProgress = field(default_factory=EvaluationProgress)
 
     async def measure(self, context: RoundContext, show: Show) -> TrialMeasured | None:
-        """The counts, without what follows from them. None where no question can be asked. Raises Cancelled, BackendError,
-        ScorerUnavailable."""
+        """The counts, without what follows from them. None if no question can be asked. Raises Cancelled,
+        BackendError, ScorerUnavailable."""
         began = time.perf_counter()
         try:
             if self.questions is None:
@@ -76,20 +78,20 @@ class BaseTrial:
         return [scored for scored, *_ in verdict]
 
     async def _ask(self, context: RoundContext, show: Show) -> list[ScoredTexts]:
-        """The verdicts on the groups. Where so far no answer was right, no more questions are asked: the next ones would say
-        the same, and each costs seconds."""
-        config, asked = context.config, self.questions or []
+        """The verdicts on the groups. If no answer was right so far, no more questions are asked: they would show the
+        same, and each costs seconds."""
+        config, questions = context.config, self.questions or []
         scored: list[ScoredTexts] = await self._scored(context, self.answers)
-        while len(self.answers) < len(asked):
-            show(0.8 * len(self.answers) / len(asked))
-            part = asked[len(self.answers) : len(self.answers) + CHUNK]
+        while len(self.answers) < len(questions):
+            show(0.8 * len(self.answers) / len(questions))
+            part = questions[len(self.answers) : len(self.answers) + CHUNK]
             self.answers += await self._sampled(context, part, config.temperature, config.group_size)
             scored = await self._scored(context, self.answers)
             if not any(any(verdict.rewards) for verdict in scored):
-                asked = self.questions = asked[: len(self.answers)]
+                questions = self.questions = questions[: len(self.answers)]
         show(0.8)
-        if len(self.greedy) < len(asked):
-            self.greedy += await self._sampled(context, asked[len(self.greedy) :], 0.0, 1)
+        if len(self.greedy) < len(questions):
+            self.greedy += await self._sampled(context, questions[len(self.greedy) :], 0.0, 1)
         return scored
 
     async def _sampled(
@@ -150,14 +152,14 @@ class BaseTrial:
 
 
 async def _questions(context: RoundContext) -> list[Question]:
-    """Training questions, as many of each task as of any other. Raises ScorerUnavailable."""
+    """Training questions, the same number from each task. Raises ScorerUnavailable."""
     config, tokenizer, room = context.config, context.host.engine.tokenizer, context.host.engine.info.context_length
-    wanted = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
+    question_count = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)
     chosen: list[Question] = []
     seen: set[str] = set()
-    for start in range(0, TRIED_PER_QUESTION * wanted, wanted):
+    for start in range(0, TRIED_PER_QUESTION * question_count, question_count):
         refs = []
-        for slot in range(start, start + wanted):
+        for slot in range(start, start + question_count):
             task = config.tasks[slot % len(config.tasks)]
             preset, generator = preset_of(task, config.preset), generator_of(task, context.swarm)
             seed = train_seed(context.node_key, context.swarm, TRIAL_ROUND, slot, config.seed)
@@ -166,16 +168,16 @@ async def _questions(context: RoundContext) -> list[Question]:
             if not isinstance(question, Question) or question.prompt_sha256 in context.excluded | seen:
                 continue
             needed = len(prompt_ids(tokenizer, context.scorer, question)) + new_tokens(config, question.ref.dataset)
-            if needed <= room and len(chosen) < wanted:
+            if needed <= room and len(chosen) < question_count:
                 seen.add(question.prompt_sha256)
                 chosen.append(question)
-        if len(chosen) >= wanted:
+        if len(chosen) >= question_count:
             break
     return chosen
 
 
 def no_questions(config: RunConfig) -> TrialMeasured:
-    """The trial of a base that no training question could be asked."""
+    """The trial of a base for which no training question could be asked."""
     return TrialMeasured(
         round=0,
         temperature=config.temperature,
@@ -199,8 +201,8 @@ def no_questions(config: RunConfig) -> TrialMeasured:
 
 
 def plan_of(config: RunConfig, counts: TrialMeasured, examples: int, why_none: str, bounded: bool) -> Plan:
-    """What follows. examples: verified texts of a pass; why_none: there is no phase, for another reason. bounded: they are rows
-    of a table."""
+    """What follows from the trial. examples: verified texts per pass; why_none: why there is no examples phase for
+    another reason. bounded: the examples are rows of a table."""
     if config.examples == "only":
         return "only" if examples and not why_none else "nothing"
     right, unequal = counts.right / max(1, counts.answers), counts.unequal / max(1, counts.questions)
@@ -217,7 +219,7 @@ SOURCES = {
     "own": ("earlier answer of this model", "earlier answers of this model"),
     "others": ("answer of others", "answers of others"),
 }
-"""Where examples come from, as TrialMeasured.sources names it -> one of them and several in words."""
+"""Where examples come from: key of TrialMeasured.sources -> its words (singular, plural)."""
 
 
 def sources_in_words(sources: Mapping[str, int]) -> str:
@@ -231,7 +233,7 @@ def sources_in_words(sources: Mapping[str, int]) -> str:
 
 
 def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float) -> str:
-    """What the node does now, for the person."""
+    """What the node does now, as a sentence for the person."""
     right = (
         f"{counts.right} of {counts.answers} answers right"
         if counts.right
@@ -249,7 +251,7 @@ def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float)
 
 
 def zero_reward_reason(counts: TrialMeasured) -> str:
-    """Why answers earn nothing, in the middle of a sentence."""
+    """Why answers earn no reward, as the middle of a sentence."""
     if not counts.answers:
         return "no training question could be asked"
     return cause_in_words(

@@ -1,4 +1,5 @@
-"""Checkpoints: a folder a saved moment, written beside its final name and renamed, so that a crash leaves whole ones only."""
+"""Checkpoints: one folder per saved moment, written beside its final name and renamed, so that a crash leaves only
+whole ones."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from sapo_swarm.node.downsampling import checkpoints_to_drop, over_budget, pinne
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk
 
-# Folders on the disk: their bytes, the digests of their files, and making sure that they are really there.
+# Folders on disk: their size, the digests of their files, and syncing them.
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below; one that goes away meanwhile, or cannot be looked at, counts nothing."""
+    """Bytes of all files below; a file that disappears meanwhile or cannot be read counts nothing."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -39,23 +40,24 @@ def folder_bytes(folder: Path) -> int:
 
 
 def free_bytes(place: Path) -> int:
-    """Free on the disk that `place` lies on, or will lie on. Raises OSError."""
+    """Free bytes on the disk that holds (or will hold) `place`. Raises OSError."""
     return shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.exists())).free
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below, by its path from there. Raises OSError."""
-    found = {}
+    """SHA-256 of every file below, by its relative path. Raises OSError."""
+    digests = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
-            found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) -> str:
-    """SHA-256 of the trainable weights: of their one file, or of the sorted lines "digest  name" where there are several.
+    """SHA-256 of the trainable weights: of their single file, or of the sorted lines "digest  name" if there are
+    several.
 
-    Files that are no tensors do not count. "" when there are none.
+    Files that hold no tensors do not count. "" if there are none.
     """
     tensors = {n: d for n, d in digests.items() if n.endswith(".safetensors") and n not in optimizer_files}
     if len(tensors) <= 1:
@@ -65,7 +67,7 @@ def weights_digest(digests: dict[str, str], optimizer_files: tuple[str, ...]) ->
 
 
 def sync_tree(folder: Path) -> None:
-    """Return when all of it is on the disk. Raises OSError."""
+    """Return once the whole tree is on disk. Raises OSError."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir() and os.name == "nt":
             continue
@@ -78,7 +80,7 @@ def sync_tree(folder: Path) -> None:
 
 @contextmanager
 def tensors_as_files() -> Iterator[None]:
-    """What safetensors says of the disk in an error of its own is an OSError like any other."""
+    """Turn safetensors' own errors about the disk into OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -96,41 +98,41 @@ _BY_BACKEND = {
 
 
 def package_versions(backend: str) -> dict[str, str]:
-    """Python, platform and the packages that compute, as installed."""
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    """Versions of Python, the platform and the installed packages that compute."""
+    versions = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for name in (*_ALWAYS, *_BY_BACKEND.get(backend, ())):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-# Checkpoints: a folder a saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
+# Checkpoints: one folder per saved moment, written beside its final name and renamed, so that a kill never leaves half of one.
 #
 # checkpoints/round-000012/   engine/ (weights or adapter, optimizer)  state.json (rounds, digests, the link to the one before)
 #
 # Only the newest keeps the optimizer's state. Older ones grow sparse with age, the best held-out ones stay, and everything
 # together stays within the model's disk budget, also while a new one is written. What is trained after the newest one is in
-# the update log (update_log).
+# the update log (node.resume_log).
 
 _NAME = re.compile(r"^round-(\d{6,})$")
 _DAMAGED = "damaged-"
 FREE_RESERVE = 64 * 2**20
 """Bytes of the disk that a checkpoint leaves free."""
 BYTES_A_PARAMETER = 4
-"""Trained weights are float32, and so are each of Adam's two moments."""
+"""Trained weights are float32, as are both of Adam's moments."""
 
 
 class NoRoom(OSError):
-    """A checkpoint fits neither into the model's disk budget nor on the disk; the message says what to do."""
+    """A checkpoint does not fit into the model's disk budget or onto the disk; the message says what to do."""
 
 
 class CheckpointState(msgspec.Struct, frozen=True):
-    """rounds_done: rounds that are behind the weights. digests: SHA-256 of every file of engine/; those named in `optimizer`
-    may be missing. weights, parent: the hash chain (events.CheckpointSaved). rollbacks: times that the held-out tripwire
-    had put older weights in their place (see node.evaluation.guard). restored: see events.CheckpointSaved. events: of the last
-    round, in format 1 only."""
+    """rounds_done: rounds that led to these weights. digests: SHA-256 of every file of engine/; those named in
+    `optimizer` may be missing. weights, parent: the hash chain (events.CheckpointSaved). rollbacks: how often the
+    held-out tripwire had restored older weights (see node.guard). restored: see events.CheckpointSaved. events: those
+    of the last round, in format 1 only."""
 
     rounds_done: int
     model: str
@@ -160,7 +162,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that was written: its folder, what it says of itself, its bytes, and whether the optimizer lies in it."""
+    """A checkpoint that was written: its folder, its state, its bytes, and whether it holds the optimizer."""
 
     path: Path
     state: CheckpointState
@@ -172,9 +174,9 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one model.
 
-    keep: newest ones that stay. budget: bytes that may be used, 0 = no limit. counted: what is used, from this folder's path.
-    pinned: rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never
-    given up; the others go last where the budget is too small for all. written: bytes, by this process.
+    keep: newest ones that stay. budget: limit in bytes, 0 = none. counted: folder -> bytes in use. pinned:
+    rounds of the checkpoints that stay however old they are, the best ones (pinned_ones). The first of them is never given
+    up; the others go last if the budget is too small for all. written: bytes, by this process.
     """
 
     folder: Path
@@ -194,16 +196,17 @@ class CheckpointStore:
         return sorted((p for p in self.folder.iterdir() if _NAME.match(p.name)), key=rounds_of)
 
     def require_room(self, engine: Engine) -> None:
-        """Raises NoRoom when the budget is too small for this model whatever is thinned: two checkpoints of its weights."""
-        if said := over_budget(self.next_size(engine, optimizer=False), self.budget):
-            raise NoRoom(said)
+        """Raises NoRoom if the budget is too small for this model however much is deleted: it must hold two
+        checkpoints of its weights."""
+        if problem := over_budget(self.next_size(engine, optimizer=False), self.budget):
+            raise NoRoom(problem)
 
     def write(self, engine: Engine, moment: CheckpointInfo) -> SavedCheckpoint:
         """Save the engine. Raises NoRoom, OSError (read-only, or the disk filled up meanwhile)."""
         optimizer = self._make_room(self.next_size(engine), self.next_size(engine, optimizer=False))
 
         def fill(folder: Path) -> CheckpointState:
-            if engine.info.trainable:  # a node that only generates has nothing to save but where it is
+            if engine.info.trainable:  # a node that only generates has nothing to save but its round
                 with tensors_as_files():
                     engine.save(folder, optimizer)
             return _state_of(engine, moment, file_digests(folder))
@@ -213,9 +216,10 @@ class CheckpointStore:
         return saved
 
     def write_copy(self, source: Path, state: CheckpointState, moment: CheckpointInfo) -> SavedCheckpoint:
-        """Another checkpoint with the weights of one, without its optimizer. state: as read_state(source) gave it.
+        """Another checkpoint with the weights of `source`, without its optimizer. state: as read_state(source)
+        returned it.
 
-        Raises NoRoom, OSError, CheckpointCorrupt when the source changes meanwhile; then it stays as it is.
+        Raises NoRoom, OSError, and CheckpointCorrupt if the source changes meanwhile; nothing is changed then.
         """
         names = {name: digest for name, digest in state.digests.items() if name not in state.optimizer}
         size = sum((source / "engine" / name).stat().st_size for name in names) + 4096
@@ -235,7 +239,7 @@ class CheckpointStore:
         return self._written(moment.rounds_done, fill)
 
     def _written(self, rounds_done: int, fill: Callable[[Path], CheckpointState]) -> SavedCheckpoint:
-        """A checkpoint whose engine folder `fill` writes; older ones are thinned once it lies there."""
+        """A checkpoint whose engine folder `fill` writes; older ones are thinned once it is in place."""
         final = self.folder / f"round-{rounds_done:06d}"
         temporary = self.folder / f".partial-{rounds_done:06d}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -254,9 +258,10 @@ class CheckpointStore:
         return SavedCheckpoint(final, state, size, has_optimizer(final, state))
 
     def newest_intact(self) -> tuple[tuple[Path, CheckpointState] | None, list[str]]:
-        """The newest checkpoint whose digests hold (None for a fresh model), and a sentence for each one passed over.
+        """The newest checkpoint whose digests match (None for a fresh model), and a sentence for each one passed
+        over.
 
-        Raises CheckpointCorrupt when there are checkpoints and none is intact: training never silently starts over.
+        Raises CheckpointCorrupt if there are checkpoints but none is intact: training never silently starts over.
         """
         self._clear_away()
         warnings: list[str] = []
@@ -273,8 +278,9 @@ class CheckpointStore:
         return None, []
 
     def set_aside(self, used: Path) -> list[str]:
-        """Newer ones than the one that is used are damaged: they count no more. `keep` damaged folders at most stay for a person
-        to look at, while there is room; the names of those that stay of the newer ones. Raises OSError."""
+        """Set aside the checkpoints newer than the one in use, which are damaged. At most `keep` damaged folders stay
+        for a person to look at, as long as there is room; returns the names of those that stay among the newer ones.
+        Raises OSError."""
         names = {_DAMAGED + path.name: path for path in self.complete() if rounds_of(path) > rounds_of(used)}
         for name, path in names.items():
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -287,7 +293,7 @@ class CheckpointStore:
         return sorted(self.folder.glob(f"{_DAMAGED}*"))
 
     def intact(self, at_most: int) -> tuple[Path, CheckpointState] | None:
-        """The newest intact checkpoint of so many rounds or fewer."""
+        """The newest intact checkpoint of at most this many rounds."""
         for path in reversed(self.complete()):
             if rounds_of(path) <= at_most:
                 with contextlib.suppress(CheckpointCorrupt):
@@ -295,18 +301,19 @@ class CheckpointStore:
         return None
 
     def used(self) -> int:
-        """Bytes that count for the budget."""
+        """Bytes that count towards the budget."""
         return self.counted(self.folder)
 
     def next_size(self, engine: Engine, optimizer: bool = True) -> int:
-        """Bytes that the next checkpoint will have, as far as is known."""
+        """Expected size of the next checkpoint in bytes, as far as known."""
         tensors = 3 if optimizer and engine.optimizer_files else 1
         return self._sizes.get(optimizer, engine.info.trainable * BYTES_A_PARAMETER * tensors + 4096)
 
     def _make_room(self, whole: int, weights: int, source: Path | None = None) -> bool:
-        """Thin until a new checkpoint of so many bytes fits; whether it may hold the optimizer's state. Nothing goes for one that
-        would not fit even then. The newest one, the best one and the source of a copy stay: when all else is gone the newest
-        gives up its optimizer's state first, then the new one; other pinned ones go last."""
+        """Thin until a new checkpoint of this size (`whole` with the optimizer, `weights` without) fits; returns
+        whether it may hold the optimizer's state. Nothing is deleted for one that would not fit even then. The newest
+        one, the best one and the source of a copy stay: when all others are gone, first the newest gives up its
+        optimizer's state, then the new one does; other pinned ones go last."""
         best = pinned_ones(map(rounds_of, self.complete()), self.pinned)
         spare = [path for path in self._dispensable() if path != source]
         last = [path for path in spare if _NAME.match(path.name) and rounds_of(path) in best]
@@ -335,12 +342,12 @@ class CheckpointStore:
         )
 
     def _room(self) -> int:
-        """Bytes that a new checkpoint may have now."""
+        """Bytes available for a new checkpoint now."""
         free = shutil.disk_usage(self.folder).free - FREE_RESERVE
         return min(free, self.budget - self.used()) if self.budget else free
 
     def _dispensable(self) -> list[Path]:
-        """All but the newest and the first pinned one, the one that is missed least first."""
+        """All but the newest and the first pinned one, the least valuable first."""
         *older, _ = self.complete() or [self.folder]
         best = pinned_ones(map(rounds_of, self.complete()), self.pinned)
         spare = [path for path in older if rounds_of(path) not in best[:1]]
@@ -364,7 +371,7 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
     def _put(self, temporary: Path, final: Path) -> None:
-        """Give the folder its final name; one that has it already stays until then."""
+        """Give the folder its final name; an older folder of that name stays until then."""
         before = self.folder / f".replaced-{final.name}"
         if final.exists():
             shutil.rmtree(before, ignore_errors=True)
@@ -383,33 +390,35 @@ class CheckpointStore:
 
 
 def rounds_of(path: Path) -> int:
-    """Rounds behind a checkpoint, by its name. Raises CheckpointCorrupt."""
-    found = _NAME.match(path.name)
-    if found is None:
+    """A checkpoint's number of rounds, from its name. Raises CheckpointCorrupt."""
+    match = _NAME.match(path.name)
+    if match is None:
         raise CheckpointCorrupt(f"{path} is not a checkpoint folder (its name is not round-NNNNNN).")
-    return int(found[1])
+    return int(match[1])
 
 
 def read_state(path: Path) -> CheckpointState:
     """Read and verify a checkpoint; the optimizer's files may be missing. Raises CheckpointCorrupt."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-        found = file_digests(path / "engine")
+        digests = file_digests(path / "engine")
     except (OSError, *UNREADABLE) as error:
         raise CheckpointCorrupt(f"Checkpoint {path.name} cannot be read ({error}); an older one is used.") from error
-    wanted = {name: digest for name, digest in state.digests.items() if name in found or name not in state.optimizer}
-    if found != wanted:
+    expected = {
+        name: digest for name, digest in state.digests.items() if name in digests or name not in state.optimizer
+    }
+    if digests != expected:
         raise CheckpointCorrupt(f"Checkpoint {path.name} does not match its digests; an older one is used.")
     return state
 
 
 def has_optimizer(path: Path, state: CheckpointState) -> bool:
-    """The optimizer's state lies beside the weights (in format 1 it always does)."""
+    """Whether the optimizer's state is stored beside the weights (in format 1 it always is)."""
     return state.format < 2 or (bool(state.optimizer) and all((path / "engine" / n).exists() for n in state.optimizer))
 
 
 def _optimizer_of(path: Path) -> list[Path]:
-    """The optimizer's files that lie in a folder; none of one that cannot be read."""
+    """The optimizer's files in a folder; none if it cannot be read."""
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
     except (OSError, *UNREADABLE):

@@ -1,6 +1,5 @@
-"""The two clocks of a node: one that nothing sets and that goes on through a suspend, and the wall clock of where it is; and how
-long something takes or is past, in words.
-"""
+"""The two clocks of a node, and durations and ages in words. One clock is never set and keeps running through a
+suspend; the other is the local wall clock."""
 
 from __future__ import annotations
 
@@ -14,29 +13,29 @@ elif sys.platform == "darwin":
 
 
 def steady_seconds() -> float:
-    """Seconds since some moment. An hour that a person asked for is over after an hour, slept through or not; time.monotonic
-    stands still while a Linux or macOS computer sleeps."""
+    """Seconds since some fixed moment. An hour that a person asked for is over after an hour, slept through or not;
+    time.monotonic stands still while a Linux or macOS computer sleeps."""
     if sys.platform in ("linux", "darwin"):
         return time.clock_gettime(_STEADY)
     return time.monotonic()
 
 
 def local_time(moment: float | None = None) -> time.struct_time:
-    """Local time of that moment, or of now, in the zone that the system is in now: a process that runs keeps the zone that it
-    began in unless it asks."""
+    """Local time at that moment (default: now), in the system's current time zone: a running process keeps the zone
+    it started in unless it asks."""
     if hasattr(time, "tzset"):
         time.tzset()
     return time.localtime(moment)
 
 
 def week_minute(moment: float | None = None) -> int:
-    """Minutes since Monday 00:00, local time; see `local`."""
-    found = local_time(moment)
-    return (found.tm_wday * 24 + found.tm_hour) * 60 + found.tm_min
+    """Minutes since Monday 00:00, local time; see `local_time`."""
+    local = local_time(moment)
+    return (local.tm_wday * 24 + local.tm_hour) * 60 + local.tm_min
 
 
 def format_age(seconds: float) -> str:
-    """How long ago, or about how long, in one unit: "12 s", "65 min", "2 h", "5 d"."""
+    """How long ago, or roughly how long, in one unit: "12 s", "65 min", "2 h", "5 d"."""
     seconds = max(seconds, 0.0)
     for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:

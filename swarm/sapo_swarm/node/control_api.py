@@ -20,45 +20,47 @@ from sapo_swarm.errors import SwarmError
 from sapo_swarm.events import Event, PhaseName, State, decode_event
 from sapo_swarm.types import UNREADABLE
 
-# How the control API travels: a Unix socket, or loopback TCP with a token where there are none (Windows).
+# How the control API travels: a Unix socket, or loopback TCP with a token if there are none (Windows).
 #
-# Both are found under one path. A socket there is spoken to directly; a file there (mode 0600) holds the port and the token
-# of this node's life. SAPO_CONTROL=tcp or unix chooses for the server; clients look at what lies there.
+# Both use the same path. If there is a socket, clients talk to it directly; if there is a file (mode 0600), it holds
+# the port and the token for this run of the node. SAPO_CONTROL=tcp or unix chooses for the server; clients look at what
+# is there.
 
 Kind = Literal["unix", "tcp"]
 LOOPBACK = "127.0.0.1"
 _LIMIT = 1024
-"""Bytes of a token file, at most."""
+"""Maximum bytes of a token file."""
 
 
 class ControlEndpoint(msgspec.Struct, frozen=True):
-    """The token file: where the node listens, and what a client has to show."""
+    """The token file: where the node listens, and the token that a client must show."""
 
     port: int
     token: str
 
 
 def transport_kind() -> Kind:
-    """What a node here listens on. Raises OSError where that cannot be."""
-    wanted = os.environ.get("SAPO_CONTROL", "").strip().lower()
-    if wanted not in ("", "unix", "tcp"):
-        raise OSError(f"SAPO_CONTROL is {wanted!r}. Set it to unix or tcp, or not at all.")
+    """What a node here listens on. Raises OSError if that is not possible."""
+    choice = os.environ.get("SAPO_CONTROL", "").strip().lower()
+    if choice not in ("", "unix", "tcp"):
+        raise OSError(f"SAPO_CONTROL is {choice!r}. Set it to unix or tcp, or not at all.")
     sockets = hasattr(socket, "AF_UNIX") and sys.platform != "win32"
-    if wanted == "unix" and not sockets:
+    if choice == "unix" and not sockets:
         raise OSError("This system has no Unix sockets for Python. Set SAPO_CONTROL to tcp, or not at all.")
-    return "tcp" if wanted == "tcp" or not sockets else "unix"
+    return "tcp" if choice == "tcp" or not sockets else "unix"
 
 
 async def open_node_session(path: Path, limits: Any) -> Any:
-    """An aiohttp session with the node at that path; a Unix socket that is not there is found when it is asked.
+    """An aiohttp session with the node at that path; a missing Unix socket is noticed only with the first request.
 
-    limits: aiohttp.ClientTimeout. Raises ConnectionRefusedError where only a token file could name the node, and none lies.
+    limits: aiohttp.ClientTimeout. Raises ConnectionRefusedError if only a token file could name the node and there is
+    none.
     """
-    import aiohttp  # 200 ms: only when a node is spoken to
+    import aiohttp  # 200 ms: only when talking to a node
 
     place = await asyncio.to_thread(_place, path)
     if place is None:
-        if not hasattr(socket, "AF_UNIX"):  # over TCP the name below would be looked up, and whoever has it asked
+        if not hasattr(socket, "AF_UNIX"):  # over TCP the name below would be looked up, for others to see
             raise ConnectionRefusedError(f"No node is named at {path}.")
         connector = aiohttp.UnixConnector(path=str(path), limit=0)
         return aiohttp.ClientSession(connector=connector, timeout=limits, base_url="http://node")
@@ -72,15 +74,15 @@ async def open_node_session(path: Path, limits: Any) -> Any:
 
 
 def _place(path: Path) -> ControlEndpoint | None:
-    """What a token file says; None where a socket lies, or nothing that can be read."""
+    """The contents of a token file; None if there is a socket, or nothing readable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(_LIMIT), type=ControlEndpoint)
+            endpoint = msgspec.json.decode(file.read(_LIMIT), type=ControlEndpoint)
     except (OSError, *UNREADABLE):
         return None
-    return found if 0 < found.port < 1 << 16 else None
+    return endpoint if 0 < endpoint.port < 1 << 16 else None
 
 
 # The node's local control API: its messages and its client. Light: imports neither engines nor tasks.
@@ -114,7 +116,7 @@ def _place(path: Path) -> ControlEndpoint | None:
 
 
 class NodeError(SwarmError):
-    """Base of what goes wrong when one talks to a node; the message says what, and what to do."""
+    """Base of the errors in talking to a node; the message says what failed and what to do."""
 
 
 class NodeNotRunning(NodeError):
@@ -124,8 +126,8 @@ class NodeNotRunning(NodeError):
 
 
 class NodeNotAnswering(NodeNotRunning):
-    """A node's process is there and says nothing. pid: 0 unknown. silent_s: seconds since its last sign of life. halted: by
-    a signal (SIGSTOP, ctrl+z), not merely busy."""
+    """A node's process exists but does not answer. pid: 0 if unknown. silent_s: seconds since its last sign of life.
+    halted: by a signal (SIGSTOP, ctrl+z), not merely busy."""
 
     def __init__(self, pid: int, silent_s: float) -> None:
         self.pid, self.silent_s, self.halted = pid, silent_s, _halted(pid)
@@ -151,7 +153,7 @@ class ControlError(NodeError):
 
 
 class NodeUnreadable(NodeError):
-    """The node is of another version, and what it says is not understood."""
+    """The node is of another version, and its answer cannot be read."""
 
     def __init__(self) -> None:
         super().__init__("The node speaks another version: restart it, or update sapo-desktop")
@@ -159,17 +161,17 @@ class NodeUnreadable(NodeError):
 
 NO_NODE = "No node is running. Start one: sapo-desktop node"
 ANSWER_S = 8.0
-"""A node that takes longer for an answer is not answering."""
+"""A node that takes longer to answer counts as not answering."""
 GO_BACK_S = 600.0
-"""Going back to a checkpoint waits for an update to end, and writes up to two checkpoints."""
+"""Going back to a checkpoint waits for an update to end and writes up to two checkpoints."""
 BEAT_S = 1.0
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
     """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored.
 
-    external: why no groups of others are taken, "" when they are or when there are none. name: of the model. disk: bytes of
-    its folder when it was last looked at; disk_budget: that it may have, 0 = no limit.
+    external: why no external groups are taken, "" if they are taken or there are none. name: of the model. disk: bytes of its
+    folder when last measured; disk_budget: its limit, 0 = none.
     """
 
     state: State
@@ -223,15 +225,15 @@ class ControlClient:
         await self._forget()
 
     async def _connected(self) -> Any:
-        """A session with whatever node is there now: it may listen elsewhere than the one before it."""
-        import aiohttp  # 200 ms: only when a node is spoken to
+        """A session with the node that runs now: it may listen elsewhere than its predecessor."""
+        import aiohttp  # 200 ms: only when talking to a node
 
         if self._session is None:
-            made = await open_node_session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
+            session = await open_node_session(self.socket, aiohttp.ClientTimeout(total=None, sock_connect=5))
             if self._session is None:
-                self._session = made
+                self._session = session
             else:  # another call was quicker
-                await made.close()
+                await session.close()
         return self._session
 
     async def _forget(self) -> None:
@@ -244,7 +246,7 @@ class ControlClient:
         return _understood(await self._call("GET", "/v1/status"))
 
     async def config(self) -> RunConfig:
-        """The settings that the node works with, an older one's under the names of today. Raises NodeError."""
+        """The settings that the node works with; an older node's under today's names. Raises NodeError."""
         content = await self._call("GET", "/v1/config")
         try:
             return msgspec.convert(settings_of_today(msgspec.json.decode(content, type=dict[str, Any])), RunConfig)
@@ -252,7 +254,7 @@ class ControlClient:
             raise NodeUnreadable from error
 
     async def post(self, verb: str, **body: float) -> NodeStatus:
-        """verb: one of governor.requests.VERBS, evaluate, external_on, external_off or rollback.
+        """verb: one of governor.run_control.VERBS, evaluate, external_on, external_off or rollback.
 
         Raises NodeError.
         """
@@ -269,8 +271,8 @@ class ControlClient:
     ) -> AsyncIterator[Event]:
         """Stored events after a sequence number, then (follow) live ones until the node goes away.
 
-        silence_s: raise NodeNotAnswering after so many seconds without any event; a node that is asked for all kinds tells of
-        its machine once a second. Raises NodeError.
+        silence_s: raise NodeNotAnswering after this many seconds without any event; a node that is asked for all kinds
+        reports its machine once a second. Raises NodeError.
         """
         import aiohttp
 
@@ -322,14 +324,14 @@ class ControlClient:
             raise NodeNotRunning(NO_NODE) from error
 
     async def _refused(self, status: int, content: bytes) -> Exception:
-        """401: whoever answers at the port of the token file is another node than the one that wrote it."""
+        """401: another node than the one that wrote the token file answers at its port."""
         if status != 401:
             return ControlError(_problem(content))
         await self._forget()
         return NodeNotRunning(NO_NODE)
 
     def _silent(self) -> NodeNotAnswering:
-        """How long nothing was heard: since the node's last sign of life, or else since it was asked."""
+        """How long the node has been silent: since its last sign of life, or else since the request."""
         beat = heartbeat_path(self.socket)
         try:
             pid, seen = int(beat.read_text("ascii")), beat.stat().st_mtime
@@ -339,7 +341,7 @@ class ControlClient:
 
 
 def heartbeat_path(socket: Path) -> Path:
-    """The file beside a control socket that its node touches once a second; it holds the process id."""
+    """The file beside a control socket that its node touches every second; it holds the process id."""
     return socket.with_suffix(".beat")
 
 

@@ -28,18 +28,18 @@ from sapo_swarm.servers import CONTENT_TYPE, FewConnections, MetricsPage, server
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
-# The control API on loopback TCP: few connections at once, and an answer only to who shows the token.
+# The control API on loopback TCP: few connections at once, and answers only to clients that show the token.
 
 
 class LoopbackListener:
-    """Of one node's life: a port and a token, which a file at that path (mode 0600) tells its owner."""
+    """For one run of the node: a port and a token, which the file at that path (mode 0600) tells its owner."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._token = path, secrets.token_urlsafe(32)
         self._connections: FewConnections | None = None
 
     async def open(self, runner: web.AppRunner) -> None:
-        """Serve a runner that is set up and has guard among its middlewares. Raises OSError."""
+        """Serve a runner that is set up and has `guard` among its middlewares. Raises OSError."""
         assert runner.server is not None
         bound = socket.create_server((LOOPBACK, 0))
         self._connections = await FewConnections(runner.server, bound).__aenter__()
@@ -47,7 +47,7 @@ class LoopbackListener:
         await asyncio.to_thread(write_atomically, self._path, place, private=True, synced=False)
 
     async def close(self) -> None:
-        """Takes no connection any more."""
+        """Stop taking connections."""
         if self._connections is not None:
             await self._connections.__aexit__()
 
@@ -55,7 +55,7 @@ class LoopbackListener:
     async def guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Lets in who shows the token; the connections of others give way first."""
+        """Let in clients that show the token; other clients' connections are closed first when room is short."""
         shown = request.headers.get("Authorization", "").encode("utf-8", "replace")
         if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
             return web.Response(status=401, text="This node's control token is missing or wrong.")
@@ -64,13 +64,13 @@ class LoopbackListener:
             return await handler(request)
 
 
-# The server side of the control API (see sapo_swarm.node.control_api): aiohttp on a Unix socket that only its owner opens,
-# or on loopback TCP for who has the token (transport).
+# The server side of the control API (see sapo_swarm.node.control_api): aiohttp on a Unix socket that only its owner can
+# open, or on loopback TCP for clients that hold the token.
 
 SOCKET_PATH_LIMIT = 103
 """Bytes that fit into sockaddr_un.sun_path on every Unix."""
 LARGEST_SEQ = 2**63 - 1
-"""What SQLite counts to."""
+"""The largest number SQLite can store."""
 
 
 class ControllableNode(Protocol):
@@ -80,29 +80,29 @@ class ControllableNode(Protocol):
     config: RunConfig
 
     def status(self) -> NodeStatus:
-        """What it does now."""
+        """What the node does now."""
         ...
 
     def command(self, verb: str, for_s: float, holder: int) -> None:
-        """Take a command (governor.requests). Raises BadCommand."""
+        """Take a command (governor.run_control). Raises BadCommand."""
         ...
 
     def request_evaluation(self, items: int) -> None:
-        """A held-out evaluation after this round. Raises BadCommand."""
+        """Request a held-out evaluation after this round. Raises BadCommand."""
         ...
 
     async def switch_external(self, taking: bool) -> None:
-        """Take groups of others, or none. Raises BadCommand, JournalError."""
+        """Start or stop taking external groups. Raises BadCommand, JournalError."""
         ...
 
     async def go_back(self, rounds: int) -> None:
-        """Put the weights after so many rounds in place of the present ones; returns when that is done. Raises BadCommand."""
+        """Restore the weights after this many rounds; returns when that is done. Raises BadCommand."""
         ...
 
 
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of every POST. for_s in seconds, 0 = without end. holder: a number of the client's own, of hold, renew, release.
-    round: of the checkpoint that rollback brings back, -1 where none is named."""
+    """Body of every POST. for_s in seconds, 0 = indefinitely. holder: a number that the client chooses, for hold,
+    renew, release. round: of the checkpoint that rollback restores, -1 if none is named."""
 
     for_s: float = 0.0
     items: int = 0
@@ -123,8 +123,8 @@ class ControlServer:
     async def __aenter__(self) -> ControlServer:
         self._loopback = LoopbackListener(self._socket) if control_api.transport_kind() == "tcp" else None
         prepare_folder(self._socket, limited=self._loopback is None)
-        self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: whatever lies here is stale
-        beat = heartbeat_path(self._socket)  # before the first answer: who has one knows which process falls silent
+        self._socket.unlink(missing_ok=True)  # the caller holds the home's lock: any socket here is stale
+        beat = heartbeat_path(self._socket)  # before the first answer: clients know which process falls silent
         beat.write_text(str(os.getpid()), "ascii")
         middlewares = [self._loopback.guard] if self._loopback else []
         app = web.Application(client_max_size=64 * 1024, middlewares=middlewares)
@@ -205,7 +205,7 @@ class ControlServer:
 
 
 def _number(text: str) -> int:
-    """Raises ValueError where it is none that a journal counts by."""
+    """A sequence number. Raises ValueError if it is none that a journal could use."""
     number = int(text)
     if not 0 <= number <= LARGEST_SEQ:
         raise ValueError(text)
@@ -221,7 +221,8 @@ async def _beat(path: Path) -> None:
 
 
 def prepare_folder(socket: Path, limited: bool = True) -> None:
-    """Make the folder 0700 and ours. limited: a socket's path has to be short. Raises OSError that says what to do."""
+    """Create the folder with mode 0700 and check that it is ours. limited: a socket's path has to be short. Raises
+    OSError that says what to do."""
     if limited and len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
         raise OSError(f"The path {socket} is too long for a socket. Set SAPO_HOME to a shorter folder.")
     socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -241,11 +242,11 @@ def _problem(status: int, code: str, detail: str) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/problem+json")
 
 
-# The node's metrics for Prometheus: one page on loopback, counted from its events since the process began.
+# The node's metrics for Prometheus: one page on loopback, counted from its events since the process started.
 
 
 class EventTotals:
-    """What the events say so far: sums since the process began, and the newest of each kind."""
+    """Totals of the events so far: sums since the process started, and the newest event of each kind."""
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -255,7 +256,7 @@ class EventTotals:
         self.held_out: dict[float, Evaluated | GreedyScore] = {}
         self.swarm: SwarmUpdated | None = None
         self._told = 0.0
-        """When the swarm was told of, on the steady clock."""
+        """When the swarm was last reported, on the steady clock."""
         self.vitals: Vitals | None = None
 
     def add(self, event: Event) -> None:
@@ -295,7 +296,7 @@ class EventTotals:
         for field, (name, text) in _LAST.items():
             page.add(name, "gauge", text, getattr(self.round, field, None))
         for field, text in _HELD_OUT.items():
-            found = [({"temperature": f"{t:g}"}, getattr(one, field)) for t, one in self.held_out.items()]
+            found = [({"temperature": f"{t:g}"}, getattr(result, field)) for t, result in self.held_out.items()]
             page.add_each(f"held_out_{field}", "gauge", text, found)
         stands = (
             self.swarm is not None and status.state in _AT_WORK and steady_seconds() - self._told < self.swarm.window
@@ -335,7 +336,7 @@ _HELD_OUT = {
     "delta": "Difference to the base on the same questions.",
 }
 _AT_WORK = ("running", "pausing", "finishing")
-"""States in which a node exchanges with its swarm: in others nothing is known of it now."""
+"""States in which a node exchanges with its swarm: in other states its current view of the swarm is unknown."""
 _SWARM = {
     "connected": ("coordinator_connected", "1 while the coordinator answers."),
     "share": ("share", "Own accepted groups of all accepted groups in the window."),
@@ -352,10 +353,10 @@ _VITALS = {
 
 
 class MetricsServer:
-    """GET /metrics on a bound loopback socket, for programs of this machine. Use `async with`."""
+    """GET /metrics on a bound loopback socket, for programs on this machine. Use `async with`."""
 
     def __init__(self, node: ControllableNode, bound: socket.socket) -> None:
-        """bound: see listen."""
+        """bound: see bind_loopback_socket."""
         self._node, self._bound = node, bound
         self._counted = EventTotals()
         self._runner: web.AppRunner | None = None
@@ -384,7 +385,7 @@ class MetricsServer:
             await self._runner.cleanup()
 
     async def _count(self, ready: asyncio.Event) -> None:
-        """The newest held-out result of before, then everything that happens."""
+        """Read the newest held-out result from the journal, then count everything that happens."""
         try:
             async with self._node.bus.subscribe(0, ("evaluation",), tail=1) as (past, queue):
                 for stored in past:
@@ -396,7 +397,7 @@ class MetricsServer:
             ready.set()
 
     async def _page(self, request: web.Request) -> web.Response:
-        """The name check keeps out pages whose own name was made to point here."""
+        """The name check keeps out web pages that pointed their own host name at this machine."""
         if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
             return web.Response(status=403, text="Metrics are for programs of this machine.\n")
         assert self._connections is not None
@@ -406,5 +407,5 @@ class MetricsServer:
 
 
 def bind_loopback_socket(port: int) -> socket.socket:
-    """A loopback socket for MetricsServer; port 0: any that is free. Raises OSError."""
+    """A loopback socket for MetricsServer; port 0: any free one. Raises OSError."""
     return socket.create_server((LOOPBACK, port))

@@ -1,4 +1,4 @@
-"""Which old records stay, as pure rules: dense where it is recent, sparse where it is long ago, bounded whatever the length."""
+"""Which old records stay, as pure rules: dense for the recent past, sparse for long ago, bounded whatever the length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sapo_backends.errors import size_text
 from sapo_swarm.events import RoundFinished
 
 DENSE = 2048
-"""Newest rounds whose figures stay one by one; of every doubling of the age beyond, a quarter as many stay."""
+"""The newest rounds keep their figures one by one; of every doubling of the age beyond, a quarter as many stay."""
 _SUMS = (
     "local_groups",
     "external_groups",
@@ -38,22 +38,22 @@ _MEANS = (
     "logprob_external",
 )
 _RANGED = ("reward_local", "reward_external", "loss", "grad_norm", "entropy")
-"""Figures whose smallest and largest value of a round are kept."""
+"""Figures whose smallest and largest value in a round are kept."""
 
 
 def merge_boundary(level: int, newest: int) -> int:
-    """Rounds before this one stand in blocks of 2**level when the newest round is `newest`; 0 or less: none yet."""
+    """Rounds before this one are stored in blocks of 2**level when the newest round is `newest`; 0 or less: none yet."""
     return newest - (DENSE << max(level - 2, 0))
 
 
 def merge_rounds(rounds: Sequence[RoundFinished]) -> RoundFinished:
-    """One record for consecutive rounds (at least one): counts and seconds are sums, figures means over rounds, with the range
-    of some of them; it is named after the last."""
+    """One record for consecutive rounds (at least one): counts and seconds are sums, figures are means over rounds,
+    some with their range; its round is the last one."""
     total = sum(r.covers for r in rounds)
     changes: dict[str, object] = {name: sum(getattr(r, name) for r in rounds) for name in _SUMS}
     changes |= {name: _mean([(getattr(r, name), r.covers) for r in rounds]) for name in _MEANS}
-    known = [r.ratio_max for r in rounds if r.ratio_max is not None]
-    changes |= {"ratio_max": max(known) if known else None, "covers": total, "figures": {}}
+    ratios = [r.ratio_max for r in rounds if r.ratio_max is not None]
+    changes |= {"ratio_max": max(ratios) if ratios else None, "covers": total, "figures": {}}
     tasks = sorted({task for r in rounds for task in r.task_rewards})
     rewards = {task: _mean([(r.task_rewards.get(task), r.covers) for r in rounds]) for task in tasks}
     changes["task_rewards"] = {task: value for task, value in rewards.items() if value is not None}
@@ -66,26 +66,28 @@ def merge_rounds(rounds: Sequence[RoundFinished]) -> RoundFinished:
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in values if value is not None]
-    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
+    pairs = [(value, weight) for value, weight in values if value is not None]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
 
 
 def _extremes(rounds: Sequence[RoundFinished], field: str, pick: Callable[[list[float]], float]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    extremes: dict[str, float] = {}
     for name in _RANGED:
         values = [getattr(r, field).get(name, getattr(r, name)) for r in rounds]
         known = [value for value in values if value is not None]
         if known:
-            found[name] = pick(known)
-    return found
+            extremes[name] = pick(known)
+    return extremes
 
 
 SPARSE_ROOM = {"log": 2000, "state": 2000, "run_started": 1000, "swarm": 800, "evaluation": 400, "checkpoint": 100_000}
-"""Kinds of which the newest so many stay, and of older ones the fewer the longer ago. Other kinds all stay."""
+"""For these kinds this many of the newest stay, and older ones grow sparser with age. All events of other kinds stay.
+"""
 
 
 def sequences_to_drop(seqs: Sequence[int], newest: int, room: int) -> set[int]:
-    """Those of the ascending sequence numbers that go: what stays is apart by at least its age / room, and the first stays."""
+    """Which of the ascending sequence numbers to drop: those that stay are at least age / room apart, and the first
+    stays."""
     gone: set[int] = set()
     last: int | None = None
     for seq in seqs[: max(0, len(seqs) - room)]:
@@ -97,16 +99,16 @@ def sequences_to_drop(seqs: Sequence[int], newest: int, room: int) -> set[int]:
 
 
 def pinned_ones(rounds: Iterable[int], pinned: Iterable[int]) -> list[int]:
-    """Of checkpoints (by their rounds) for each pinned number the one of so many rounds, or else (the disk was full) the newest
-    before it; in the order of `pinned`, each once."""
+    """For each pinned number the checkpoint (by rounds) of exactly that many rounds, or else (the disk was full) the
+    newest before it; in the order of `pinned`, each once."""
     there = list(rounds)
     nearest = (max((number for number in there if number <= wanted), default=None) for wanted in pinned)
     return list(dict.fromkeys(number for number in nearest if number is not None))
 
 
 def checkpoints_to_drop(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
-    """Checkpoints (by their rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and of
-    every doubling of the age the oldest."""
+    """Checkpoints (by rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and
+    the oldest of every doubling of the age."""
     if not rounds:
         return []
     newest = rounds[-1]
@@ -118,7 +120,7 @@ def checkpoints_to_drop(rounds: Sequence[int], keep: int, pinned: Iterable[int])
 
 
 def over_budget(weights: int, budget: int) -> str:
-    """Why checkpoints of so many bytes never fit that disk budget (0: none), and what to do; "" where they do."""
+    """Why checkpoints of this size never fit that disk budget (0: none), and what to do; "" if they do."""
     needed = 2 * weights
     if not budget or needed <= budget:
         return ""

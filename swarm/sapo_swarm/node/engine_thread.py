@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 LONGEST_REST_S = 2.0
-"""A thread that did something else between two steps has no more than this to rest."""
+"""A thread that did something else between two steps rests no longer than this."""
 
 
 HOLD_S = 2.0
-"""A task that holds the thread lets others go first after so long, or after as long as it waited."""
+"""A task that holds the thread lets others go first after this long, or after as long as it waited."""
 
 
 _REFUSED = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory", re.IGNORECASE)
@@ -45,7 +45,8 @@ def _one_word_for_it() -> Iterator[None]:
 
 
 class _Hold:
-    """A stay of the thread with one task: it does that task's calls, and waits for the next one, until it is let go."""
+    """One task's hold on the thread: the thread runs that task's calls and waits for its next one until it is
+    released."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -53,22 +54,22 @@ class _Hold:
         self._until = 0.0
 
     async def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue a call, once the thread is here."""
+        """Queue a call once the thread has got here."""
         if self._calls is not None and time.monotonic() > self._until:
             self.let_go()
         if self._calls is None:
-            asked, here = time.monotonic(), Future[None]()
+            submitted_at, arrived = time.monotonic(), Future[None]()
             self._calls = SimpleQueue()
-            self._pool.submit(_stay, self._calls, here)
-            await asyncio.wrap_future(here)
+            self._pool.submit(_stay, self._calls, arrived)
+            await asyncio.wrap_future(arrived)
             now = time.monotonic()
-            self._until = now + max(HOLD_S, now - asked)
+            self._until = now + max(HOLD_S, now - submitted_at)
         future = Future[T]()
         self._calls.put((future, work))
         return future
 
     def let_go(self) -> None:
-        """The thread goes on with what others wait for."""
+        """Release the thread to the calls that others are waiting for."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
@@ -81,7 +82,7 @@ def _stay(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None], here
         future, work = call
         try:
             future.set_result(work())
-        except BaseException as error:  # the caller's
+        except BaseException as error:  # for the caller
             future.set_exception(error)
 
 
@@ -100,13 +101,14 @@ class EngineThread:
         self._returned = -hardware.RETURN_EVERY_S
 
     async def return_memory(self) -> None:
-        """Nothing is to do for a while: memory that is free, the device's too, goes back to the system, once a minute at most."""
+        """There is nothing to do for a while: give free memory, the device's too, back to the system, at most once a
+        minute."""
         if (now := time.monotonic()) - self._returned >= hardware.RETURN_EVERY_S:
             self._returned = now
             await self.call(self._give_back)
 
     def _give_back(self) -> None:
-        hardware.release_free_memory()  # first: cycles of Python's may hold the device's memory
+        hardware.release_free_memory()  # first: Python's reference cycles may hold device memory
         if self._engine is not None:
             self._engine.return_memory()
 
@@ -119,11 +121,11 @@ class EngineThread:
 
     @property
     def loaded(self) -> EngineInfo | None:
-        """What is loaded, or None while nothing is."""
+        """What is loaded, or None."""
         return None if self._engine is None else self._engine.info
 
     async def load(self, build: Callable[[], Engine]) -> Engine:
-        """Build the engine in its thread. Raises what building raises."""
+        """Build the engine in its thread. Raises whatever `build` raises."""
         self._engine = engine = await self.call(build)
         if self._share < 1.0:
             await self.call(engine.use_share, self._share)
@@ -132,7 +134,8 @@ class EngineThread:
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run in the engine's thread. If the caller is cancelled, the engine call is cancelled and awaited too.
 
-        Raises OutOfMemory for memory that was not there, however the engine said so."""
+        Raises OutOfMemory when memory ran out, however the engine reported it.
+        """
 
         def work() -> T:
             with _one_word_for_it():
@@ -149,7 +152,8 @@ class EngineThread:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Many short calls of this task wait for the thread together, not each behind a long call of another task."""
+        """Many short calls of this task wait for the thread together, instead of each behind another task's long
+        call."""
         held = _Hold(self._pool)
         token = _held.set(held)
         try:
@@ -159,8 +163,8 @@ class EngineThread:
             held.let_go()
 
     def ease(self, share: float, duty: float) -> bool:
-        """Take that share of threads and micro-batches from the next engine call on, and work that share of the time from the
-        next decode step on. True when the first is a change for an engine that works."""
+        """Use that share of threads and micro-batches from the next engine call on, and work that share of the time
+        from the next decode step on. Returns True if the share changes while an engine works."""
         self._duty, before, self._share = duty, self._share, share
         if share == before or self._engine is None:
             return False
@@ -168,15 +172,15 @@ class EngineThread:
         return True
 
     def rest(self) -> None:
-        """Call in the engine's threads after a decode step or a micro-batch: rests in proportion to the work since the last
-        call, so that the duty is kept; a cancel ends the rest."""
+        """Call in the engine's threads after a decode step or a micro-batch: rests in proportion to the work since
+        the last call, to keep the duty; a cancel ends the rest."""
         now, since = time.monotonic(), getattr(self._rested, "since", None)
         if since is not None and self._duty < 1.0:
             self.cancel.wait(min((now - since) * (1.0 / self._duty - 1.0), LONGEST_REST_S))
         self._rested.since = time.monotonic()
 
     async def close(self) -> None:
-        """Give the memory back; returns once it is."""
+        """Free the memory; returns once that is done."""
         self.cancel.cancel()
         if self._engine is not None:
             await self.call(self._engine.close)

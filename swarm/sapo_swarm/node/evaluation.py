@@ -1,4 +1,4 @@
-"""Asking an engine the held-out questions. What the verdicts mean is in sapo_swarm.evaluation."""
+"""Asks an engine the held-out questions. What the verdicts mean is in sapo_swarm.evaluation."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.types import UNREADABLE, Question, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
-# Held-out questions that training must not ask, though none of its seeds reaches them: a task with few questions draws the
-# same one from different seeds (of 800 drawn with training seeds 324 of jugs were held out, 281 of prime_factorization, 80 of
-# n_queens).
+# Held-out questions that training must not ask, though none of its seeds reaches them: a task with few questions draws
+# the same question from different seeds (of 800 drawn with training seeds 324 of jugs were held out, 281 of
+# prime_factorization, 80 of n_queens).
 
 EXCLUDED_PER_TASK = 400
-"""Held-out questions a task, from the first on, that are never trained on;"""
+"""Held-out questions per task, counted from the first, that are never trained on;"""
 IN_ALL = 4000
-"""but no more than these over all tasks."""
+"""but no more than this over all tasks."""
 FEW = {"string_splitting/default": 125, "string_synthesis/default": 125, "tower_of_hanoi/default": 60}
-"""Tasks that have 216, 216 and 90 questions in all: so many held-out ones hold half of them, and the rest can be trained on."""
+"""Tasks that have 216, 216 and 90 questions in all: this many held-out ones are half of them, and the rest can be trained on."""
 SLOW = frozenset(
     {
         "bf/hard",
@@ -71,17 +71,18 @@ SLOW = frozenset(
 
 
 async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str, start: int = 0) -> frozenset[str]:
-    """SHA-256 of the prompts that training leaves out, from held-out question `start` on: about a second for nine tasks.
+    """SHA-256 of the prompts that training leaves out, from held-out question `start` on: takes about a second for nine
+    tasks.
 
     Raises ScorerUnavailable, UnknownTask.
     """
-    found = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
-    return frozenset(question.prompt_sha256 for question in found if isinstance(question, Question))
+    questions = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
+    return frozenset(question.prompt_sha256 for question in questions if isinstance(question, Question))
 
 
 def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str) -> int:
-    """How many of these held-out questions training on `tasks` may have asked, because it does not leave them out. None of tasks
-    that draw too many questions for that (SLOW), and none of the person's own: their held-out rows are in no training file.
+    """How many of these held-out questions training on `tasks` may have asked, because it does not exclude them. Questions of
+    tasks too slow to draw for that (SLOW) do not count, nor do custom tasks: their held-out rows are in no training file.
 
     Raises UnknownTask.
     """
@@ -93,24 +94,23 @@ def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str)
 def _excluded(tasks: Sequence[str], preset: str, start: int = 0) -> list[TaskRef]:
     named = [(task, f"{task}/{preset_of(task, preset)}") for task in tasks]
     quick = [(task, name) for task, name in named if name not in SLOW]
-    most = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
-    counts = [(task, min(most, FEW.get(name, most))) for task, name in quick]
+    per_task = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
+    counts = [(task, min(per_task, FEW.get(name, per_task))) for task, name in quick]
     return [ref for task, count in counts for ref in held_out_items([task], preset, count, start)]
 
 
-# What the untrained model answered to the held-out questions, sampled (temperature 1) and greedily (0): base.json in the
+# The untrained model's answers to the held-out questions, sampled (temperature 1) and greedy (0): base.json in the
 # model's folder, to be paired with later answers.
 #
-# Other tasks, another preset or more items bring questions that it was never asked; and answers that were given under other
-# conditions count as none. What is missing is asked of the base when the model is opened, between the loading of the base and
-# the
-# restoring of the trained weights: no other moment has the base in memory.
+# Other tasks, another preset or more items bring questions that the base was never asked, and answers given under other
+# conditions do not count. The base is asked the missing ones when the model is opened, after the base is loaded and
+# before the trained weights are restored: at no other moment is the base in memory.
 
 
 class _Account(msgspec.Struct, frozen=True):
-    """base.json. results: answers at temperature 1; greedy: at 0, none in files of versions that did not ask for them.
-    max_new_tokens: that an answer could have, by_task: to the questions of a task; answers under another limit are not
-    comparable. conditions: see conditions(); none in files of versions that did not note them."""
+    """base.json. results: answers at temperature 1; greedy: at 0, empty in files of versions that did not ask for them.
+    max_new_tokens: the token limit of an answer, by_task: per task; answers under another limit are not comparable.
+    conditions: see evaluation_conditions(); empty in files of versions that did not record them."""
 
     max_new_tokens: int
     results: list[ItemResult]
@@ -120,8 +120,8 @@ class _Account(msgspec.Struct, frozen=True):
 
 
 def evaluation_conditions(config: RunConfig, engine: EngineInfo) -> dict[str, str]:
-    """What decides an answer and its verdict beside the weights, the question and the token limit. A difference between answers
-    under different conditions is not what was learned."""
+    """What decides an answer and its verdict besides the weights, the question and the token limit. A difference between
+    answers under different conditions is not learning."""
     return {
         "thinking": "on" if config.thinking == "on" else "off",
         "answer_format": config.answer_format,
@@ -132,17 +132,17 @@ def evaluation_conditions(config: RunConfig, engine: EngineInfo) -> dict[str, st
 
 
 class BaseAnswers:
-    """path: of base.json; limit: task -> the most tokens that an answer may have now; conditions: of now."""
+    """path: of base.json; limit: task -> current token limit of an answer; conditions: the current ones."""
 
     def __init__(self, path: Path, limit: Callable[[str], int], conditions: Mapping[str, str]) -> None:
         self._path, self._limit, self._conditions = path, limit, dict(conditions)
 
     def known(self, temperature: float = 1.0) -> dict[TaskRef, ItemResult]:
-        """By question, at temperature 1 or 0; without those that were asked under another token limit. None under other or
-        unknown conditions, and where the file is missing or was cut off by a full disk."""
+        """By question, at temperature 1 or 0, without those asked under another token limit. Empty under other or unknown
+        conditions, and if the file is missing or was cut off by a full disk."""
         try:
             account = msgspec.json.decode(self._path.read_bytes(), type=_Account)
-        except (OSError, *UNREADABLE):  # a list: by versions that did not even note the limit
+        except (OSError, *UNREADABLE):  # a list: from versions that did not even record the limit
             return {}
         if account.conditions != self._conditions:
             return {}
@@ -151,7 +151,7 @@ class BaseAnswers:
         return {r.ref: r for r in results if was[r.ref.dataset] == self._limit(r.ref.dataset)}
 
     def add(self, results: Iterable[ItemResult], greedy: Iterable[ItemResult] = ()) -> None:
-        """Keep more of them, answered at temperature 1 and at 0; what is known of other questions stays. Raises OSError."""
+        """Add answers, given at temperature 1 and at 0; what is known of other questions stays. Raises OSError."""
         sampled = self.known(1.0) | {result.ref: result for result in results}
         at_0 = self.known(0.0) | {result.ref: result for result in greedy}
         by_task = {task: self._limit(task) for task in {ref.dataset for ref in (*sampled, *at_0)}}
@@ -161,23 +161,23 @@ class BaseAnswers:
 
 
 BATCH = 64
-"""Items answered together; between batches progress is told."""
+"""Items answered together; progress is published between batches."""
 TEMPERATURES = (1.0, 0.0)
-"""Of a regular evaluation, in this order: as in training, and greedily, which is what a chat gives."""
+"""Temperatures of a regular evaluation, in this order: as in training, then greedy, which is what a chat gives."""
 Ask = Callable[[float], None]
 Limit = Callable[[str], int]
-"""Of a task: the most tokens of an answer."""
+"""Task -> the most tokens an answer may have."""
 
 
 class Unanswered(Exception):
-    """Held-out questions got no answers, and would get none if they were asked again at once."""
+    """Held-out questions got no answers, and asking again at once would not help."""
 
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """Mutable: an evaluation as far as it is; with the same weights it goes on there.
+    """Mutable: the progress of an evaluation; with the same weights it continues from here.
 
-    results: of the batches before item `start`. questions, table: of the batch in work; over: see answer_turns.
+    results: of the batches before item `start`. questions, table: of the current batch; over: see answer_turns.
     """
 
     results: list[ItemResult] = field(default_factory=list)
@@ -188,7 +188,7 @@ class EvaluationProgress:
     over: set[Place] = field(default_factory=set)
 
     def add(self, results: Sequence[ItemResult]) -> None:
-        """A batch is done."""
+        """Record a finished batch."""
         self.results += results
         self.start, self.questions, self.table, self.over = self.start + BATCH, None, [], set()
 
@@ -204,35 +204,37 @@ async def evaluate_questions(
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
 ) -> list[ItemResult]:
-    """Strict verdicts of `samples` completions of every item that regenerates here, in order; and on each the verdicts of what
-    was answered to another item of its task and batch.
+    """Strict verdicts on `samples` completions of every item that regenerates here, in order; and for each item, the verdicts
+    on the answers to another item of its task and batch.
 
-    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch
-    only: two models answer with the same random numbers. begun: what an interrupted call with the same arguments left.
-    Raises Cancelled, BackendError.
+    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch only: two
+    models answer with the same random numbers. begun: what an interrupted call with the same arguments left. Raises
+    Cancelled, BackendError.
     """
     begun, portion = begun or EvaluationProgress(), portion or BatchSizer()
     while begun.start < len(refs):
         start = begun.start
         if begun.questions is None:
-            found = await scorer.questions(refs[start : start + BATCH])
-            begun.questions = [q for q in found if isinstance(q, Question)]
+            regenerated = await scorer.questions(refs[start : start + BATCH])
+            begun.questions = [q for q in regenerated if isinstance(q, Question)]
         questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
         completions = await sample_completions(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
-        said = await score_completions(host.engine.tokenizer, scorer, questions, completions)
+        scored = await score_completions(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
             place: to
             for place, to in permutation_partners(refs_asked).items()
             if not library.max_episode_turns(refs_asked[to])
-            and not library.judge_rubric(refs_asked[to])  # a judge costs
+            and not library.judge_rubric(refs_asked[to])  # a judge is expensive
         }
-        permuted = await scorer.score_local([(questions[to].ref, said[place][1]) for place, to in other.items()])
+        permuted = await scorer.score_local([(questions[to].ref, scored[place][1]) for place, to in other.items()])
         on_others = dict(zip(other.values(), permuted, strict=True))
         begun.add(
             [
                 item_result(question.ref, verdict, [c.finish for c in group], on_others.get(place))
-                for place, (question, group, (verdict, *_)) in enumerate(zip(questions, completions, said, strict=True))
+                for place, (question, group, (verdict, *_)) in enumerate(
+                    zip(questions, completions, scored, strict=True)
+                )
             ]
         )
         if on_progress is not None:
@@ -244,8 +246,8 @@ async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) 
     """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
     verdicts: list[bool] = []
     for start in range(0, len(refs), BATCH):
-        found = await scorer.questions(refs[start : start + BATCH])
-        batch = [(q.ref, (completion,)) for q in found if isinstance(q, Question)]
+        questions = await scorer.questions(refs[start : start + BATCH])
+        batch = [(q.ref, (completion,)) for q in questions if isinstance(q, Question)]
         verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
     return verdicts
 
@@ -261,14 +263,14 @@ async def sample_completions(
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
 ) -> Table:
-    """Completions of every question, episodes played to their end; empty, cut-off ones where the prompt leaves no room in the
-    model's context. limit: where tasks have limits of their own. begun: takes what is there of them when it is interrupted.
-    Where memory runs out, fewer rows go at once. Raises Cancelled, BackendError."""
+    """Completions of every question, with episodes played to their end; empty, cut-off ones if the prompt leaves no room in
+    the model's context. limit: for tasks that have limits of their own. begun: receives what is done when the call is
+    interrupted. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
     begun, portion, engine = begun or EvaluationProgress(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
-    asked = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
+    limits = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
     room = engine.info.context_length
-    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, asked, strict=True)]
+    most = [new if len(ids) + new <= room else 0 for ids, new in zip(prompts, limits, strict=True)]
     if not begun.table:
         begun.table = [[NOTHING] * samples for _ in questions]
         begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
@@ -300,23 +302,23 @@ async def sample_completions(
 
 @dataclass(frozen=True, slots=True)
 class PairedBaseResults:
-    """What the base answered to the items of an evaluation. results: None where it has not answered `missing` of them, or is
-    itself what is evaluated."""
+    """The base's answers to the items of an evaluation. results: None if `missing` of them are unanswered, or if the base
+    itself is being evaluated."""
 
     results: list[ItemResult] | None = None
     missing: int = 0
 
 
 def pair_with_base(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> PairedBaseResults:
-    """The base's answers to the items of results. base: all that it has answered."""
-    known = [base[result.ref] for result in results if result.ref in base]
-    missing = len(results) - len(known)
-    return PairedBaseResults(None if missing else known, missing)
+    """The base's answers to the items of results. base: everything it has answered."""
+    base_results = [base[result.ref] for result in results if result.ref in base]
+    missing = len(results) - len(base_results)
+    return PairedBaseResults(None if missing else base_results, missing)
 
 
 class Evaluator:
-    """The small evaluations of a model. host: its engine is loaded. folder: where the base model's answers lie, to be paired with
-    later ones."""
+    """A model's small evaluations. host: its engine is loaded. folder: holds the base model's answers, for pairing with later
+    ones."""
 
     def __init__(self, config: RunConfig, host: EngineThread, scorer: Scorer, folder: Path) -> None:
         self._config, self._host, self._scorer = config, host, scorer
@@ -327,7 +329,7 @@ class Evaluator:
 
     @property
     def regular(self) -> bool:
-        """Evaluations are made every so many rounds."""
+        """Whether evaluations are made every few rounds."""
         return self._config.eval_every > 0
 
     @property
@@ -343,29 +345,29 @@ class Evaluator:
         return [question.ref for question in regenerated if isinstance(question, Question)]
 
     async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask) -> None:
-        """Call while the engine is as it was loaded: what it answers is the base's answer from now on. At each temperature it
-        is asked those of the questions that it has not answered.
+        """Call while the engine is as loaded: its answers become the base's answers. At each temperature only the questions
+        not yet answered are asked.
 
-        Raises Cancelled, Unanswered, OSError; then nothing of it is kept.
+        Raises Cancelled, Unanswered, OSError; then none of the answers are kept.
         """
         try:
             known = {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
             missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
-            begun = await self._answer_both(missing, "base", on_progress)
-            await asyncio.to_thread(self._base.add, begun[1.0].results, begun[0.0].results)
+            progress = await self._answer_both(missing, "base", on_progress)
+            await asyncio.to_thread(self._base.add, progress[1.0].results, progress[0.0].results)
         finally:
             self.forget()
 
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
-        """Held-out pass@1, one sample an item at temperature 1 and then the greedy answer to each; the differences to the base
-        where it answered them all.
+        """Held-out pass@1, one sample per item at temperature 1 and then the greedy answer to each; with the differences to
+        the base if it answered them all.
 
-        What was answered when it is interrupted is kept for the next call. Raises Cancelled, Unanswered, OSError.
+        Answers given before an interruption are kept for the next call. Raises Cancelled, Unanswered, OSError.
         """
         config = self._config
         refs = held_out_items(config.tasks, config.preset, per_task)
-        begun = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
-        results, greedy = begun[1.0].results, begun[0.0].results
+        progress = await self._answer_both(dict.fromkeys(TEMPERATURES, refs), rounds_done, on_progress)
+        results, greedy = progress[1.0].results, progress[0.0].results
         if not results:
             self.forget()
             raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
@@ -376,31 +378,31 @@ class Evaluator:
             base = pair_with_base(results, await asyncio.to_thread(self._base.known, 1.0))
             base_greedy = pair_with_base(greedy, await asyncio.to_thread(self._base.known, 0.0))
         self.forget()
-        seconds = sum(part.seconds for part in begun.values())
+        seconds = sum(part.seconds for part in progress.values())
         event = evaluation_event(results, rounds_done, seconds, base.results, base.missing, len(refs))
         at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
         return msgspec.structs.replace(event, greedy=at_0)
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
-        """Verdicts on fresh_questions(). weights: names those that answer; what they answered is kept until forget().
+        """Verdicts on fresh_questions(). weights: identifies the weights that answer; their answers are kept until forget().
 
         Raises Cancelled, Unanswered.
         """
         return (await self._answer(self.fresh_questions(factor, asked), weights, 1.0, on_progress)).results
 
     def answered(self, factor: int, asked: int, weights: object) -> list[ItemResult] | None:
-        """What fresh() would give without asking; None where something is still to be asked."""
+        """What fresh() would return without asking; None if anything is still to be asked."""
         refs = self.fresh_questions(factor, asked)
-        begun = self._begun.get((weights, 1.0, tuple(refs)))
-        return begun.results if begun and begun.start >= len(refs) else None
+        progress = self._begun.get((weights, 1.0, tuple(refs)))
+        return progress.results if progress and progress.start >= len(refs) else None
 
     def forget(self) -> None:
-        """What was begun is over, or not to be gone on with."""
+        """Discard evaluations in progress."""
         self._begun.clear()
 
     def fresh_questions(self, factor: int, asked: int) -> list[TaskRef]:
-        """`factor` times as many held-out items of every task as a regular evaluation asks, none of which it asks, nor was among
-        the `asked` ones of earlier calls; fewer where a task of the person's own has no more. Raises UnknownTask, BadTask."""
+        """`factor` times as many held-out items of every task as a regular evaluation asks; none is one of its items or was
+        among the `asked` items of earlier calls. Fewer if a custom task has no more. Raises UnknownTask, BadTask."""
         tasks, preset, each = self._config.tasks, self._config.preset, eval_items(self._config)
         fresh = [held_out_count(task, each + asked) - each for task in tasks]
         of_each = bisect_left(range(asked), asked, key=lambda n: sum(min(n, max(0, count)) for count in fresh))
@@ -409,9 +411,9 @@ class Evaluator:
     async def _answer_both(
         self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask
     ) -> dict[float, EvaluationProgress]:
-        """All answers of these weights at both temperatures, sampled before greedy; the progress is of both."""
+        """All answers of these weights at both temperatures, sampled before greedy; progress covers both."""
         count = sum(map(len, refs.values())) or 1
-        begun: dict[float, EvaluationProgress] = {}
+        progress: dict[float, EvaluationProgress] = {}
         behind = 0
         for temperature in TEMPERATURES:
             asked = refs[temperature]
@@ -420,21 +422,21 @@ class Evaluator:
             def show(part: float, start: float = start, share: float = share) -> None:
                 on_progress(start + share * part)
 
-            begun[temperature] = await self._answer(asked, weights, temperature, show)
+            progress[temperature] = await self._answer(asked, weights, temperature, show)
             behind += len(asked)
-        return begun
+        return progress
 
     async def _answer(
         self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
     ) -> EvaluationProgress:
-        """All answers of these weights; what an interrupted call left is gone on with."""
+        """All answers of these weights; continues what an interrupted call left."""
         key = (weights, temperature, tuple(refs))
-        begun, began = self._begun.setdefault(key, EvaluationProgress()), time.perf_counter()
+        progress, began = self._begun.setdefault(key, EvaluationProgress()), time.perf_counter()
         sampling = Sampling(temperature, 1.0, self._config.max_new_tokens)
         limit = partial(new_tokens, self._config)
         try:
             await evaluate_questions(
-                self._host, self._scorer, refs, sampling, 1, on_progress, limit, begun, self._portion
+                self._host, self._scorer, refs, sampling, 1, on_progress, limit, progress, self._portion
             )
         except Cancelled:
             raise
@@ -442,12 +444,12 @@ class Evaluator:
             self.forget()
             raise Unanswered(f"{error}" or type(error).__name__) from error
         finally:
-            begun.seconds += time.perf_counter() - began
-        return begun
+            progress.seconds += time.perf_counter() - began
+        return progress
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:
-    """Atomic, and on the disk before it has its name. Raises OSError."""
+    """Atomic and synced. Raises OSError."""
     write_atomically(path, msgspec.json.encode(list(results)))
 
 

@@ -1,6 +1,5 @@
-"""Examples first, then practice: verified texts, the rounds that imitate them, a reading after every pass, and when it is
-over.
-"""
+"""Examples first, then practice: verified texts, the rounds that imitate them, a reading after every pass, and the end of the
+phase."""
 
 from __future__ import annotations
 
@@ -42,31 +41,32 @@ from sapo_swarm.types import Question, TaskRef, finite_or_none
 if TYPE_CHECKING:
     from sapo_swarm.tasks.own.folder import OwnTask
 
-# Verified texts to imitate: the answers that a run's tasks give themselves, as completions that pass their own verifiers, and
-# where a question has none, known successes (see successes).
+# Verified texts to imitate: the answers that the run's tasks provide, as completions that pass the tasks' verifiers,
+# and for questions without one, known successes (see known_successes).
 #
-# Never a held-out question, and never one of the rows set aside, which tell whether the phase still helps. What a pass holds is
-# a
-# pure function of who, when and the tasks: a node that was killed goes on with the same batches.
+# Never a held-out question, and never one of the rows set aside, which show whether the phase still helps. The contents
+# of a pass are a pure function of the node, the time and the tasks: a node that was killed continues with the same
+# batches.
 
 BATCH = 16
-"""Texts of one optimizer step, about: a pass is cut into equal parts."""
+"""Approximate number of texts per optimizer step: a pass is cut into equal parts."""
 ROWS_OF_A_PASS = 2048
-"""Rows of a table in one pass at most; of more, every pass takes others."""
+"""At most this many rows of a table in one pass; of a larger table every pass takes different rows."""
 FRESH, FRESH_SLOW = 256, 64
-"""Fresh questions of a pass where a task makes as many as are wanted: of all such tasks together, and where they are slow to
-make."""
+"""Fresh questions per pass for tasks that generate any number of them: all such tasks together, and where they are slow to
+generate."""
 SHARE_APART, LEAST_APART, MOST_APART = 8, 16, 48
-"""One in so many questions of a table is set aside, but so many at least (never more than a quarter) and at most."""
+"""One in SHARE_APART questions of a table is set aside, at least LEAST_APART (but never more than a quarter) and at most
+MOST_APART."""
 APART_ROUND = -1
-"""In place of a round's number: the questions set aside of a task that makes fresh ones. Pass 0 is -2, and so on."""
+"""Replaces the round number for the set-aside questions of a task that generates fresh ones. Pass 0 is -2, and so on."""
 AT_ONCE = 256
-"""References in one call of the scorer, so that others get a turn."""
+"""References per call of the scorer, so that other callers get a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedExample:
-    """A question, and a completion that its own verifier gives everything."""
+    """A question and a completion to which its own verifier gives the full reward."""
 
     question: Question
     text: str
@@ -78,9 +78,9 @@ class ExampleSource:
     """Call open() first. excluded: hashes of held-out prompts. fits: whether the model's context has room for an example.
     successes: for questions to which their task gives no answer that passes.
 
-    apart: the questions set aside, with their right answers. tables: own task -> places of its rows that may be examples.
-    endless: tasks that make fresh questions. rejected: references whose own answer did not pass, that do not fit, or that are
-    held out.
+    apart: the set-aside questions with their right answers. tables: own task -> positions of its rows that may be examples.
+    endless: tasks that generate fresh questions. rejected: references whose own answer did not pass, that do not fit, or that
+    are held out.
     """
 
     config: RunConfig
@@ -109,7 +109,7 @@ class ExampleSource:
                 continue
             own = library.load_task(task)
             if own.spec.turns or own.spec.rubric:
-                continue  # an episode, or a judge: there is no text that is right
+                continue  # an episode, or a judge: no text is known to be right
             training, aside = rows_apart(own, most)
             self.tables[task], places_apart[task] = training, aside
             apart += [self._row(task, place) for place in aside]
@@ -117,42 +117,42 @@ class ExampleSource:
         self._part_successes(places_apart, most)
 
     def _part_successes(self, places_apart: Mapping[str, Sequence[int]], most: int) -> None:
-        """Successes to rows set aside are set aside, and one that asks what a held-out row asks is none. Where nothing would be
-        set aside so, some of all successes are."""
+        """Set aside successes to set-aside rows; drop those that ask the same as a held-out row. If nothing would be set
+        aside this way, some of all successes are."""
         hidden = self.excluded | {example.question.prompt_sha256 for example in self.apart}
-        known: list[VerifiedExample] = []
+        examples: list[VerifiedExample] = []
         for success in self.successes:
             example, ref = VerifiedExample(success.question, success.text, success.writer), success.question.ref
             if success.question.prompt_sha256 in hidden or not self.fits(example):
                 continue
             if not is_own(ref.dataset):
-                known.append(example)
+                examples.append(example)
             elif (place := train_place(ref)) in places_apart.get(ref.dataset, ()):
                 self.apart.append(example)
             elif place in self.tables.get(ref.dataset, ()):
-                known.append(example)
-        known.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
-        count = 0 if self.apart else min(max(LEAST_APART, len(known) // SHARE_APART), most, len(known) // 4)
-        self.apart += known[:count]
-        self._known = known[count:]
+                examples.append(example)
+        examples.sort(key=lambda example: hashlib.sha256(f"sapo-apart-v1|{example.question.prompt}".encode()).digest())
+        count = 0 if self.apart else min(max(LEAST_APART, len(examples) // SHARE_APART), most, len(examples) // 4)
+        self.apart += examples[:count]
+        self._known = examples[count:]
 
     @property
     def bounded(self) -> bool:
-        """All examples are rows of tables: there are no more than these."""
+        """All examples are rows of tables: their number is finite."""
         return not self.endless
 
     async def of_pass(self, number: int) -> list[VerifiedExample]:
-        """The verified texts of a pass in its order; of the last one asked for they are kept. Raises ScorerUnavailable."""
+        """The verified texts of a pass in order; those of the last pass asked for are cached. Raises ScorerUnavailable."""
         if self._pass is None or self._pass[0] != number:
             refs = self._references(number)
             hidden = frozenset(example.question.prompt_sha256 for example in self.apart)
-            found = await self._verified(refs, hidden)
-            self.rejected = len(refs) - len(found)
+            examples = await self._verified(refs, hidden)
+            self.rejected = len(refs) - len(examples)
             if self._known:
-                prompts = {example.question.prompt_sha256 for example in found}
-                found += [example for example in self._known if example.question.prompt_sha256 not in prompts]
-                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(found)
-            self._pass = number, found
+                prompts = {example.question.prompt_sha256 for example in examples}
+                examples += [example for example in self._known if example.question.prompt_sha256 not in prompts]
+                random.Random(round_seed(self.node_key, self.config.seed, number, "examples-known")).shuffle(examples)
+            self._pass = number, examples
         return self._pass[1]
 
     def _references(self, number: int) -> list[TaskRef]:
@@ -178,22 +178,23 @@ class ExampleSource:
         return [TaskRef(task, preset, seed, 0, generator) for seed in seeds]
 
     async def _verified(self, refs: Sequence[TaskRef], hidden: frozenset[str]) -> list[VerifiedExample]:
-        """Those whose own answer passes. hidden: prompts that are not to be shown, beside the held-out ones."""
-        found: list[VerifiedExample] = []
+        """Those whose own answer passes. hidden: prompts that must not be shown, besides the held-out ones."""
+        examples: list[VerifiedExample] = []
         for start in range(0, len(refs), AT_ONCE):
             for pair in await self.scorer.examples(refs[start : start + AT_ONCE]):
                 if pair is None or pair[0].prompt_sha256 in self.excluded or pair[0].prompt_sha256 in hidden:
                     continue
                 if self.fits(example := VerifiedExample(*pair)):
-                    found.append(example)
-        return found
+                    examples.append(example)
+        return examples
 
 
 def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[int]]:
-    """(places of rows that may be examples, places of rows set aside): training rows by what they ask, so that what asks the same
-    is on one side; of the set-aside ones each question once. A training row that asks what a held-out row asks is in neither.
+    """(positions of rows that may be examples, positions of set-aside rows): training rows are split by what they ask, so
+    that rows that ask the same are on one side; each set-aside question appears once. A training row that asks the same as a
+    held-out row is in neither.
 
-    The same rows part the same way everywhere.
+    The same rows are split the same way everywhere.
     """
     held_out = {prompt_key(task.spec.cells(row)) for row in task.held_out}
     places: dict[str, list[int]] = {}
@@ -207,60 +208,60 @@ def rows_apart(task: OwnTask, most: int = MOST_APART) -> tuple[list[int], list[i
 
 
 def cut_into_batches(examples: Sequence[VerifiedExample]) -> list[Sequence[VerifiedExample]]:
-    """A pass as batches of about BATCH, none of them a small rest."""
+    """A pass as batches of about BATCH, without a small remainder."""
     count = max(1, round(len(examples) / BATCH))
     bounds = [len(examples) * i // count for i in range(count + 1)]
     return [examples[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-# The examples phase: rounds that imitate verified texts, a reading after every pass, and when it is over.
+# The examples phase: rounds that imitate verified texts, a reading after every pass, and the end of the phase.
 #
-# Everything that it knows is in the journal (the trial, its readings, its rounds) and in the checkpoint (rounds behind the
-# weights): a node that was killed goes on with the next batch. Rounds of examples are rounds like others for the update log,
-# the
-# checkpoints and the charts; they do not count for the rounds that were planned.
+# Its whole state is in the journal (the trial, its readings, its rounds) and in the checkpoint (rounds that led to the
+# weights): a node that was killed continues with the next batch. Example rounds are like other rounds for the update
+# log, the checkpoints and the charts; they do not count towards the planned rounds.
 
 TAUGHT = ("starter", "starter-1m", "fake")
 """Bases that were taught the form of an answer before they were bundled: they need no trial."""
 MOST_SECONDS, MOST_PASSES = 600.0, 12
-"""The phase is over after so much work, whatever it brings."""
+"""The phase ends after this much work, whatever it has gained."""
 READ_MOST, READ_LEAST = 16, 12
-"""Steps between two readings at most (of large tables not every pass) and at least: of 112 rows a pass has seven steps, too few
-to move the 16 rows set aside by more than chance, and the phase ended at 70 % of what it reaches at 81."""
+"""Most and fewest steps between two readings (of large tables not every pass is read): with 112 rows a pass has seven steps,
+too few to move the 16 set-aside rows by more than chance, and the phase ended at 70 % of what it reaches at 81."""
 ENOUGH_RIGHT = 0.98
 ENOUGH_UNEQUAL = 0.5
-"""Share of questions with both right and wrong answers with which practice takes over, where examples never run out."""
+"""From this share of questions with both right and wrong answers, practice takes over, if examples never run out."""
 PATIENCE, PATIENCE_HIGH, HIGH = 3, 2, 0.9
-"""Readings in a row without a gain after which the phase is over; from the share HIGH of right answers on the second number."""
+"""The phase ends after PATIENCE consecutive readings without a gain; after PATIENCE_HIGH once the share of right answers
+reaches HIGH."""
 SMALLER = 0.5
-"""What is left of the step after each reading in a row without a gain: with the whole step a table of 224 rewritten notes went
-from 22 to 17 of 28 right between two passes."""
+"""Factor on the step size after each consecutive reading without a gain: with the full step a table of 224 rewritten notes
+went from 22 to 17 of 28 right between two passes."""
 LIKELIER = 0.02
-"""A mean log-probability of the right answers that is nearer to 0 by this share is a gain, too: before the first answer is right,
-nothing else shows that something is learned."""
+"""A mean log-probability of the right answers that is nearer to 0 by this share is a gain too: before the first answer is
+right, nothing else shows learning."""
 GROUPS_READ = 8
-"""Questions set aside that are answered in groups, to see from how many practice could learn."""
+"""Set-aside questions that are answered in groups, to see how many of them practice could learn from."""
 ROWS_AT_ONCE = 32
-"""Completions in one call of a reading; between calls progress is told."""
+"""Completions in one call of a reading; progress is published between calls."""
 LOOK_EVERY = 32
-"""Rounds of practice after which it is asked whether successes are to be imitated, and that this is judged by."""
+"""Every LOOK_EVERY rounds of practice, those rounds decide whether successes are to be imitated."""
 RARE = 0.1
-"""Share of questions with both right and wrong answers under which practice has hardly anything to learn from."""
+"""Below this share of questions with both right and wrong answers, practice has hardly anything to learn from."""
 ENOUGH_KNOWN = 16
-"""Questions with a known success that a phase without answers of the tasks' own needs; a later one as many new ones."""
+"""Questions with a known success that a phase needs if the tasks provide no answers; a later phase needs as many new ones."""
 SUFFICES = 0.8
-"""Share of the rows set aside that are right after the phase from which on practice is not begun unasked: on two tables it added
-nothing that as many seconds of examples had not (docs/benchmarks/practice-worth.md)."""
+"""If at least this share of the set-aside rows is right after the phase, practice does not start unasked: on two tables it
+added nothing over the same number of seconds of examples (docs/benchmarks/practice-worth.md)."""
 LEAST_LIMIT, SPARE = 24, 1.5
-"""Tokens that an answer may have at least after the phase; and how many times the longest verified one."""
+"""Token limit of an answer after the phase: LEAST_LIMIT at least, else SPARE times the longest verified one."""
 
 
 @dataclass
 class _Reading:
-    """Mutable: one reading as far as it is; an interrupted one goes on where it was.
+    """Mutable: the progress of one reading; an interrupted reading continues from here.
 
-    greedy: of each row set aside the answer at temperature 0; groups: of the first GROUPS_READ of them a group at the training
-    temperature.
+    greedy: the answer to each set-aside row at temperature 0; groups: for the first GROUPS_READ of them, a group at the
+    training temperature.
     """
 
     greedy: Table = field(default_factory=list)
@@ -272,7 +273,7 @@ class _Reading:
     async def answer(
         self, context: RoundContext, apart: Sequence[VerifiedExample], practice_follows: bool, show: Show
     ) -> None:
-        """Everything that the model has to do for it. Raises Cancelled, BackendError."""
+        """Everything the model has to do for the reading. Raises Cancelled, BackendError."""
         config, engine = context.config, context.host.engine
         if not apart:
             return
@@ -320,9 +321,9 @@ class _Reading:
 
 @dataclass
 class ExamplesPhase:
-    """Mutable. host of the run's journal and bus; folder: the model's; written: see NodeSetup. steps: rounds of examples behind
-    the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. ending:
-    what is said where it ended in this session and practice need not follow. Call open() before anything else."""
+    """Mutable; belongs to the run's journal and bus. folder: the model's; written: see NodeSetup. steps: rounds of examples
+    that led to the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. ending:
+    what to say if the phase ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
     bus: EventBus
@@ -343,13 +344,13 @@ class ExamplesPhase:
     _known: Sequence[known_successes.KnownSuccess] | None = None
 
     async def open(self, rounds_done: int) -> None:
-        """Learn from the journal how far it is. rounds_done: behind the weights; what is told of later rounds does not count.
-        Raises JournalError."""
+        """Read the phase's progress from the journal. rounds_done: rounds that led to the weights; events of later rounds do
+        not count. Raises JournalError."""
         events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
         self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
-        told = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
-        earlier = [e for e in told if self.trial is not None and e.seq < self.trial.seq]
-        self.readings = told[len(earlier) :]
+        readings = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        earlier = [e for e in readings if self.trial is not None and e.seq < self.trial.seq]
+        self.readings = readings[len(earlier) :]
         if self.trial is None and not self.readings:
             return
         last = self.readings[-1] if self.readings else None
@@ -361,7 +362,7 @@ class ExamplesPhase:
             return
         since = last.round if last else earlier[-1].round if earlier else 0
         stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
-        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # one that was taken back is there twice
+        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # a rolled back one is there twice
         for number, event in newest.items():
             if event.examples and since <= number < rounds_done:
                 self._count(event)
@@ -373,17 +374,17 @@ class ExamplesPhase:
 
     @property
     def over(self) -> bool:
-        """It was, and has ended."""
+        """The phase took place and has ended."""
         return bool(self.readings) and self.readings[-1].over
 
     def running(self, config: RunConfig) -> bool:
-        """Its rounds come next."""
+        """Whether its rounds come next."""
         if config.examples == "off" or self.over or self.trial is None:
             return False
         return self.trial.plan in ("examples", "only") or (config.examples == "only" and self.trial.examples > 0)
 
     def doing(self, config: RunConfig) -> str:
-        """What the status says while its rounds come next; "" where it is not on its way."""
+        """What the status says while its rounds come next; "" otherwise."""
         if not self.running(config):
             return ""
         last = self.readings[-1] if self.readings else None
@@ -396,7 +397,7 @@ class ExamplesPhase:
     # -- the trial -------------------------------------------------------------------------------------------------
 
     def trial_due(self, context: RoundContext, rounds_done: int) -> bool:
-        """The base is to be tried: before the first round, unless it was taught what an answer looks like."""
+        """Whether to try the base now: before the first round, unless it was taught what an answer looks like."""
         config, info = context.config, context.host.engine.info
         if self._again:
             return True
@@ -406,7 +407,7 @@ class ExamplesPhase:
         return config.examples == "only" or (not rounds_done and not taught)
 
     async def try_base(self, context: RoundContext, rounds_done: int) -> TrialMeasured:
-        """The trial, published; with what follows from it. Raises Cancelled, BackendError, ScorerUnavailable, JournalError."""
+        """The published trial, with what follows from it. Raises Cancelled, BackendError, ScorerUnavailable, JournalError."""
         detail = f"Trying the {'model' if self._again else 'base'} on a few training questions"
         context.stream(context.activity.begin("trial", rounds_done, detail))
 
@@ -433,7 +434,7 @@ class ExamplesPhase:
         plan = plan_of(context.config, counts, len(examples), why_none, source.bounded)
         imitates = plan in ("examples", "only")
         limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
-        limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase count on
+        limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
         sentence = sentence_of(counts, plan, why_none, MOST_SECONDS)
         if imitates:
             sentence = f"{sentence} {sources_in_words(sources)}"
@@ -461,31 +462,31 @@ class ExamplesPhase:
         return event
 
     def _begin(self, trial: TrialMeasured) -> None:
-        """What follows is told of this trial on."""
+        """Start a phase with this trial."""
         self.trial, self._again = trial, False
         self.before, self.readings, self.tokens, self.seconds, self._steps_of_a_pass = self.steps, [], 0, 0.0, 0
 
     async def reconsider(self, context: RoundContext, rounds_done: int, others: bool) -> None:
-        """After each round of practice: whether the model is to be tried again, because questions taught hardly anything and
-        there are enough new successes to imitate. others: theirs count. A function of the journal, and of what the person
+        """After each round of practice: try the model again if its questions taught hardly anything and there are enough new
+        successes to imitate. others: whether other nodes' successes count. A function of the journal, and of what the person
         wrote. Raises ScorerUnavailable, JournalError."""
         trial, practised = self.trial, rounds_done - self.steps
         if self._again or context.config.examples != "auto" or trial is None or self.running(context.config):
             return
         if trial.round >= rounds_done or not practised or practised % LOOK_EVERY or reason_without_examples(context):
             return
-        told = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
-        newest = [e for e in told if isinstance(e, RoundFinished) and not e.examples]
+        rounds = await asyncio.to_thread(self.journal.read, 0, ("round",), LOOK_EVERY)
+        newest = [e for e in rounds if isinstance(e, RoundFinished) and not e.examples]
         if sum(e.nonzero_groups for e in newest) >= RARE * sum(e.local_groups for e in newest):
             return
-        known = await self._collect(context, others)
+        successes = await self._collect(context, others)
         imitated = await asyncio.to_thread(known_successes.read_kept, self.folder)
         old = {success.question.prompt_sha256 for success in imitated.successes} if imitated else set()
-        if sum(success.question.prompt_sha256 not in old for success in known) >= ENOUGH_KNOWN:
-            self._again, self._known, self.source = True, known, None
+        if sum(success.question.prompt_sha256 not in old for success in successes) >= ENOUGH_KNOWN:
+            self._again, self._known, self.source = True, successes, None
 
     async def _collect(self, context: RoundContext, others: bool) -> list[known_successes.KnownSuccess]:
-        """Successes of now, verified."""
+        """The current successes, verified."""
         if reason_without_examples(context):
             return []
         events = await asyncio.to_thread(self.journal.read, 0, ("group",), known_successes.GROUPS_READ)
@@ -494,18 +495,18 @@ class ExamplesPhase:
         return await known_successes.verify_candidates(context.scorer, texts, context.excluded)
 
     async def _keep_known(self, trial: TrialMeasured) -> None:
-        """Killed before it, or where the disk refuses, the next start finds the same in the journal."""
-        kept = known_successes.KeptSuccesses(trial.round, tuple(self._known or ()))
+        """If the node is killed before this or the disk refuses, the next start finds the same successes in the journal."""
+        successes = known_successes.KeptSuccesses(trial.round, tuple(self._known or ()))
         try:
-            await asyncio.to_thread(known_successes.write_kept, self.folder, kept)
+            await asyncio.to_thread(known_successes.write_kept, self.folder, successes)
         except OSError as error:
             await self.bus.publish(LogLine(level="warning", text=f"The examples are not kept on the disk: {error}"))
 
     async def _opened(self, context: RoundContext) -> ExampleSource:
         if self._known is None:
-            kept = await asyncio.to_thread(known_successes.read_kept, self.folder) if self.trial else None
-            if kept is not None and self.trial is not None and kept.round == self.trial.round:
-                self._known = kept.successes
+            saved = await asyncio.to_thread(known_successes.read_kept, self.folder) if self.trial else None
+            if saved is not None and self.trial is not None and saved.round == self.trial.round:
+                self._known = saved.successes
             else:
                 self._known = await self._collect(context, others=context.config.external_groups > 0)
         if self.source is None:
@@ -525,7 +526,7 @@ class ExamplesPhase:
     # -- its rounds ------------------------------------------------------------------------------------------------
 
     async def train(self, context: RoundContext, work: RoundWork) -> None:
-        """One step on the next batch of verified texts. Raises Cancelled before it, BackendError."""
+        """One step on the next batch of verified texts. Raises Cancelled (before the step), BackendError."""
         if work.stats is not None:
             return
         source, engine = await self._opened(context), context.host.engine
@@ -558,7 +559,7 @@ class ExamplesPhase:
         return batches[place % len(batches)]
 
     def finished(self, work: RoundWork) -> RoundFinished:
-        """The figures of a round of examples that is in the weights."""
+        """The figures of an example round that is in the weights."""
         assert work.stats is not None
         stats = work.stats
         return RoundFinished(
@@ -591,17 +592,17 @@ class ExamplesPhase:
         )
 
     def trained(self, event: RoundFinished) -> None:
-        """The round is in the weights and in the update log."""
+        """Record a round that is in the weights and in the update log."""
         self._count(event)
 
     def weights_replaced(self) -> None:
-        """Earlier weights are back: what the others have answered of a trial or a reading is left out."""
+        """Earlier weights were restored: drop what the replaced ones answered in a trial or a reading."""
         self._measuring, self._reading = BaseTrial(), None
 
     # -- its readings ----------------------------------------------------------------------------------------------
 
     def reading_due(self, config: RunConfig) -> bool:
-        """The rows set aside are to be read now."""
+        """Whether the set-aside rows are to be read now."""
         steps = self.steps - self.before
         if not self.running(config) or not steps or not self._steps_of_a_pass:
             return False
@@ -610,13 +611,13 @@ class ExamplesPhase:
         return steps % steps_between_readings(self._steps_of_a_pass) == 0 or self.seconds >= MOST_SECONDS
 
     async def prepare(self, context: RoundContext) -> None:
-        """Know how long a pass is: before reading_due() and train(). Raises ScorerUnavailable."""
+        """Determine how long a pass is; call before reading_due() and train(). Raises ScorerUnavailable."""
         if self.running(context.config) and not self._steps_of_a_pass:
             source = await self._opened(context)
             self._steps_of_a_pass = len(cut_into_batches(await source.of_pass(0)))
 
     async def read(self, context: RoundContext, rounds_done: int) -> ExamplesRead:
-        """Answer the rows set aside, and decide whether the phase is over; published. Raises Cancelled, BackendError."""
+        """Answer the set-aside rows, decide whether the phase is over, and publish that. Raises Cancelled, BackendError."""
         source, detail = await self._opened(context), self._progress_words("Reading the rows set aside")
         context.stream(context.activity.begin("examples", rounds_done, detail))
         reading = self._reading = self._reading or _Reading()
@@ -663,14 +664,14 @@ class ExamplesPhase:
 
 
 def steps_between_readings(steps_of_a_pass: int) -> int:
-    """A pass, or of short ones as many as make READ_LEAST steps; READ_MOST where a pass has more."""
+    """One pass; if passes are short, as many as give READ_LEAST steps; READ_MOST if a pass is longer than that."""
     if steps_of_a_pass >= READ_MOST:
         return READ_MOST
     return steps_of_a_pass * math.ceil(READ_LEAST / steps_of_a_pass)
 
 
 def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:
-    """Why the phase ends with the last of these readings; "" where it goes on."""
+    """Why the phase ends with the last of these readings; "" if it continues."""
     last = readings[-1]
     share = last.right / last.items if last.items else 0.0
     if last.items and share >= ENOUGH_RIGHT:
@@ -687,7 +688,7 @@ def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool)
 
 
 def without_gain(readings: Sequence[ExamplesRead]) -> int:
-    """How many of the last readings were no better than one before them."""
+    """How many of the last readings were no better than an earlier one."""
     best, likely, count = -1, -math.inf, 0
     for reading in readings:
         likelier = reading.logprob is not None and reading.logprob > likely + LIKELIER * abs(likely)
@@ -712,15 +713,15 @@ def reading_sentence(event: ExamplesRead, why: str) -> str:
 
 
 def source_of(example: VerifiedExample) -> str:
-    """Where it comes from, as TrialMeasured.sources counts it."""
+    """The example's source, as TrialMeasured.sources counts it."""
     if example.writer != "task":
         return example.writer
     return "table" if is_own(example.question.ref.dataset) else "task"
 
 
 def as_sample(context: RoundContext, example: VerifiedExample) -> TrainSample | None:
-    """The example as the update gets it, with the advantage 1: at ratio 1 its gradient is that of the likelihood. None where it
-    does not fit into the model's context."""
+    """The example as the update gets it, with advantage 1: at ratio 1 its gradient is that of the likelihood. None if it does
+    not fit into the model's context."""
     engine = context.host.engine
     prompt = prompt_ids(engine.tokenizer, context.scorer, example.question)
     completion = (*engine.tokenizer.encode_text(example.text), engine.tokenizer.eot_id)
@@ -730,15 +731,16 @@ def as_sample(context: RoundContext, example: VerifiedExample) -> TrainSample | 
 
 
 SHARED_PROMPT = 16
-"""Tokens that prompts must have in common before they are computed once for all."""
+"""Tokens that prompts must share before the shared part is computed only once."""
 
 
 def with_common_prompt(samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """The same samples with what all prompts begin with as the one prompt, and the rest of each before its completion, masked.
+    """The same samples with the common prefix of all prompts as the one prompt, and the rest of each prompt masked, before
+    its completion.
 
-    An engine computes a prompt once for all completions that continue it. The rows of a table have their instruction in
-    common, 49 of 68 tokens with the usual wording, so that a step takes 19 instead of 52 processor seconds (96 rows,
-    SmolLM2-135M); loss and gradient are the same.
+    An engine computes a prompt once for all completions that continue it. The rows of a table share their instruction, 49 of
+    68 tokens with the usual wording, so that a step takes 19 instead of 52 processor seconds (96 rows, SmolLM2-135M); loss
+    and gradient are the same.
     """
     prompts = [sample.prompt for sample in samples]
     if len(samples) < 2:
@@ -762,7 +764,7 @@ def with_common_prompt(samples: Sequence[TrainSample]) -> list[TrainSample]:
 
 
 def reason_without_examples(context: RoundContext) -> str:
-    """Why there can be no examples at all, as the end of a sentence; "" where there can."""
+    """Why there can be no examples at all, as the end of a sentence; "" if there can."""
     config = context.config
     if context.scorer.in_reasoning or config.thinking == "on":
         return "this model reasons before it answers, and no task knows the reasoning."
@@ -771,8 +773,8 @@ def reason_without_examples(context: RoundContext) -> str:
 
 
 def answer_limits(context: RoundContext, examples: Sequence[VerifiedExample]) -> dict[str, int]:
-    """Task -> tokens of an answer from now on, by the longest verified one. {} where the person chose a limit; a task's own limit
-    stays."""
+    """Task -> token limit of an answer from now on, by the longest verified one. {} if the person chose a limit; a task's own
+    limit stays."""
     config, engine = context.config, context.host.engine
     if config.max_new_tokens != RunConfig().max_new_tokens:
         return {}
@@ -780,8 +782,8 @@ def answer_limits(context: RoundContext, examples: Sequence[VerifiedExample]) ->
     for task in config.tasks:
         if task in task_tokens(config):
             continue
-        if is_own(task) and (wanted := library.load_task(task).spec.max_new_tokens):
-            limits[task] = wanted
+        if is_own(task) and (tokens := library.load_task(task).spec.max_new_tokens):
+            limits[task] = tokens
             continue
         texts = [example.text for example in examples if example.question.ref.dataset == task]
         longest = max((len(engine.tokenizer.encode_text(text)) + 1 for text in texts), default=0)

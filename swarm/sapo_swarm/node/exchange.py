@@ -1,4 +1,4 @@
-"""Where a round meets the swarm. In silo nothing is exchanged; a node in a swarm plugs its exchange in here."""
+"""Where a round meets the swarm. A node alone exchanges nothing; a node in a swarm plugs its exchange in here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GroupExchange(Protocol):
     """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
-        """Called once the engine is loaded: what is received is judged with these."""
+        """Called once the engine is loaded: received groups are judged with these."""
         ...
 
     def prompts_to_sample(self, local: int, external: int) -> int:
@@ -38,15 +38,15 @@ class GroupExchange(Protocol):
         ...
 
     def take(self, taking: bool) -> None:
-        """Whether external groups are wanted at all; the pool is emptied when not. Local ones are shared all the same."""
+        """Whether external groups are wanted at all; if not, the pool is emptied. Local ones are shared either way."""
         ...
 
     async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
-        """Hand over this round's local groups; what the pool holds for the batch."""
+        """Hand over this round's local groups; returns what the pool holds for the batch."""
         ...
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
-        """Which external groups went into a batch of so many; the news of the swarm, if there is one."""
+        """These external groups went into a batch of this size; returns the swarm's news, if there is any."""
         ...
 
     async def close(self) -> None:
@@ -58,23 +58,23 @@ class SiloExchange:
     """No swarm: shares nothing, receives nothing."""
 
     def attach(self, _host: EngineThread, _scorer: Scorer, _excluded: frozenset[str]) -> None:
-        """See Exchange."""
+        """See GroupExchange."""
         return None
 
     def prompts_to_sample(self, local: int, external: int) -> int:
-        """See Exchange."""
+        """See GroupExchange."""
         return local + external
 
     def take(self, _taking: bool) -> None:
-        """See Exchange."""
+        """See GroupExchange."""
         return None
 
     async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> ReceivedGroups:
-        """Hand over this round's local groups; what the pool holds for the batch."""
+        """Neither shares nor receives groups."""
         return ReceivedGroups()
 
     def used(self, _groups: Sequence[Group], _batch: int) -> SwarmUpdated | None:
-        """See Exchange."""
+        """See GroupExchange."""
         return None
 
     async def close(self) -> None:
@@ -82,19 +82,19 @@ class SiloExchange:
         return None
 
 
-# How likely foreign text is under a node's own policy.
+# How likely external text is under a node's own policy.
 
 STRETCH = 16
-"""Tokens in a row that are judged together: garbage is not diluted by the honest work around it."""
+"""Consecutive tokens that are judged together: garbage is not diluted by the honest text around it."""
 PROBED = 4
-"""Foreign texts of a group whose log-probability is computed: chosen at random, so that none can count on slipping by."""
+"""Foreign texts per group whose log-probability is computed: chosen at random, so that none can count on slipping through."""
 
 
 async def least_likely(
     host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
 ) -> tuple[float, float]:
-    """The lowest mean log-probability a token of any STRETCH tokens in a row of up to PROBED foreign texts, under the
-    node's policy, in nats (0 where all are empty), and the seconds that it cost the engine's thread."""
+    """The lowest mean log-probability per token over any STRETCH consecutive tokens of up to PROBED external texts, under the
+    node's policy, in nats (0 if all are empty); and the seconds it took in the engine's thread."""
     probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
 
     def measure() -> tuple[float, float]:
@@ -106,7 +106,7 @@ async def least_likely(
 
 
 def worst_stretch(values: Sequence[float], width: int) -> float:
-    """The lowest mean of `width` values in a row; of all where there are fewer. values: at least one."""
+    """The lowest mean of `width` consecutive values; of all values if there are fewer. values: at least one."""
     sums = [0.0, *itertools.accumulate(values)]
     width = min(width, len(values))
     return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
@@ -115,8 +115,8 @@ def worst_stretch(values: Sequence[float], width: int) -> float:
 def token_logprobs(
     host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
 ) -> list[list[float]]:
-    """Log-probabilities of each text's tokens under the node's policy, in nats. Left out are empty texts, and those that do not
-    fit into the model's context, which are not trained on either.
+    """Log-probabilities of each text's tokens under the node's policy, in nats. Empty texts are left out, as are those that
+    do not fit into the model's context, which are not trained on either.
 
     Call in the engine's thread.
     """

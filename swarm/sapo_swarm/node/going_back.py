@@ -1,12 +1,11 @@
-"""Going back to a kept checkpoint: a step of its own in a model's history that trains nothing.
+"""Going back to a kept checkpoint: a separate step in a model's history that trains nothing.
 
-With N rounds done, the weights of round K are copied into a checkpoint of N + 1 rounds, without an optimizer. The state before
-stays a kept checkpoint like others, so going back can be taken back the same way. The journal tells of it as
-CheckpointSaved (`restored`), and once more what the held-out evaluation of round K said, now of round N + 1: the same
-weights, the same questions.
+With N rounds done, the weights of round K are copied into a checkpoint of N + 1 rounds, without an optimizer. The replaced
+state stays an ordinary kept checkpoint, so going back can be undone the same way. The journal records the step as
+CheckpointSaved (`restored`), and repeats the held-out result of round K for round N + 1: same weights, same questions.
 
-A model that no node trains is changed here, on the disk and without an engine; a running node does the same between two rounds
-(node.model_store), and loads the copy.
+A model that no node trains is changed here, on disk and without an engine; a running node does the same between two rounds
+(node.model_store) and loads the copy.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from sapo_swarm.tasks.own.spec import BadTask
 
 REASON = "rollback"
 BEFORE = "before rollback"
-"""Why a checkpoint was saved: it holds weights of before; or it keeps those that gave way to them."""
+"""Reasons a checkpoint was saved: it holds restored weights; or it keeps those they replaced."""
 EXPORTS = "exports"
-"""What a person took out of the model lies there: it is no part of the disk budget."""
+"""Folder for what a person exported from the model; not part of the disk budget."""
 
 
 class CannotGoBack(Exception):
@@ -52,10 +51,11 @@ class CannotGoBack(Exception):
 
 @dataclass(frozen=True)
 class KeptState:
-    """A kept checkpoint, for people. time: when it was saved, Unix. reason: why (events.CheckpointSaved); restored: see there.
+    """A kept checkpoint, for people. time: when it was saved, Unix. reason: why (events.CheckpointSaved); restored: see
+    there.
 
-    evaluated: its newest held-out result. best, best_greedy: none of those that are kept did better on the questions that are
-    asked now, at the training temperature and at 0. current: the weights that the model has.
+    evaluated: its newest held-out result. best, best_greedy: no other kept checkpoint did better on the current questions, at
+    the training temperature and at 0. current: these are the model's weights.
     """
 
     round: int
@@ -69,19 +69,19 @@ class KeptState:
 
 
 def checkpoints_of(model: Path, config: RunConfig) -> CheckpointStore:
-    """The checkpoints of the model in that folder, within its settings."""
+    """The checkpoints of the model in that folder, with its settings."""
     return CheckpointStore(
         model / "checkpoints", config.keep_checkpoints, int(config.disk_budget_gb * 1e9), bytes_without_exports
     )
 
 
 def bytes_without_exports(checkpoints: Path) -> int:
-    """Bytes of the model's folder without exports. checkpoints: its folder in there."""
+    """Bytes of the model's folder without exports. checkpoints: the model's folder of checkpoints."""
     return folder_bytes(checkpoints.parent) - folder_bytes(checkpoints.parent / EXPORTS)
 
 
 def told_of(saved: SavedCheckpoint) -> CheckpointSaved:
-    """The event that tells of a checkpoint."""
+    """The event for a saved checkpoint."""
     state = saved.state
     return CheckpointSaved(
         round=state.rounds_done,
@@ -95,7 +95,7 @@ def told_of(saved: SavedCheckpoint) -> CheckpointSaved:
 
 
 def as_saved(path: Path, state: CheckpointState) -> SavedCheckpoint:
-    """A checkpoint that was found, as when it was written."""
+    """An existing checkpoint in the form it had when it was written."""
     return SavedCheckpoint(path, state, folder_bytes(path), has_optimizer(path, state))
 
 
@@ -103,16 +103,21 @@ def as_saved(path: Path, state: CheckpointState) -> SavedCheckpoint:
 
 
 def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | None) -> list[KeptState]:
-    """What may be gone back to. paths: checkpoints, oldest first; events: of the journal; items: see comparable()."""
+    """The states one can go back to. paths: checkpoints, oldest first; events: of the journal; items: see
+    comparable_evaluations()."""
     saved = {event.round: event for event in events if isinstance(event, CheckpointSaved)}
     evaluated = {event.round: event for event in events if isinstance(event, Evaluated)}
     fair = comparable_evaluations(events, items)
-    kept = {rounds_of(path): path for path in paths}
-    sampled = {number: fair[number].pass_at_1 for number in kept if number in fair}
-    greedy = {number: at_0.pass_at_1 for number in kept if number in fair and (at_0 := fair[number].greedy) is not None}
+    path_by_round = {rounds_of(path): path for path in paths}
+    sampled = {number: fair[number].pass_at_1 for number in path_by_round if number in fair}
+    greedy = {
+        number: at_0.pass_at_1
+        for number in path_by_round
+        if number in fair and (at_0 := fair[number].greedy) is not None
+    }
     best, best_greedy = (_newest_best(results) for results in (sampled, greedy))
     states = []
-    for number, path in kept.items():
+    for number, path in path_by_round.items():
         event = saved.get(number)
         states.append(
             KeptState(
@@ -130,12 +135,13 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
 
 
 def comparable_evaluations(events: Iterable[Event], items: int | None) -> dict[int, Evaluated]:
-    """See tripwire.regular_results. items: that a regular evaluation asks; None: nobody knows, and nothing compares."""
+    """See tripwire.regular_results. items: number of questions in a regular evaluation; None: unknown, and nothing is
+    comparable."""
     return {} if items is None else tripwire.regular_results(events, items)
 
 
 def items_of(config: RunConfig) -> int | None:
-    """Questions of a regular evaluation; None where a task of the settings is not there any more."""
+    """Questions of a regular evaluation; None if a task of the settings no longer exists."""
     try:
         return regular_items(config)
     except (UnknownTask, BadTask):
@@ -143,14 +149,14 @@ def items_of(config: RunConfig) -> int | None:
 
 
 def _newest_best(results: dict[int, float]) -> int | None:
-    """Of equally good ones the newest: after going back that is the state that the model has."""
+    """Of equally good ones the newest: after going back that is the model's state."""
     return max(results, key=lambda number: (results[number], number), default=None)
 
 
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # taken away meanwhile
+    except OSError:  # deleted meanwhile
         return 0.0
 
 
@@ -160,14 +166,14 @@ def _written(path: Path) -> float:
 def copy_state(
     checkpoints: CheckpointStore, target: int, now: Path, now_state: CheckpointState, solved: Sequence[str]
 ) -> SavedCheckpoint:
-    """The checkpoint that brings back the weights after `target` rounds. now, now_state: the newest checkpoint.
+    """The checkpoint that restores the weights after `target` rounds. now, now_state: the newest checkpoint.
 
-    Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt; then nothing is changed.
+    Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt; nothing is changed then.
     """
     source = next((path for path in checkpoints.complete() if rounds_of(path) == target), None)
     if source is None:
-        kept = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
-        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {kept}.")
+        available = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
+        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {available}.")
     try:
         state = read_state(source)
     except CheckpointCorrupt as error:
@@ -189,15 +195,15 @@ def copy_state(
 
 
 def told_afterwards(saved: SavedCheckpoint, events: Iterable[Event], items: int | None) -> list[Event]:
-    """What the journal tells of a step back: the checkpoint, the figures of the weights where they are known, and a sentence.
-    events: of the journal; items: see comparable()."""
+    """What the journal records of going back: the checkpoint, the figures of the weights if known, and a sentence. events: of
+    the journal; items: see comparable_evaluations()."""
     back, before = saved.state.restored, saved.state.rounds_done - 1
     sentence = (
         f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
         f"The state before is kept as round {before}."
     )
-    known = comparable_evaluations(events, items).get(back)
-    again = [msgspec.structs.replace(known, seq=0, time=0.0, round=before + 1, seconds=0.0)] if known else []
+    evaluation = comparable_evaluations(events, items).get(back)
+    again = [msgspec.structs.replace(evaluation, seq=0, time=0.0, round=before + 1, seconds=0.0)] if evaluation else []
     return [told_of(saved), *again, LogLine(level="info", text=sentence)]
 
 
@@ -208,8 +214,8 @@ def _rounds(number: int) -> str:
 def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> SavedCheckpoint:
     """Change a model that no node works with; the caller makes sure of that. name: of the model, for the messages.
 
-    A kill leaves the model as it was, or as it is afterwards: then the next start tells the journal.
-    Raises CannotGoBack, NoRoom, OSError, CheckpointCorrupt, JournalError.
+    A kill leaves the model either unchanged or fully changed; in the latter case the next start updates the journal. Raises
+    CannotGoBack, NoRoom, OSError, CheckpointCorrupt, JournalError.
     """
     checkpoints = checkpoints_of(model, config)
     newest, _ = checkpoints.newest_intact()
@@ -226,16 +232,16 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
                 f"(sapo-desktop node {name}), so that nothing is lost, then go back."
             )
         events, items = journal.read(kinds=tripwire.KINDS), items_of(config)
-        if items is None:  # nobody knows which ones are the best: all stay
+        if items is None:  # the best ones are unknown: all stay
             checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
         else:
             checkpoints.pinned = tripwire.pinned_rounds(tripwire.watch_of(events, items, 0.0), state.rollbacks)
         saved = copy_state(checkpoints, target, path, state, state.solved)
-        resume_log.delete_in_flight(model)  # rollouts of a round that does not come
+        resume_log.delete_in_flight(model)  # rollouts of a round that will not come
         log.start(ResumeHeader(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))
         now = time.time()
-        told = told_afterwards(saved, events, items)
-        journal.append([msgspec.structs.replace(event, time=now) for event in told])
+        events_after = told_afterwards(saved, events, items)
+        journal.append([msgspec.structs.replace(event, time=now) for event in events_after])
         return saved
     finally:
         log.close()

@@ -1,8 +1,8 @@
-"""A node's guard against harmful text of others: keeps the best checkpoint, looks closer when held-out results fall,
-rolls back and stops taking external groups when the wire trips (the rules: sapo_swarm.sapo.tripwire).
+"""A node's guard against harmful external text: it keeps the best checkpoint, looks closer when held-out results fall, and
+when the wire trips, rolls back and stops taking external groups (the rules: sapo_swarm.sapo.tripwire).
 
-Everything that it knows is in the journal, and the number of rollbacks that weights contain in their checkpoint: a node
-killed at any point comes back, finds what is left to do, and does it.
+Its whole state is in the journal, and the number of rollbacks behind the weights is in their checkpoint: a node killed at any
+point comes back, finds what is left to do, and does it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Save = Callable[[int, int], Path]
 
 @dataclass
 class RollbackGuard:
-    """save: see Save. A node that trains alone never suspects anything, but keeps its best checkpoints all the same: at the
+    """save: see Save. A node that trains alone never suspects anything, but it still keeps its best checkpoints: at the
     training temperature and at 0."""
 
     config: RunConfig
@@ -48,17 +48,17 @@ class RollbackGuard:
     save: Save
     in_swarm: bool
     rollbacks: int = 0
-    """That the engine's weights contain."""
+    """Rollbacks that led to the engine's weights."""
     watch: TripwireState = field(default_factory=TripwireState)
 
     @property
     def tolerance(self) -> float:
-        """Part of the best held-out result that may be lost; 0 outside a swarm."""
+        """Share of the best held-out result that may be lost; 0 outside a swarm."""
         return self.config.tripwire if self.in_swarm and self.config.external_groups else 0.0
 
     @property
     def taking(self) -> bool:
-        """External groups are taken."""
+        """Whether external groups are taken."""
         return self.watch.taking
 
     @property
@@ -67,24 +67,25 @@ class RollbackGuard:
         return regular_items(self.config)
 
     async def open(self, rollbacks: int) -> None:
-        """Learn from the journal where things stand; the checkpoint that is needed stays from now on. rollbacks: in the
-        checkpoint that is restored."""
+        """Read the state from the journal; from now on the checkpoint that is needed stays. rollbacks: in the checkpoint that
+        is restored."""
         self.rollbacks = rollbacks
         events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
         self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
 
     async def due(self, rounds_done: int, practised: int) -> bool:
-        """These weights lack their regular evaluation, because a stop or a kill came first. practised: of the rounds done those
-        of practice; -1: a phase of examples is on its way. Raises JournalError."""
+        """Whether these weights lack their regular evaluation, because a stop or a kill came first. practised: rounds of
+        practice among those done; -1: an examples phase is running. Raises JournalError."""
         if not self.examiner.regular or (rounds_done and practised % self.config.eval_every):
             return False
         if not rounds_done:
             return bool(await self.examiner.base_missing())
-        told = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
-        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in told)
+        evaluations = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
+        return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in evaluations)
 
     async def evaluated(self, event: Evaluated, rounds_done: int) -> None:
-        """Tell of an evaluation; the weights of a new best one are kept. Raises OSError where they cannot be, once it is told."""
+        """Publish an evaluation; if it is a new best, its weights are kept. Raises OSError if they cannot be saved, after
+        publishing."""
         try:
             after = self._after(event)
             is_best = after.best != self.watch.best or after.best_greedy != self.watch.best_greedy
@@ -94,7 +95,7 @@ class RollbackGuard:
             await self._publish(event)
 
     async def attempt(self, what: str, work: Awaitable[T]) -> T | None:
-        """What the work gives; None where its questions got no answers, and a line of the log says why: training goes on."""
+        """The result of the work; None if its questions got no answers. Then a log line says why, and training continues."""
         try:
             return await work
         except Unanswered as error:
@@ -103,13 +104,13 @@ class RollbackGuard:
             return None
 
     async def switch(self, taking: bool, rounds_done: int) -> None:
-        """The person's word: take external groups, or take none."""
+        """Follow the person's decision: take external groups, or none."""
         if taking == self.taking:
             return
-        said = (
+        sentence = (
             "Groups of others are taken again." if taking else f"You switched groups of others off. On again: {AGAIN}"
         )
-        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=said))
+        await self._publish(ExternalSwitched(round=rounds_done, taking=taking, by="person", sentence=sentence))
 
     @property
     def busy(self) -> bool:
@@ -118,7 +119,7 @@ class RollbackGuard:
         return suspects or self.rollbacks < self.watch.trips
 
     async def attend(self, rounds_done: int, on_progress: Ask) -> None:
-        """Look closer, or roll back. A look that is given up is taken again after another evaluation that speaks for a fall.
+        """Look closer, or roll back. An abandoned look is repeated after another evaluation that indicates a fall.
 
         Raises Cancelled, BackendError, CheckpointCorrupt.
         """
@@ -133,18 +134,18 @@ class RollbackGuard:
     async def _look_closer(self, rounds_done: int, on_progress: Ask) -> None:
         best = self.watch.best
         assert best is not None
-        found = await self.host.call(self.checkpoints.intact, best.round)
-        if found is None or rounds_of(found[0]) == rounds_done:
+        checkpoint = await self.host.call(self.checkpoints.intact, best.round)
+        if checkpoint is None or rounds_of(checkpoint[0]) == rounds_done:
             await self._publish(self._cleared(rounds_done, "open", "there is no older checkpoint to compare with"))
             return
-        path, _ = found
+        path, _ = checkpoint
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = tripwire.mean_pass_rate(before), tripwire.mean_pass_rate(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if verdict != "harm":
             await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
             return
-        said = (
+        sentence = (
             f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
             f"held-out pass@1 fell ({figures}). Take them again: {AGAIN}"
         )
@@ -153,7 +154,7 @@ class RollbackGuard:
                 round=rounds_done,
                 taking=False,
                 by="tripwire",
-                sentence=said,
+                sentence=sentence,
                 restored=rounds_of(path),
                 best=was,
                 now=now,
@@ -166,45 +167,45 @@ class RollbackGuard:
     def _cleared(
         rounds_done: int, verdict: tripwire.Verdict, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
     ) -> ExternalSwitched:
-        found = (
+        finding = (
             "no fall of a third or more was found"
             if verdict == "chance"
             else "a fall can neither be seen nor ruled out"
         )
-        said = f"Low held-out results were looked at closer: {found} ({figures})."
+        sentence = f"Low held-out results were looked at closer: {finding} ({figures})."
         return ExternalSwitched(
-            round=rounds_done, taking=True, by="tripwire", sentence=said, best=was, now=now, items=items
+            round=rounds_done, taking=True, by="tripwire", sentence=sentence, best=was, now=now, items=items
         )
 
     async def _compared(
         self, path: Path, rounds_done: int, used: int, on_progress: Ask
     ) -> tuple[list[ItemResult], list[ItemResult], tripwire.Verdict]:
-        """The answers of the checkpoint's weights and of the present ones to fresh questions, and what they say: more are asked
-        until that is clear, or there are no more. used: fresh questions of earlier looks."""
+        """The answers of the checkpoint's and the current weights to fresh questions, and the verdict: more are asked until
+        it is clear, or there are no more. used: fresh questions of earlier looks."""
         before: list[ItemResult] = []
         after: list[ItemResult] = []
         verdict: tripwire.Verdict = "open"
         for number, factor in enumerate(tripwire.STEPS):
-            asked = used + len(self.examiner.fresh_questions(factor, used))
-            if asked == used:
+            total_asked = used + len(self.examiner.fresh_questions(factor, used))
+            if total_asked == used:
                 break
             after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
             before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
             before, after = tripwire.in_common(before, after)
-            last = not self.examiner.fresh_questions(1, asked)
+            last = not self.examiner.fresh_questions(1, total_asked)
             verdict = tripwire.closer_look(before, after, self.tolerance, last)
             if verdict != "open":
                 break
-            used = asked
+            used = total_asked
         self.examiner.forget()
         return before, after, verdict
 
     async def _of_another(
         self, path: Path, rounds_done: int, factor: int, used: int, on_progress: Ask
     ) -> list[ItemResult]:
-        """The answers of a checkpoint's weights; the engine has its own back afterwards, whatever happens."""
-        if (known := self.examiner.answered(factor, used, path)) is not None:
-            return known
+        """The answers of a checkpoint's weights; the engine gets its own back afterwards, whatever happens."""
+        if (results := self.examiner.answered(factor, used, path)) is not None:
+            return results
         present = await self.host.call(self._saved, rounds_done)
         engine = self.host.engine
         try:
@@ -214,24 +215,24 @@ class RollbackGuard:
             await self.host.call(engine.restore, present / "engine")
 
     async def _roll_back(self, rounds_done: int) -> None:
-        found = await self.host.call(self.checkpoints.intact, self.watch.restored)
-        if found is None:
+        checkpoint = await self.host.call(self.checkpoints.intact, self.watch.restored)
+        if checkpoint is None:
             raise CheckpointCorrupt(
                 "No checkpoint to roll back to is intact. Make another model: sapo-desktop new NAME"
             )
-        await self.host.call(self.host.engine.restore, found[0] / "engine")
+        await self.host.call(self.host.engine.restore, checkpoint[0] / "engine")
         await self.host.call(self.save, rounds_done, self.watch.trips)
         self.rollbacks = self.watch.trips
         self._pin()
 
     def _saved(self, rounds_done: int) -> Path:
-        """The checkpoint of the weights as they are now."""
-        found = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
-        return found[0] if found else self.save(rounds_done, self.rollbacks)
+        """The checkpoint of the current weights."""
+        paths = [path for path in self.checkpoints.complete() if rounds_of(path) == rounds_done]
+        return paths[0] if paths else self.save(rounds_done, self.rollbacks)
 
     async def _publish(self, event: Evaluated | ExternalSwitched) -> None:
         await self.bus.publish(event)
-        self._become(self._after(event))  # not before: other events come while this one is stored
+        self._become(self._after(event))  # not before: other events arrive while this one is being stored
 
     def _after(self, event: Event) -> TripwireState:
         return tripwire.update_tripwire(self.watch, event, self.regular_items, self.tolerance)
@@ -246,7 +247,8 @@ class RollbackGuard:
 
 
 def _half(show: Ask, place: int) -> Ask:
-    """Progress of half a step of a closer look (the present weights answer, then the best checkpoint's) as progress of all."""
+    """Maps progress of half a step of a closer look (the current weights answer, then the best checkpoint's) to progress of
+    the whole step."""
     return lambda part: show((place + part) / (2 * len(tripwire.STEPS)))
 
 

@@ -1,4 +1,4 @@
-"""The record of a model: one SQLite file with one row an event, its check and repair, and the bus that hands events on."""
+"""The record of a model: one SQLite file with one row per event, its check and repair, and the bus that passes events on."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sapo_swarm.events import (
 )
 from sapo_swarm.types import UNREADABLE
 
-# The record of a model: one SQLite file in WAL mode, one row an event, readable by its owner alone.
+# The record of a model: one SQLite file in WAL mode, one row per event, readable only by its owner.
 #
-# A killed process loses nothing that `append` returned for. Reads and writes may come from different threads. What is long
-# ago is thinned (journal_thinning), an event that cannot be read is passed over and counted.
+# A killed process loses nothing for which `append` returned. Reads and writes may come from different threads. Old
+# records are thinned (journal_downsampling); an event that cannot be read is skipped and counted.
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -51,7 +51,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 """How a compressed body begins; JSON begins with a brace."""
 LARGEST_EVENT = 64 * 2**20
 ROLLED_BACK = ("round", "group", "first_success", "evaluation", "examples")
-"""What is told of a round, and goes when the round is taken back."""
+"""Kinds of events that belong to a round and go when it is rolled back."""
 
 
 class JournalError(SwarmError):
@@ -59,7 +59,7 @@ class JournalError(SwarmError):
 
 
 class Journal:
-    """Stored events in order of their sequence number. unreadable: rows that the last reads passed over."""
+    """Stored events in order of their sequence number. unreadable: rows that the last reads skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class Journal:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA fullfsync=ON")  # macOS; at checkpoints only, which spares the drive
+            self._db.execute("PRAGMA fullfsync=ON")  # macOS; at checkpoints only, to spare the drive
             self._db.execute("PRAGMA wal_autocheckpoint=4000")  # 16 MB: pages that change often are written less often
             self._db.executescript(_SCHEMA)
             last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
@@ -98,7 +98,7 @@ class Journal:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, whole or not at all. Raises JournalError when the disk refuses."""
+        """One transaction, all or nothing. Raises JournalError when the disk refuses."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -151,7 +151,7 @@ class Journal:
         return events
 
     def last_round(self) -> int:
-        """The newest finished round since the model was last opened at or before it; -1 when there is none."""
+        """The newest finished round since the model was last opened at or before it; -1 if there is none."""
         query = "SELECT kind, round, body FROM events WHERE kind IN ('round', 'run_started') ORDER BY seq DESC"
         with self._reading() as db:
             for kind, number, body in db.execute(query):
@@ -172,11 +172,10 @@ class Journal:
         return None
 
     def roll_back(self, rounds_done: int) -> int:
-        """Take back what is told of round `rounds_done` (counted from 0) and later ones; how many rounds that were.
+        """Remove the events of round `rounds_done` (counted from 0) and later; returns how many rounds that were.
 
-        An evaluation (and a reading of the examples phase) is named after the rounds that were done before it, so one after
-        exactly `rounds_done` stays.
-        Raises JournalError.
+        An evaluation (and a reading of the examples phase) is numbered by the rounds done before it, so one after exactly
+        `rounds_done` stays. Raises JournalError.
         """
         names = ",".join("?" * len(ROLLED_BACK))
         with self.writing() as db:
@@ -187,7 +186,7 @@ class Journal:
                 f"DELETE FROM events WHERE kind IN ({names}) AND round >= ? + (kind IN ('evaluation', 'examples'))",
                 (*ROLLED_BACK, rounds_done),
             )
-            db.execute("UPDATE thinned SET upto = min(upto, ?)", (rounds_done,))  # what is told again is thinned again
+            db.execute("UPDATE thinned SET upto = min(upto, ?)", (rounds_done,))  # recorded again, thinned again
         return int(ahead[0])
 
     def size(self) -> int:
@@ -195,13 +194,13 @@ class Journal:
         return sum(p.stat().st_size for p in self.path.parent.glob(f"{self.path.name}*"))
 
     def close(self) -> None:
-        """Close the file; what was appended is in it."""
+        """Close the file; everything appended is in it."""
         with self._lock:
             self._db.close()
 
 
 def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Event]:
-    """Readable events of a journal that another process may have open. Raises JournalError when it is missing or broken."""
+    """Readable events of a journal that another process may have open. Raises JournalError if it is missing or broken."""
     if not path.exists():
         raise JournalError(f"There is no journal at {path}.")
     journal = Journal(path)
@@ -212,8 +211,8 @@ def read_only(path: Path, kinds: Sequence[str] = (), tail: int = 0) -> list[Even
 
 
 def restored_rounds(events: Iterable[Event]) -> dict[int, int]:
-    """Rounds done after each step back -> rounds of the checkpoint whose weights it brought. A step whose checkpoint was lost,
-    so that the round was trained in its place, does not count. events: of a journal, in order."""
+    """Rounds done after each step back -> rounds of the checkpoint whose weights it restored. A step whose checkpoint was
+    lost, so that the round was trained instead, does not count. events: of a journal, in order."""
     steps: dict[int, int] = {}
     for event in events:
         if isinstance(event, CheckpointSaved) and event.restored >= 0:
@@ -224,7 +223,8 @@ def restored_rounds(events: Iterable[Event]) -> dict[int, int]:
 
 
 def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
-    """Whether the weights after so many rounds are the present ones, or those came from them. events: of a journal, in order."""
+    """Whether the current weights are those after a given number of rounds, or descend from them. events: of a journal, in
+    order."""
     ends, last = list[tuple[int, float]](), float("inf")
     steps = restored_rounds(events)
     for number in sorted(steps, reverse=True):
@@ -236,7 +236,7 @@ def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
 
 
 def decode_event_row(body: object) -> Event | None:
-    """The event of a row; None when it is no event of this version (in a damaged file a row holds anything)."""
+    """The event of a row; None if it is no event of this version (in a damaged file a row can hold anything)."""
     if not isinstance(body, bytes):
         return None
     try:
@@ -247,8 +247,8 @@ def decode_event_row(body: object) -> Event | None:
 
 
 def _stored(event: Event) -> bytes:
-    """A row's body: JSON, compressed for groups, of which there are most (a third of the bytes), and for the swarm with all its
-    peers. First successes stay plain: thinning finds them by their text."""
+    """A row's body: JSON, compressed for groups, which are the most numerous (to a third of the bytes), and for the swarm
+    with all its peers. First successes stay uncompressed: thinning finds them by their text."""
     plain = encode_event(event)
     packs = isinstance(event, SwarmUpdated) or (isinstance(event, GroupRecorded) and not event.first_solved)
     return zstandard.compress(plain, 3) if packs else plain
@@ -259,7 +259,7 @@ def _refused(path: Path, error: Exception) -> str:
 
 
 def _private(path: Path) -> None:
-    """The file belongs to nobody else's eyes; SQLite gives the files beside it the same mode."""
+    """Make the file readable by its owner alone; SQLite gives the files beside it the same mode."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if os.name == "posix" and path.stat().st_mode & 0o077:
         path.chmod(0o600)
@@ -269,14 +269,14 @@ def _kind(event: Event) -> str:
     return str(type(event).__struct_config__.tag)
 
 
-# Looks a journal over, and mends what can be mended without losing anything: the core of `runs check [--repair]`.
+# Checks a journal and repairs whatever can be repaired without losing anything: the core of `runs check [--repair]`.
 
 
 @dataclass(frozen=True, slots=True)
 class JournalReport:
-    """events: readable ones. unreadable: rows that are no event of this version. rounds: finished rounds that are told of.
-    missing: rounds between the first and the last of which nothing is told. repeated: rounds told twice. damage: what SQLite
-    says about the file, "" when it is whole. aside: where a repair put what it took out, None when it took out nothing."""
+    """events: readable ones. unreadable: rows that are no event of this version. rounds: finished rounds on record. missing:
+    rounds between the first and the last that are not on record. repeated: rounds recorded twice. damage: what SQLite says
+    about the file, "" if it is whole. aside: where a repair put what it took out, None if it took out nothing."""
 
     events: int
     unreadable: int
@@ -289,7 +289,7 @@ class JournalReport:
 
     @property
     def sound(self) -> bool:
-        """Nothing to mend."""
+        """Nothing to repair."""
         return not (self.unreadable or self.repeated or self.damage)
 
     @property
@@ -307,7 +307,7 @@ class JournalReport:
 
 
 def check_journal(path: Path) -> JournalReport:
-    """Read every row; nothing is changed. Raises JournalError when there is no such file or it is no database."""
+    """Read every row without changing anything. Raises JournalError if there is no such file or it is no database."""
     if not path.exists():
         raise JournalError(f"There is no journal at {path}.")
     damage, rows = "", 0
@@ -317,8 +317,8 @@ def check_journal(path: Path) -> JournalReport:
     covered = 0
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
-            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            damage = "" if said == "ok" else str(said)
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            damage = "" if verdict == "ok" else str(verdict)
             for _, body in _rows(db):
                 event = decode_event_row(body)
                 rows += event is not None
@@ -332,16 +332,16 @@ def check_journal(path: Path) -> JournalReport:
         damage = damage or str(error)
     repeated = sum(count - 1 for count in seen.values())
     last = max(seen, default=-1)
-    steps_back = sum(number < last and number not in seen for number in back)  # they count as rounds, and train nothing
+    steps_back = sum(number < last and number not in seen for number in back)  # they count as rounds but train nothing
     missing = max(0, last + 1 - covered + repeated - steps_back)
     return JournalReport(rows, unreadable, covered, missing, repeated, path.stat().st_size, damage)
 
 
 def repair_journal(path: Path) -> JournalReport:
-    """Write what can be read into a new journal, which takes the old one's place; the old file stays beside it.
+    """Write what can be read into a new journal, which replaces the old one; the old file stays beside it.
 
-    Of a round that is told twice the newer one counts. A sound journal is left alone. A kill at any moment leaves a journal.
-    Call while no node runs. Raises JournalError.
+    If a round was recorded twice, the newer record counts. A sound journal is left alone. A kill at any moment leaves a
+    journal. Call while no node runs. Raises JournalError.
     """
     before = check_journal(path)
     if before.sound:
@@ -365,14 +365,21 @@ def repair_journal(path: Path) -> JournalReport:
             _log_of(aside).rename(_log_of(path))
         aside.unlink(missing_ok=True)
         raise JournalError(f"Cannot repair {path} ({error}). It is as it was.") from error
-    found = check_journal(path)
+    report = check_journal(path)
     return JournalReport(
-        found.events, before.unreadable, found.rounds, found.missing, before.repeated, found.bytes, before.damage, aside
+        report.events,
+        before.unreadable,
+        report.rounds,
+        report.missing,
+        before.repeated,
+        report.bytes,
+        before.damage,
+        aside,
     )
 
 
 def _second_name(path: Path, name: Path) -> None:
-    """The file under another name too; a copy where the file system has no hard links."""
+    """Give the file a second name; a copy if the file system has no hard links."""
     try:
         os.link(path, name)
     except OSError:
@@ -404,7 +411,7 @@ def _newest_tellings(db: sqlite3.Connection) -> dict[int, int]:
 
 
 def _rows(db: sqlite3.Connection) -> Iterator[tuple[int, bytes]]:
-    """Rows in order, as many as a damaged file gives."""
+    """Rows in order, as many as a damaged file yields."""
     try:
         for seq, body in db.execute("SELECT seq, body FROM events ORDER BY seq"):
             yield int(seq), body if isinstance(body, bytes) else str(body).encode("utf-8", "replace")
@@ -413,17 +420,17 @@ def _rows(db: sqlite3.Connection) -> Iterator[tuple[int, bytes]]:
 
 
 def _free_name(path: Path) -> Path:
-    number, found = 1, path
-    while os.path.lexists(found):
+    number, candidate = 1, path
+    while os.path.lexists(candidate):
         number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
-# From the node to everybody who watches: stores what must last, hands the rest on, never waits for a slow reader.
+# From the node to all subscribers: stores what must last, passes the rest on, never waits for a slow reader.
 
 QUEUE_LIMIT = 4096
-"""Events a subscriber may lag behind; then it is cut off and may come back with after=SEQ."""
+"""Events a subscriber may lag behind; beyond that it is cut off and may come back with after=SEQ."""
 
 
 class EventBus:
@@ -436,14 +443,15 @@ class EventBus:
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
 
     async def publish(self, *events: Event) -> None:
-        """Store (one transaction) and hand on. Raises JournalError when the disk refuses; then nobody saw them."""
+        """Store (in one transaction) and pass on. Raises JournalError when the disk refuses; then no subscriber saw them."""
         stamped = [msgspec.structs.replace(e, time=e.time or self._clock()) for e in events]
         async with self._order:
             stored = await asyncio.to_thread(self._journal.append, stamped)
             self._hand_on(stored)
 
     def stream(self, event: Event) -> None:
-        """Hand an event on, now, without storing it: an ephemeral one, or what the disk refused. Call from the event loop."""
+        """Pass an event on at once without storing it: an ephemeral one, or one that the disk refused. Call from the event
+        loop."""
         self._hand_on([msgspec.structs.replace(event, time=self._clock())])
 
     @asynccontextmanager

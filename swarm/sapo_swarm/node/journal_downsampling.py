@@ -1,4 +1,4 @@
-"""A journal that stays small: old groups leave, old rounds stand in blocks, in the background."""
+"""Keeps a journal small: old groups leave and old rounds are merged into blocks, in the background."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sapo_swarm.node.downsampling import SPARSE_ROOM, merge_boundary, merge_roun
 from sapo_swarm.node.journal import Journal, JournalError, decode_event_row
 from sapo_swarm.sapo.tripwire import KINDS, TripwireState, update_tripwire
 
-# A journal that stays small: old groups leave, old rounds stand in blocks, other kinds of events grow sparse with age.
+# Keeps a journal small: old groups leave, old rounds are merged into blocks, other kinds of events grow sparse with
+# age.
 #
-# Each call does a small step in one transaction, so that a writer waits for milliseconds at most. The file does not shrink;
-# what comes later takes the room. The rules: thinning.
+# Each call does a small step in one transaction, so that a writer waits for milliseconds at most. The file does not
+# shrink; later events reuse the space. The rules: downsampling.
 
 PRUNED_ROWS = 512
-"""Groups that one step drops."""
+"""Groups dropped in one step."""
 MERGED_BLOCKS = 64
-"""Blocks of rounds that one step makes."""
+"""Blocks of rounds made in one step."""
 GROUP_STRIDE = 10
-"""Of old rounds, the groups of every tenth stay, of fewer in a long run:"""
+"""Of old rounds, every tenth keeps its groups, fewer in a long run:"""
 OLD_GROUPS = 6400
-"""so many groups of old rounds stay."""
+"""at most this many groups of old rounds stay."""
 LEVELS = 32
 _FIRST = '%"first_solved":true%'
 _STAYING = "SELECT count(*) FROM events INDEXED BY groups_by_round WHERE kind = 'group' AND round < ? AND round % ? = 0"
@@ -33,7 +34,7 @@ _OLD = "kind = 'group' AND seq > ? AND round < ? AND round % ? != 0 AND CAST(bod
 
 
 class JournalDownsampler:
-    """Thins one journal. What is done already is noted in it, so that the next process goes on there."""
+    """Thins one journal. Progress is noted in the journal, so that the next process continues there."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -42,10 +43,10 @@ class JournalDownsampler:
         self._pruned = 0
 
     def groups(self, before: int) -> int:
-        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; how many there were.
+        """Drop the oldest PRUNED_ROWS groups of rounds before `before`; returns how many were dropped.
 
-        First successes stay, and the groups of every GROUP_STRIDE-th round, or of as many as OLD_GROUPS allows.
-        Raises JournalError.
+        First successes stay, as do the groups of every GROUP_STRIDE-th round, or as many as OLD_GROUPS allows. Raises
+        JournalError.
         """
         with self._journal.writing() as db:
             while self._stride < before and db.execute(_STAYING, (before, self._stride)).fetchone()[0] > OLD_GROUPS:
@@ -58,7 +59,7 @@ class JournalDownsampler:
         return len(rows)
 
     def rounds(self, newest: int) -> int:
-        """Make blocks of old rounds, MERGED_BLOCKS at most; how many were made. Raises JournalError."""
+        """Merge old rounds into blocks, at most MERGED_BLOCKS; returns how many were made. Raises JournalError."""
         with self._journal.writing() as db:
             done = 0
             for level in range(1, LEVELS):
@@ -71,7 +72,7 @@ class JournalDownsampler:
         return done
 
     def others(self) -> int:
-        """Thin the kinds of events that are no rounds and no groups, where they have grown; how many went.
+        """Thin the event kinds other than rounds and groups if they have grown; returns how many events were dropped.
 
         Raises JournalError.
         """
@@ -95,7 +96,7 @@ class JournalDownsampler:
 
 
 def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> int:
-    """Blocks of 2**level rounds that end before `before`, from where the last call stopped. Round 0 stays by itself."""
+    """Make blocks of 2**level rounds that end before `before`, from where the last call stopped. Round 0 stays single."""
     name, width, done = f"rounds/{level}", 1 << level, 0
     noted = db.execute("SELECT upto FROM thinned WHERE what = ?", (name,)).fetchone()
     start = noted[0] if noted else 0
@@ -111,20 +112,20 @@ def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> 
 
 
 def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
-    """The rows as one, in the place of the last; rows that cannot be read stay as they are."""
-    found = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
-    if len(found) < 2:
+    """Merge the rows into one in place of the last; rows that cannot be read stay as they are."""
+    rounds = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
+    if len(rounds) < 2:
         return 0
-    event = merge_rounds([event for _, event in found])
-    *others, last = [seq for seq, _ in found]
+    event = merge_rounds([event for _, event in rounds])
+    *others, last = [seq for seq, _ in rounds]
     db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
     db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode_event(event), last))
     return 1
 
 
 def _best_so_far(db: sqlite3.Connection) -> set[int]:
-    """Evaluations that were better than all before, and the base model's: the chart is built on them. Those that changed the
-    tripwire's mark or the best at temperature 0, whatever number of questions is the regular one: the guard is."""
+    """Evaluations that were better than all before, and the base model's: the chart is built on them. Also those that changed
+    the tripwire's mark or the best at temperature 0, whatever the regular number of questions: the guard is built on these."""
     kept: set[int] = set()
     best, unmarked, marks = -1.0, TripwireState(), dict[int, TripwireState]()
     for seq, body in db.execute("SELECT seq, body FROM events WHERE kind IN (?, ?, ?) ORDER BY seq", KINDS):
@@ -146,7 +147,7 @@ def _best_so_far(db: sqlite3.Connection) -> set[int]:
 # Old records leave the journal in the background, so that a run of any length does not fill a disk.
 
 EVERY = 64
-"""Rounds between two looks: what goes together leaves whole pages free, which writes less than dropping it one by one."""
+"""Rounds between two passes: dropping rows together frees whole pages, which writes less than dropping them one by one."""
 
 
 class JournalRetention:
@@ -160,7 +161,7 @@ class JournalRetention:
         self._closed = False
 
     def round_done(self, rounds_done: int) -> None:
-        """So many rounds are behind the model. Returns at once."""
+        """The model has this many rounds now. Returns at once."""
         self._rounds = rounds_done
         self._due -= 1
         if self._due <= 0 and (self._task is None or self._task.done()):
@@ -171,18 +172,18 @@ class JournalRetention:
         return self._rounds - self._keep if self._keep else 0
 
     async def settled(self) -> None:
-        """Returns when nothing is left to drop."""
+        """Returns once nothing is left to drop."""
         if self._task is not None:
             await self._task
 
     async def close(self) -> None:
-        """Finish the step in hand, and do a last one."""
+        """Finish the current step, and do a last one."""
         self._closed = True
         await self.settled()
         await self._step()
 
     async def _work(self) -> None:
-        """As long as there is something to drop; half of the time at most."""
+        """Work as long as there is something to drop; at most half of the time."""
         while not self._closed:
             began = time.monotonic()
             if not await self._step():
@@ -190,7 +191,7 @@ class JournalRetention:
             await asyncio.sleep(time.monotonic() - began)
 
     async def _step(self) -> int:
-        with contextlib.suppress(JournalError):  # a full disk is told where something is lost by it
+        with contextlib.suppress(JournalError):  # a full disk is reported where it loses something
             return await asyncio.to_thread(self._drop)
         return 0
 

@@ -1,8 +1,8 @@
-"""Known successes: texts that answered a training question rightly, for questions to which a task gives no answer of its own.
+"""Known successes: texts that answered a training question correctly, for questions whose task provides no answer.
 
 Three sources: what the person wrote, what this model wrote in earlier rounds, and what other nodes wrote, as far as it was
-trained on. None is trusted: each text is judged again by this node's own verifier before it is imitated. What a phase imitates is
-kept in the model's folder when the phase begins, so that a node that was killed goes on with the same texts.
+trained on. None is trusted: this node's own verifier judges each text again before it is imitated. The texts that a phase
+imitates are saved in the model's folder when the phase begins, so that a killed node continues with the same texts.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, Group, Question, 
 from sapo_swarm.whole_file import write_atomically
 
 Writer = Literal["person", "own", "others"]
-"""Who wrote a success, the preferred one first: the person, this model, another node's model (or person)."""
+"""Who wrote a success, in order of preference: the person, this model, another node's model (or person)."""
 QUESTIONS_KNOWN = 512
-"""Questions with a success that a phase imitates at most: the newest."""
+"""Most questions with a success that a phase imitates: the newest."""
 TEXTS_TRIED = 3
-"""Texts of one writer to one question that are judged at most, the shortest first."""
+"""Most texts by one writer to one question that are judged, the shortest first."""
 GROUPS_READ = 4096
-"""Newest groups of the journal that are looked through."""
+"""The newest groups of the journal that are searched."""
 WRITTEN_MOST = 2000
-"""Answers of the person's that are kept, the newest."""
+"""The person's newest answers are kept, up to this many."""
 WRITTEN_BYTES, KEPT_BYTES = 24 * 2**20, 64 * 2**20
-"""A file of them that is larger was not written by this program."""
+"""A larger file of them was not written by this program."""
 KEPT = "known-successes.json"
-"""In the folder of a model: what the newest phase of examples imitates beside the tasks' own answers."""
+"""In the folder of a model: what the newest examples phase imitates besides the tasks' own answers."""
 
 
 class WrittenAnswer(msgspec.Struct, frozen=True):
-    """A text as an answer to a question, as it is kept and before it is judged."""
+    """A text as an answer to a question, as saved and not yet judged."""
 
     ref: TaskRef
     text: str
 
 
 class KnownSuccess(msgspec.Struct, frozen=True):
-    """A question, and a completion that this node's verifier gave everything."""
+    """A question, and a completion to which this node's verifier gave the full reward."""
 
     question: Question
     text: str
@@ -53,7 +53,7 @@ class KnownSuccess(msgspec.Struct, frozen=True):
 
 
 class KeptSuccesses(msgspec.Struct, frozen=True):
-    """Of the phase that a trial after so many rounds opened."""
+    """Those of the phase that followed a trial after this many rounds."""
 
     round: int
     successes: tuple[KnownSuccess, ...]
@@ -61,7 +61,7 @@ class KeptSuccesses(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SuccessCandidate:
-    """A text that was right somewhere, once."""
+    """A text that was right once, somewhere."""
 
     ref: TaskRef
     text: str
@@ -76,8 +76,9 @@ class SuccessCandidate:
 def collect_candidates(
     events: Sequence[Event], written: Iterable[WrittenAnswer], tasks: Sequence[str], others: bool = True
 ) -> dict[TaskRef, list[SuccessCandidate]]:
-    """Training question of these tasks -> its candidates in order, QUESTIONS_KNOWN questions at most: those that the person
-    answered first, then the newest. events: of a journal, oldest first; written: the oldest first. others: their groups count."""
+    """Training question of these tasks -> its candidates in order, at most QUESTIONS_KNOWN questions: first those that the
+    person answered, then the newest. events: of a journal, oldest first; written: oldest first. others: whether other nodes'
+    groups count."""
     chosen: dict[TaskRef, list[SuccessCandidate]] = {}
     answers = [SuccessCandidate(answer.ref, answer.text, "person") for answer in reversed([*written])]
     for event in reversed(events):
@@ -93,7 +94,7 @@ def collect_candidates(
 
 
 def _of_group(group: Group) -> list[SuccessCandidate]:
-    """Its right texts. Not of a stage, whose prompts may hold more than the question, and no episodes."""
+    """The group's right texts. None from a stage, whose prompts may hold more than the question, and no episodes."""
     writer: Writer = "others" if group.external else "own"
     return [
         SuccessCandidate(group.question.ref, rollout.text, writer)
@@ -112,12 +113,12 @@ def _shortest(texts: Sequence[SuccessCandidate]) -> list[SuccessCandidate]:
 async def verify_candidates(
     scorer: Scorer, known: dict[TaskRef, list[SuccessCandidate]], excluded: frozenset[str]
 ) -> list[KnownSuccess]:
-    """Of each question that has no passing answer of its task's own the first candidate that passes here, now; each prompt once.
+    """For each question whose task has no passing answer, the first candidate that passes here and now; each prompt once.
     excluded: hashes of held-out prompts. Raises ScorerUnavailable."""
     refs = [ref for ref in known if not _without_text(ref)]
     own_answers = await scorer.examples(refs) if refs else []
-    asked = [ref for ref, pair in zip(refs, own_answers, strict=True) if pair is None]
-    questions = [q for q in await scorer.questions(asked) if isinstance(q, Question)] if asked else []
+    unanswered = [ref for ref, pair in zip(refs, own_answers, strict=True) if pair is None]
+    questions = [q for q in await scorer.questions(unanswered) if isinstance(q, Question)] if unanswered else []
     verdicts = (
         await scorer.score_many([(q.ref, [c.text for c in known[q.ref]]) for q in questions]) if questions else []
     )
@@ -133,7 +134,7 @@ async def verify_candidates(
 
 
 def _without_text(ref: TaskRef) -> bool:
-    """An environment or a judge decides there, or the task is gone: no text is known to be right."""
+    """An environment or a judge decides, or the task is gone: no text is known to be right."""
     if not is_own(ref.dataset):
         return library.is_own(ref)
     spec = library.load_task(ref.dataset).spec
@@ -141,7 +142,7 @@ def _without_text(ref: TaskRef) -> bool:
 
 
 def train_place(ref: TaskRef) -> int | None:
-    """The training row of an own task that a reference asks; None where it is of another version of the task."""
+    """The training row of an own task that a reference names; None if it belongs to another version of the task."""
     task = library.load_task(ref.dataset)
     if ref.preset == library.PRESET:
         return ref.seed % len(task.train)
@@ -153,7 +154,7 @@ def train_place(ref: TaskRef) -> int | None:
 
 
 def read_written(path: Path | None) -> list[WrittenAnswer]:
-    """The answers that the person wrote, oldest first; a line that is none is passed over."""
+    """The answers that the person wrote, oldest first; unreadable lines are skipped."""
     lines = _lines(path) if path is not None else []
     answers = []
     for line in lines[-WRITTEN_MOST:]:
@@ -165,9 +166,9 @@ def read_written(path: Path | None) -> list[WrittenAnswer]:
 
 
 def keep_written(path: Path, answer: WrittenAnswer) -> None:
-    """Add an answer; the oldest goes where there are too many. Raises OSError."""
-    answers = [kept for kept in read_written(path) if kept != answer]
-    lines = [msgspec.json.encode(kept) + b"\n" for kept in [*answers, answer][-WRITTEN_MOST:]]
+    """Add an answer; the oldest is dropped if there are too many. Raises OSError."""
+    answers = [entry for entry in read_written(path) if entry != answer]
+    lines = [msgspec.json.encode(entry) + b"\n" for entry in [*answers, answer][-WRITTEN_MOST:]]
     write_atomically(path, b"".join(lines), private=True)
 
 
@@ -179,7 +180,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def read_kept(folder: Path) -> KeptSuccesses | None:
-    """What the newest phase imitates; None where no such file can be read."""
+    """What the newest phase imitates; None if no such file can be read."""
     path = folder / KEPT
     try:
         return msgspec.json.decode(path.read_bytes(), type=KeptSuccesses) if path.stat().st_size <= KEPT_BYTES else None

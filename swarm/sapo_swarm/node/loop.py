@@ -1,4 +1,4 @@
-"""The node: opens or resumes a run and runs rounds until it is told otherwise."""
+"""The node: opens or resumes a run and runs rounds until it is told to stop."""
 
 from __future__ import annotations
 
@@ -48,22 +48,23 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import with_limits
 from sapo_swarm.types import TaskRef
 
-# A model is opened: the engine is loaded, the base is asked what it was never asked, the trained weights come back.
+# Opening a model: the engine is loaded, the base is asked the questions it has not answered, the trained weights are
+# restored.
 #
-# How far that is, is told as it goes on; a stop ends it at the next step, and leaves the disk as it was.
+# Progress is published on the way; a stop ends it at the next step and leaves the disk as it was.
 
 STEP_S = 0.1
-"""Between two words about how far the opening is."""
+"""Seconds between two progress messages while opening."""
 
 
 def shown_base(model: str) -> str:
-    """A base in a sentence: a file or folder by its own name, without the way to it."""
+    """A base in a sentence: a file or folder by its own name, without its path."""
     return os.path.basename(model.rstrip("/\\")) or model if os.path.isabs(model) else model
 
 
 @dataclass
 class ModelOpening:
-    """journal: of the model that is opened."""
+    """journal: of the model being opened."""
 
     host: EngineThread
     journal: Journal
@@ -72,7 +73,8 @@ class ModelOpening:
     run_control: RunControl
 
     async def fetch(self, model: str, fetch: Fetch) -> None:
-        """The model's files are on this disk afterwards. A pause or a stop interrupts a download at once; what arrived is kept.
+        """Afterwards the model's files are on this disk. A pause or a stop interrupts a download at once; what arrived is
+        kept.
 
         Raises Cancelled after a stop, and what fetching raises.
         """
@@ -90,15 +92,15 @@ class ModelOpening:
                 await self._wait(0)
 
     async def load(self, model: str, build: Build) -> Engine:
-        """The engine with the base in it; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        told = self.progress(f"Loading {shown_base(model)}: ")
-        return await self.host.load(lambda: build(told))
+        """The engine with the base loaded; call after fetch(). Raises Cancelled after a stop, and what building raises."""
+        report = self.progress(f"Loading {shown_base(model)}: ")
+        return await self.host.load(lambda: build(report))
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
-        """Ask the base the held-out questions that it has not answered, where later answers are compared with it. Call after
-        load(), before weights are restored. rounds: behind the model; one without is the base itself.
+        """Ask the base the held-out questions that it has not answered, if later answers are compared with it. Call after
+        load(), before weights are restored. rounds: that the model has done; a model without any is the base itself.
 
-        A hold only delays it. Where it fails, or the person pauses, a line says so, and the model is opened all the same.
+        A hold only delays it. If it fails, or the person pauses, a log line says so, and the model is opened all the same.
         Raises Cancelled after a stop.
         """
         if not rounds or not await self._compared(examiner):
@@ -117,10 +119,10 @@ class ModelOpening:
             await self._left_out(len(refs), f"{error}")
 
     async def _asked(self, examiner: Evaluator, refs: list[TaskRef], doing: str) -> bool:
-        """Whether the base was asked to the end. Raises Unanswered, OSError; Cancelled after a stop."""
-        told = self.progress(f"{doing}: ")
+        """Whether the base was asked everything. Raises Unanswered, OSError; Cancelled after a stop."""
+        report = self.progress(f"{doing}: ")
         try:
-            await examiner.ask_base(refs, lambda part: told(part, f"{round(part * len(refs))} of {len(refs)}"))
+            await examiner.ask_base(refs, lambda part: report(part, f"{round(part * len(refs))} of {len(refs)}"))
         except Cancelled:
             self.host.cancel.reset()
             self._go_on()
@@ -128,7 +130,7 @@ class ModelOpening:
         return True
 
     async def _wait(self, rounds: int) -> None:
-        """Until work may go on. Raises Cancelled after a stop."""
+        """Wait until work may continue. Raises Cancelled after a stop."""
         while not self.run_control.requests.stop and not await self.run_control.may_work(rounds):
             continue
         self._go_on()
@@ -150,21 +152,23 @@ class ModelOpening:
     async def announce(
         self, setup: NodeSetup, config: RunConfig, info: EngineInfo, store: ModelStore, examples_rounds: int
     ) -> None:
-        """Tell that the model is open, and of events in its journal that cannot be read. Raises JournalError."""
+        """Publish that the model is open, and how many events in its journal cannot be read. Raises JournalError."""
         about = setup.run_id, setup.mode, config, info, store.rounds_done, examples_rounds
         started = await asyncio.to_thread(make_run_started, *about)
-        known = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
-        known |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
-        await self.bus.publish(msgspec.structs.replace(started, **known))
+        fields = {"name": setup.name, "base": setup.base, "changed": setup.changed, "trial": setup.trial}
+        fields |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
+        await self.bus.publish(msgspec.structs.replace(started, **fields))
         await store.tell()
-        await self.bus.publish(*[LogLine(level="info", text=said) for said in setup.notes])
+        await self.bus.publish(*[LogLine(level="info", text=sentence) for sentence in setup.notes])
         if count := len(self.journal.unreadable):
-            said = f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
-            await self.bus.publish(LogLine(level="warning", text=said))
+            sentence = (
+                f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
+            )
+            await self.bus.publish(LogLine(level="warning", text=sentence))
 
     def progress(self, doing: str) -> Callable[[float, str], None]:
-        """Takes fractions and phrases from any thread into the sentence and to those who watch. It raises Cancelled after a
-        stop: what calls it ends there."""
+        """A function that passes fractions and phrases from any thread to the status sentence and the subscribers. It raises
+        Cancelled after a stop, which ends its caller."""
         loop, last = asyncio.get_running_loop(), -STEP_S
         first = doing.removesuffix(": ") or "Opening the model"
         self.bus.stream(self.activity.begin("open", self.activity.round, first))
@@ -187,10 +191,10 @@ class ModelOpening:
             raise Cancelled("The opening was stopped.")
 
 
-# The node: opens or resumes a run and runs rounds until it is told otherwise.
+# The node: opens or resumes a run and runs rounds until it is told to stop.
 #
-# On one event loop: the rounds, a ticker that reads the machine, and (outside) the control server. Network, disk and a bad
-# rollout never end a run; they become one sentence and a pause.
+# On one event loop: the rounds, a ticker that reads the machine, and (outside) the control server. Network, disk and a
+# bad rollout never end a run; they become one sentence and a pause.
 
 
 class Node:
@@ -219,22 +223,22 @@ class Node:
         self._started = time.time()
         self._evaluate_next = 0
         self._back: tuple[int, asyncio.Future[None]] | None = None
-        """Rounds of the checkpoint that a person wants back, and who waits for it."""
+        """Rounds of the checkpoint that a person wants to go back to, and the future that waits for it."""
 
     @property
     def rounds_done(self) -> int:
-        """Rounds behind the weights."""
+        """Rounds that led to the weights."""
         return self.store.rounds_done
 
     @property
     def practised(self) -> int:
-        """Of them those of practice, which the planned rounds count."""
+        """The rounds of practice among them, which count towards the planned rounds."""
         return self.rounds_done - self.examples.steps
 
     # -- what the control server and the CLI call ---------------------------------------------------------------
 
     def status(self) -> NodeStatus:
-        """What the node does now, and what was asked of it and is pending."""
+        """What the node does now, and which requests are pending."""
         now, config = self.activity, self.config
         loaded = self.host.loaded
         return NodeStatus(
@@ -264,19 +268,19 @@ class Node:
         )
 
     def command(self, verb: str, for_s: float = 0.0, holder: int = 0) -> None:
-        """Take a wish of the person. Raises wishes.BadCommand. Pauses and stops interrupt the engine at once."""
+        """Take a request from the person. Raises BadCommand. Pauses and stops interrupt the engine at once."""
         self.run_control.command(verb, for_s, holder)
 
     def request_evaluation(self, items: int) -> None:
-        """A held-out evaluation after this round. items: a task, 0 = as many as the settings say. Raises BadCommand."""
+        """Request a held-out evaluation after this round. items: per task, 0 = as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
         self._evaluate_next = items or self._regular_items
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
-        """Take groups of others into training from now on, or none; while the model loads, once it is there.
+        """Take external groups into training from now on, or none; while the model loads, once it is loaded.
 
-        Raises wishes.BadCommand, JournalError.
+        Raises BadCommand, JournalError.
         """
         if self.setup.mode == "silo":
             raise wishes.BadCommand("This node is in no swarm: there are no groups of others to take.")
@@ -284,11 +288,11 @@ class Node:
         await self._guarded.switch(taking, self.rounds_done)
 
     async def go_back(self, rounds: int) -> None:
-        """The weights after so many rounds take the place of the present ones; returns when they have. What the engine does now
-        is interrupted, and the rollouts of the round in flight are left out: other weights sampled them. While the model
+        """Replace the current weights by those after this many rounds; returns when that is done. The engine's current work
+        is interrupted, and the rollouts of the round in flight are dropped: other weights sampled them. While the model
         loads, this waits for it.
 
-        Raises wishes.BadCommand where it cannot be done; then nothing is changed.
+        Raises BadCommand if it cannot be done; nothing is changed then.
         """
         await self._opened.wait()
         if self._back is not None:
@@ -302,7 +306,7 @@ class Node:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Raises BackendError when the run cannot even start, or the model takes no questions."""
+        """Raises BackendError if the run cannot even start, or the model takes no questions."""
         machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
         ticker = asyncio.create_task(run_governor(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
         scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
@@ -326,7 +330,7 @@ class Node:
             self.journal.close()
 
     async def _train(self, scorer: Scorer) -> str:
-        """Open the model and run rounds, until they are done or a stop; how it ended, in a sentence."""
+        """Open the model and run rounds until they are done or stopped; returns how it ended, in a sentence."""
         try:
             context, examiner = await self._open(scorer)
         except Cancelled:
@@ -354,18 +358,18 @@ class Node:
         setup.exchange.attach(self.host, scorer, excluded)
         examiner = Evaluator(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)
-        found = await self.store.find()
-        if found is not None:
-            await guard.open(found[1].rollbacks)  # before anything is saved: the best checkpoint stays
-            told = await asyncio.to_thread(self.journal.last_round) + 1
-            await opening.ask_base(examiner, max(found[1].rounds_done, told))
-        await self.store.open(found, opening.progress(""))
+        checkpoint = await self.store.find()
+        if checkpoint is not None:
+            await guard.open(checkpoint[1].rollbacks)  # before anything is saved: the best checkpoint stays
+            journal_rounds = await asyncio.to_thread(self.journal.last_round) + 1
+            await opening.ask_base(examiner, max(checkpoint[1].rounds_done, journal_rounds))
+        await self.store.open(checkpoint, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha_trail.KINDS)))
         memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
         await self.examples.open(self.store.rounds_done)
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store, self.examples.steps)
-        await guard.open(self.store.rollbacks)  # the session that was announced may ask other held-out questions
+        await guard.open(self.store.rollbacks)  # the announced session may ask other held-out questions
         self.activity.phase = None
         self._opened.set()
         return context, examiner
@@ -391,29 +395,29 @@ class Node:
                         await self._save("time", work)
             except Cancelled:
                 self.host.cancel.reset()
-            except TemplateRefused:  # each round would be refused
+            except TemplateRefused:  # every round would be refused
                 await self._leave(context, work)
                 raise
-            except Exception as error:  # a bad round is a sentence and a pause, never the end of the run
+            except Exception as error:  # a failed round becomes a sentence and a pause, never the end of the run
                 await run_control.failed(error)
         await self._leave(context, work)
 
     def _complete(self, context: RoundContext) -> bool:
-        """Everything that was planned is done."""
+        """Whether everything planned is done."""
         config = self.config
         if self._evaluate_next or self.examples.running(config) or self.examples.trial_due(context, self.rounds_done):
             return False
         return config.examples == "only" or 0 < config.rounds <= self.practised
 
     async def _owe_evaluation(self) -> None:
-        """The weights are evaluated next where they lack their regular evaluation, or are back and nothing is known of them."""
+        """Schedule an evaluation if the weights lack their regular one, or were restored and have no known result."""
         practised = -1 if self.examples.running(self.config) else self.practised
         practised = 0 if self.store.restored >= 0 else practised
         if await self._guarded.due(self.rounds_done, practised):
             self._evaluate_next = self._evaluate_next or self._regular_items
 
     async def _try_base(self, context: RoundContext, examiner: Evaluator) -> tuple[RoundContext, Evaluator]:
-        """The trial of the base; what works with the limits of answers that follow from it."""
+        """Try the base; returns the context and evaluator with the answer limits that follow from it."""
         trial = await self.examples.try_base(context, self.rounds_done)
         self.run_control.succeeded()
         if trial.limits:
@@ -424,7 +428,8 @@ class Node:
         return replace(context, config=self.config), examiner
 
     async def _work(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
-        """An evaluation, a closer look, a reading or a round; the round to work on next. One in the weights comes first."""
+        """An evaluation, a closer look, a reading or a round; returns the next round to work on. A round that is already in
+        the weights comes first."""
         work = await self.store.mend(work) if update_interrupted(work) else work
         if work.stats is None and (self._evaluate_next or self._guarded.busy):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
@@ -448,13 +453,14 @@ class Node:
         return RoundWork(self.rounds_done)
 
     def _finished_by_examples(self) -> str:
-        """Once, where a phase of examples ended: what to say where it is all that this run needs; "" where practice follows."""
+        """Once, after an examples phase ended: what to say if this run needs nothing more; "" if practice follows."""
         finished, self.examples.ending = self.examples.ending, ""
-        asked = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
-        return "" if asked else finished
+        continues = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
+        return "" if continues else finished
 
     async def _go_back(self, examiner: Evaluator, work: RoundWork, target: int) -> RoundWork:
-        """What go_back() asked for; the round to work on next. What cannot be done changes nothing, and its caller hears why."""
+        """Do what go_back() asked for; returns the next round to work on. If it cannot be done, nothing changes, and the
+        caller learns why."""
         doing = "Going back to an earlier state"
         self.host.cancel.reset()
         try:
@@ -462,7 +468,7 @@ class Node:
             await self._finish(work)
             self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, doing))
             await self.host.call(self.store.go_back, target)
-        except Exception as error:  # whoever asked hears it; training goes on as it was
+        except Exception as error:  # the caller learns of it; training continues unchanged
             self._answer_back(f"{error}" or type(error).__name__)
             return work if work.round == self.rounds_done else RoundWork(self.rounds_done)
         finally:
@@ -472,7 +478,7 @@ class Node:
         self._evaluate_next = 0
         try:
             await self.store.tell()
-            # What it learned of the weights that gave way counts no more.
+            # What was learned about the replaced weights no longer counts.
             await self._guarded.open(self.store.rollbacks)
             if examiner.regular:
                 await self._owe_evaluation()
@@ -483,7 +489,7 @@ class Node:
         return RoundWork(self.rounds_done)
 
     def _answer_back(self, problem: str = "") -> None:
-        """Who asked to go back hears that it is done, or why not."""
+        """Tell the caller of go_back() that it is done, or why not."""
         if self._back is None:
             return
         (_, done), self._back = self._back, None
@@ -498,7 +504,7 @@ class Node:
             await self.examples.reconsider(context, self.rounds_done, others=self._guarded.taking)
 
     async def _may_work(self, context: RoundContext, work: RoundWork) -> bool:
-        """True when nothing is in the way. A pause begins with what was done on the disk, and free memory given back."""
+        """True if nothing is in the way. When a pause begins, unfinished work is saved to disk and free memory is given back."""
         paused_before = self.activity.state == "paused"
         if await self.run_control.may_work(self.rounds_done):
             return True
@@ -515,18 +521,18 @@ class Node:
         return False
 
     async def _leave(self, context: RoundContext, work: RoundWork) -> None:
-        """The end of a run: the round in flight is kept, the weights are saved; finished rounds are on the disk anyway."""
+        """The end of a run: the round in flight is kept and the weights are saved; finished rounds are on disk anyway."""
         try:
             await asyncio.to_thread(self.store.keep_in_flight, context, work)
-            if self.store.unsaved and not update_interrupted(work):  # the next start has the weights of before it
+            if self.store.unsaved and not update_interrupted(work):  # the next start has the weights before it
                 await self._save("stop", work)
         except (OSError, JournalError) as error:
-            said = f"No checkpoint at the end; finished rounds are in the log. {error}"
+            sentence = f"No checkpoint at the end; finished rounds are in the log. {error}"
             with contextlib.suppress(JournalError):
-                await self.run_control.log("error", said)
+                await self.run_control.log("error", sentence)
 
     async def _save(self, reason: str, work: RoundWork) -> None:
-        """A checkpoint, told of; a round that is in the weights is finished first. Raises OSError, JournalError."""
+        """Save and publish a checkpoint; a round that is in the weights is finished first. Raises OSError, JournalError."""
         await self._finish(work)
         self.bus.stream(self.activity.begin("checkpoint", self.rounds_done, "Saving"))
         await self.host.call(self.store.save, reason)
@@ -544,7 +550,8 @@ class Node:
         return self.guard
 
     async def _round(self, context: RoundContext, work: RoundWork) -> None:
-        """Its phases, as far as they are missing. It may have waited for days; others' groups may be switched off at any time."""
+        """Run the phases that are still missing. The round may have waited for days; external groups may be switched off at
+        any time."""
         if work.examples or self.examples.running(self.config):
             await self.examples.train(context, work)
             await self._finish(work)
@@ -565,7 +572,7 @@ class Node:
         await self._finish(work)
 
     async def _finish(self, work: RoundWork) -> None:
-        """Log and publish what a round leaves that is in the weights. What the disk refuses is done another time, and nothing
+        """Log and publish a round that is in the weights. If the disk refuses, it is retried later, and nothing is done
         twice. Raises OSError, JournalError."""
         if work.stats is not None and work.round == self.rounds_done and work.examples:
             done = self.examples.finished(work)
@@ -573,11 +580,17 @@ class Node:
             self.examples.trained(done)
             work.untold = (done,)
         elif work.stats is not None and work.round == self.rounds_done:
-            solved, wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
-            events = self.firsts.told(stamp_round(record_round(work, wanted, solved), time.time()), work.external or ())
+            solved, external_wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
+            events = self.firsts.told(
+                stamp_round(record_round(work, external_wanted, solved), time.time()), work.external or ()
+            )
             await asyncio.to_thread(self.store.finished, work, events, solved)
-            news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
-            work.untold = (*events, *([news] if news else []), *cut_off(work.completions or [], work.round))
+            swarm_update = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
+            work.untold = (
+                *events,
+                *([swarm_update] if swarm_update else []),
+                *cut_off(work.completions or [], work.round),
+            )
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
             if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:
@@ -606,6 +619,6 @@ class Node:
         self.bus.stream(self.activity.end(doing))
 
     def _evaluating(self, sentence: str) -> Callable[[float], None]:
-        """Begin the phase; what is returned tells of its progress."""
+        """Begin the phase; returns a function that publishes its progress."""
         self.bus.stream(self.activity.begin("evaluate", self.rounds_done, sentence))
         return lambda fraction: self.bus.stream(self.activity.progress(fraction, sentence))

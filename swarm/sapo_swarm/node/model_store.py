@@ -1,7 +1,8 @@
-"""A model on the disk, as the node works with it: opened and continued, saved when it is due, its finished rounds kept.
+"""A model on disk, as the node works with it: opened and continued, saved when due, its finished rounds logged.
 
-What a kill can take back is the round in flight: every finished round is in the update log before it is told of. Opening
-restores the newest intact checkpoint, takes the logged updates again, and makes the journal agree with what came of it."""
+A kill can lose only the round in flight: every finished round is in the update log before it is published. Opening restores
+the newest intact checkpoint, repeats the logged updates, and makes the journal agree with the result.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from sapo_swarm.sapo import tripwire
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9
-"""Checkpoints that are due by time alone write at most so much; the update log and the journal come on top."""
+"""Checkpoints that are due by time alone write at most this much; the update log and the journal come on top."""
 
 
 def checkpoint_due(config: RunConfig, size: int, since_s: float, rounds_since: int) -> bool:
@@ -53,15 +54,14 @@ def checkpoint_due(config: RunConfig, size: int, since_s: float, rounds_since: i
 Tell = Callable[[float, str], None]
 """Takes the fraction done and one sentence about it, from the engine's thread. May raise Cancelled."""
 Found = tuple[Path, CheckpointState]
-"""A checkpoint's folder, and what it says of itself."""
+"""A checkpoint's folder and its state."""
 
 
 @dataclass
 class ModelStore:
-    """folder: the model's own. weights: digest of those in memory when they were last on the disk, with their rounds and
-    rollbacks: the newest link of the chain. restored: they came back from so many rounds by a person's word, and nothing was
-    trained since; else -1. disk: bytes of the folder after the last save,
-    exports left out. clock: monotonic seconds."""
+    """folder: the model's own. weights: digest of those in memory when they were last on disk, with their rounds and
+    rollbacks: the newest link of the chain. restored: a person went back to the weights after this many rounds, and nothing
+    was trained since; else -1. disk: bytes of the folder after the last save, without exports. clock: monotonic seconds."""
 
     folder: Path
     config: RunConfig
@@ -87,19 +87,19 @@ class ModelStore:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def find(self) -> Found | None:
-        """The checkpoint to continue from, None for a fresh model. The engine stays as it is.
+        """The checkpoint to continue from, None for a fresh model. The engine is not changed.
 
-        Raises CheckpointCorrupt when nothing on the disk is intact, NoRoom when the disk budget is too small for the model.
+        Raises CheckpointCorrupt if nothing on disk is intact, NoRoom if the disk budget is too small for the model.
         """
-        found, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
+        newest, warnings = await asyncio.to_thread(self.checkpoints.newest_intact)
         await self.bus.publish(*[LogLine(level="warning", text=w) for w in warnings])
         await asyncio.to_thread(self.checkpoints.require_room, self.host.engine)
-        return found
+        return newest
 
     async def open(self, found: Found | None, tell: Tell) -> None:
-        """Continue from a checkpoint; a fresh model is saved as it is. Call tell() when the opening was announced.
+        """Continue from a checkpoint; a fresh model is saved as it is. Call self.tell() once the opening is announced.
 
-        Raises CheckpointCorrupt, NoRoom, OSError, and what tell raises: then the disk is as before.
+        Raises CheckpointCorrupt, NoRoom, OSError, and whatever `tell` raises; the disk is unchanged then.
         """
         engine = self.host.engine
         if found is None:
@@ -122,13 +122,14 @@ class ModelStore:
             self._continue_log(found[1])
 
     async def mend(self, work: RoundWork) -> RoundWork:
-        """The weights of before a round whose update is torn, and the round to go on with. Raises what find() and open() do."""
+        """Restore the weights from before a round whose update was interrupted; returns the round to continue with. Raises
+        what find() and open() raise."""
         await self.open(await self.find(), lambda *_: None)
         work.call = None
         return work if work.round == self.rounds_done else RoundWork(self.rounds_done)
 
     def _restore(self, engine: Engine, path: Path, state: CheckpointState, tell: Tell) -> list[LoggedUpdate]:
-        """The weights of a checkpoint, then the updates that followed it. In the engine's thread."""
+        """Load the weights of a checkpoint, then repeat the updates that followed it. In the engine's thread."""
         if engine.info.trainable:
             engine.restore(path / "engine")
         self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
@@ -144,7 +145,7 @@ class ModelStore:
         return updates
 
     async def _agree(self, path: Path, state: CheckpointState, redone: Sequence[LoggedUpdate]) -> None:
-        """Tell in the journal what is in the weights and not in it, and take back what is in it and not in the weights."""
+        """Add to the journal what is in the weights but not in it, and roll back what is in it but not in the weights."""
         last = await asyncio.to_thread(self.journal.last_round)
         events = [decode_event(line) for update in redone if update.round > last for line in update.events]
         if not redone and last < state.rounds_done - 1:  # format 1: killed between the checkpoint and the journal
@@ -162,11 +163,11 @@ class ModelStore:
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
             resume_log.delete_in_flight(self.folder)
-            said = (
+            sentence = (
                 f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
                 "ended: taken back in the history, training goes on from there."
             )
-            await self.bus.publish(LogLine(level="warning", text=said))
+            await self.bus.publish(LogLine(level="warning", text=sentence))
 
     def _continue_log(self, state: CheckpointState) -> None:
         self.log.start(ResumeHeader(state.rounds_done, self.weights, state.rollbacks))
@@ -177,7 +178,7 @@ class ModelStore:
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     def finished(self, work: RoundWork, events: Sequence[Event], solved: set[str]) -> None:
-        """A round is done: it is in the log before anybody is told. Raises OSError."""
+        """Log a finished round before anybody hears of it. Raises OSError."""
         call, lines = work.call, [encode_event(event) for event in events]
         batch, policy, seed = ([], None, 0) if call is None else (call.batch, call.policy, call.seed)
         self.log.append(make_logged_update(work.round, seed, policy, batch, lines, sorted(solved)))
@@ -186,24 +187,24 @@ class ModelStore:
             resume_log.delete_in_flight(self.folder)
 
     def keep_in_flight(self, context: RoundContext, work: RoundWork) -> None:
-        """The rollouts that the round has so far. Raises OSError."""
-        kept = in_flight(context, work) if work.round == self.rounds_done else None
-        if kept is not None:
-            resume_log.save_in_flight(self.folder, kept)
+        """Save the rollouts that the round has so far. Raises OSError."""
+        rollouts = in_flight(context, work) if work.round == self.rounds_done else None
+        if rollouts is not None:
+            resume_log.save_in_flight(self.folder, rollouts)
 
     async def in_flight(self, context: RoundContext) -> RoundWork:
-        """The next round, with the rollouts that were kept of it; those of other settings are dropped with a sentence."""
-        kept = await asyncio.to_thread(resume_log.load_in_flight, self.folder)
-        work = await restore_round(context, kept) if kept is not None and kept.round == self.rounds_done else None
-        if kept is None:
+        """The next round with its saved rollouts; those from other settings are dropped with a log line."""
+        saved = await asyncio.to_thread(resume_log.load_in_flight, self.folder)
+        work = await restore_round(context, saved) if saved is not None and saved.round == self.rounds_done else None
+        if saved is None:
             return RoundWork(self.rounds_done)
-        count = sum(bool(c.tokens) for question in kept.questions for c in question.completions)
+        count = sum(bool(c.tokens) for question in saved.questions for c in question.completions)
         if work is None:
             await asyncio.to_thread(resume_log.delete_in_flight, self.folder)
-            text = f"{count} begun rollouts of round {kept.round + 1} do not fit the settings of now and are left out."
+            text = f"{count} begun rollouts of round {saved.round + 1} do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
-        text = f"{count} rollouts of round {kept.round + 1} were kept and are used."
+        text = f"{count} rollouts of round {saved.round + 1} were kept and are used."
         await self.bus.publish(LogLine(level="info", text=text))
         return work
 
@@ -219,13 +220,13 @@ class ModelStore:
         return saved
 
     def _follow(self, saved: SavedCheckpoint) -> None:
-        """The weights in memory are those of this checkpoint. Raises OSError."""
+        """Note that the weights in memory are those of this checkpoint. Raises OSError."""
         self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
         self.disk = self.checkpoints.used()
         self.log.start(self._header())
 
     def _news_of(self, saved: SavedCheckpoint) -> list[Event]:
-        """What the journal tells of a checkpoint. Raises JournalError."""
+        """The journal's events for a checkpoint. Raises JournalError."""
         if saved.state.restored < 0:
             return [going_back.told_of(saved)]
         return going_back.told_afterwards(
@@ -233,50 +234,50 @@ class ModelStore:
         )
 
     def go_back(self, target: int) -> None:
-        """The weights after `target` rounds take the place of the present ones, which are saved before (see going_back). Call in
-        the engine's thread; tell() publishes it.
+        """Replace the current weights, which are saved first, by those after `target` rounds (see going_back). Call in the
+        engine's thread; tell() publishes it.
 
-        Raises CannotGoBack, NoRoom, OSError, JournalError, BackendError; then the weights are as before.
+        Raises CannotGoBack, NoRoom, OSError, JournalError, BackendError; the weights are unchanged then.
         """
         if self.unsaved:
             self.save(going_back.BEFORE)
         present = self.checkpoints.complete()[-1]
         saved = going_back.copy_state(self.checkpoints, target, present, read_state(present), sorted(self.solved))
         try:
-            news = self._news_of(saved)
+            events = self._news_of(saved)
             self.host.engine.restore(saved.path / "engine")
         except BaseException:
             shutil.rmtree(saved.path, ignore_errors=True)
             self.host.engine.restore(present / "engine")
             raise
         self.rounds_done, self.restored = saved.state.rounds_done, target
-        self._untold += news
+        self._untold += events
         with contextlib.suppress(OSError):
             resume_log.delete_in_flight(self.folder)
         self._follow(saved)
 
     def for_guard(self, _rounds_done: int, rollbacks: int) -> Path:
-        """The guard's word for saving: of a new best, or of older weights that are back (one more rollback)."""
+        """Save on the guard's request: a new best, or restored older weights (one more rollback)."""
         before = self.rollbacks
         if rollbacks == before:
             return self.save("evaluation").path
         self.rollbacks = rollbacks
         try:
             return self.save("rollback", self._of_pinned()).path
-        except BaseException:  # a full disk, say: it is tried again, and must not pass for an evaluation then
+        except BaseException:  # such as a full disk: it is retried, and must not pass for an evaluation then
             self.rollbacks = before
             raise
 
     def _of_pinned(self) -> str:
-        """The digest of the best checkpoint's weights, or of the newest before it."""
+        """The digest of the best checkpoint's weights, or of the newest one before it."""
         best = self.checkpoints.pinned[:1]
-        found = self.checkpoints.intact(best[0]) if best else None
-        if found is None:
+        checkpoint = self.checkpoints.intact(best[0]) if best else None
+        if checkpoint is None:
             return self.weights
-        return found[1].weights or weights_digest(found[1].digests, self.host.engine.optimizer_files)
+        return checkpoint[1].weights or weights_digest(checkpoint[1].digests, self.host.engine.optimizer_files)
 
     def due(self) -> bool:
-        """Time and rounds since the last checkpoint ask for another."""
+        """Whether enough time and rounds passed since the last checkpoint for another."""
         size = self.checkpoints.next_size(self.host.engine)
         return checkpoint_due(self.config, size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
 
@@ -286,11 +287,11 @@ class ModelStore:
         return self.rounds_done > self.saved_rounds
 
     async def tell(self) -> None:
-        """Publish the checkpoints that were written. Raises JournalError: then they are published another time."""
-        told = tuple(self._untold)
-        await self.bus.publish(*told)
-        del self._untold[: len(told)]
+        """Publish the checkpoints that were written. Raises JournalError; they are published later then."""
+        events = tuple(self._untold)
+        await self.bus.publish(*events)
+        del self._untold[: len(events)]
 
     def close(self) -> None:
-        """Let go of the update log."""
+        """Close the update log."""
         self.log.close()

@@ -1,4 +1,5 @@
-"""A round in flight as a file, and back: what a stop or a crash keeps of it, and whether it still fits the run."""
+"""The update log, and a round in flight as a file and back: what survives a stop or a crash, and whether it still fits the
+run."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import UNREADABLE, Group, Question, Sha256, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
-# What lies beside the checkpoints so that a stop or a kill takes back nothing that was finished.
+# What lies beside the checkpoints so that a stop or a kill loses nothing that was finished.
 #
-# The updates since the newest checkpoint, which are taken again: after-000123.log has a header that names the weights that
-# it starts from, then a record a round with everything that the engine's update got, and the round's events. A record is a
-# length, a CRC-32 and zstd-compressed msgpack; a torn one at the end is no record. Engines compute the same update again
-# from the same weights (bit-exact on CPU).
+# The updates since the newest checkpoint, which are repeated on opening: after-000123.log has a header that names the
+# weights it starts from, then one record per round with everything that the engine's update got, and the round's
+# events. A record is a length, a CRC-32 and zstd-compressed msgpack; a truncated record at the end is ignored. Engines
+# compute the same update again from the same weights (bit-exact on CPU).
 #
-# The rollouts of the round that is not done: in_flight.msgpack, written beside its name and renamed. It counts for the same
-# round under the same settings only (`belongs`).
+# The rollouts of the unfinished round: in_flight.msgpack, written beside its name and renamed. It is valid only for the
+# same round under the same settings (`restore_round`).
 
 _FRAME = struct.Struct("<II")
 LARGEST_RECORD = 256 * 2**20
@@ -47,7 +48,7 @@ class ResumeHeader(msgspec.Struct, frozen=True):
 
 
 class LoggedSample(msgspec.Struct, frozen=True, array_like=True):
-    """A TrainSample; prompt: its place among the record's prompts."""
+    """A TrainSample; prompt: its index among the record's prompts."""
 
     prompt: int
     completion: tuple[int, ...]
@@ -59,7 +60,7 @@ class LoggedSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoggedUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """One finished round. events: its stored events, encoded. policy: None where the engine trains nothing."""
+    """One finished round. events: its stored events, encoded. policy: None if the engine trains nothing."""
 
     round: int
     seed: int
@@ -117,18 +118,18 @@ class UpdateLog:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._torn: tuple[Path, int] | None = None
-        """A log that could not be opened again after a failed write, and how many of its bytes count."""
+        """Set while the log could not be reopened after a failed write: its path and how many of its bytes are valid."""
         self._header: ResumeHeader | None = None
         self._pack = zstandard.ZstdCompressor(level=LEVEL)
         self.written = 0
 
     def start(self, header: ResumeHeader) -> None:
-        """Follow another checkpoint from now on; older logs go. Raises OSError: then append() tries this again first."""
+        """Follow another checkpoint from now on; older logs are deleted. Raises OSError; append() then retries this first."""
         self._header = header
         self._begin(header)
 
     def _begin(self, header: ResumeHeader) -> None:
-        """A log with its header, or none at all: rounds behind no header would be read by nobody."""
+        """Write a log with its header, or none at all: nobody would read rounds without a header."""
         self.close()
         path = self._path(header.rounds_done)
         for old in self._folder.glob("after-*.log"):
@@ -141,7 +142,7 @@ class UpdateLog:
             raise
 
     def append(self, update: LoggedUpdate) -> None:
-        """Add a round; whole or, for who reads it after a kill, not at all. Raises OSError."""
+        """Add a round; a reader after a kill sees it whole or not at all. Raises OSError."""
         assert self._header is not None
         if self._torn is not None:
             self._reopen(*self._torn)
@@ -162,8 +163,8 @@ class UpdateLog:
         self.written += _FRAME.size + len(packed)
 
     def _take_back(self, start: int) -> None:
-        """A full disk: what is half written, here or in a buffer, must not hide what follows. On a disk that is away it is taken
-        back before the next record."""
+        """After a full disk: what is half written, here or in a buffer, must not hide what follows. On a disk that is away it
+        is truncated before the next record."""
         assert self._file is not None
         self._torn = Path(self._file.name), start
         with contextlib.suppress(OSError):
@@ -176,27 +177,27 @@ class UpdateLog:
         self._file, self._torn = path.open("ab"), None
 
     def read(self, header: ResumeHeader) -> list[LoggedUpdate]:
-        """Finished rounds that follow this checkpoint without a gap; none when the log belongs to other weights."""
+        """Finished rounds that follow this checkpoint without a gap; none if the log belongs to other weights."""
         records = _records(self._path(header.rounds_done))
         try:
             if msgspec.msgpack.decode(next(records, b""), type=ResumeHeader) != header:
                 return []
-            found: list[LoggedUpdate] = []
+            updates: list[LoggedUpdate] = []
             for plain in records:
                 update = msgspec.msgpack.decode(plain, type=LoggedUpdate)
-                if update.round != header.rounds_done + len(found):
+                if update.round != header.rounds_done + len(updates):
                     break
-                found.append(update)
+                updates.append(update)
         except UNREADABLE:
             return []
-        return found
+        return updates
 
     def bytes(self) -> int:
-        """Of the files on the disk."""
+        """Size of the files on disk."""
         return sum(path.stat().st_size for path in self._folder.glob("after-*.log"))
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Close the file; it stays on disk."""
         if self._file is not None:
             self._file.close()
             self._file = self._torn = None
@@ -206,7 +207,7 @@ class UpdateLog:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """Whole records in order, up to a torn or damaged one."""
+    """Whole records in order, up to a truncated or damaged one."""
     unpack = zstandard.ZstdDecompressor()
     try:
         with path.open("rb") as file:
@@ -225,8 +226,8 @@ LARGEST = 256 * 2**20
 
 
 class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """A question by its coordinates; the hash tells whether they still make the same one. completions: as far as sampled.
-    read_sha256: of the tokens that the model read; "" in files of older versions."""
+    """A question by its coordinates; the hash tells whether they still give the same question. completions: as far as
+    sampled. read_sha256: of the tokens that the model read; "" in files of older versions."""
 
     ref: TaskRef
     prompt_sha256: Sha256
@@ -235,9 +236,9 @@ class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """round: rounds done before it. belongs: fingerprint of all that decides what its rollouts are. external: groups of others
-    that were taken for it, None while none were asked for; taken: when, in Unix time, 0 in files of older versions. seconds:
-    worked on it, by phase."""
+    """round: rounds done before it. belongs: fingerprint of everything that determines its rollouts. external: external
+    groups that were taken for it, None while none were requested; taken: when, in Unix time, 0 in files of older versions.
+    seconds: worked on it, by phase."""
 
     round: int
     belongs: str
@@ -251,12 +252,12 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 def save_in_flight(folder: Path, work: InFlight) -> None:
-    """Write it; whole or not at all. Raises OSError."""
+    """Write the file, whole or not at all. Raises OSError."""
     write_atomically(folder / NAME, msgspec.msgpack.encode(work))
 
 
 def load_in_flight(folder: Path) -> InFlight | None:
-    """What was kept; None when there is nothing, or nothing that can be read."""
+    """The saved rollouts; None if there are none, or they cannot be read."""
     path = folder / NAME
     try:
         if path.stat().st_size > LARGEST:
@@ -267,19 +268,19 @@ def load_in_flight(folder: Path) -> InFlight | None:
 
 
 def delete_in_flight(folder: Path) -> None:
-    """The round is done, or will be sampled again."""
+    """Call when the round is done, or will be sampled again."""
     (folder / NAME).unlink(missing_ok=True)
 
 
-# A round in flight as a file, and back: which rollouts are kept over a stop, and whether they, and the groups of others that
-# were taken for it, still belong.
+# A round in flight as a file, and back: which rollouts survive a stop, and whether they and the external groups that
+# were taken for the round still fit.
 
 _DECIDES = ("tasks", "preset", "group_size", "local_groups", "external_groups", "max_new_tokens", "temperature", "seed")
-"""Settings that decide what the rollouts of a round are."""
+"""Settings that determine the rollouts of a round."""
 
 
 def rollout_fingerprint(context: RoundContext) -> str:
-    """SHA-256 of everything but the round and the weights that decides what a round's rollouts are."""
+    """SHA-256 of everything but the round and the weights that determines a round's rollouts."""
     info = context.host.engine.info
     parts = {name: getattr(context.config, name) for name in _DECIDES}
     parts |= (
@@ -297,7 +298,7 @@ def _sha256(prompt: list[int]) -> str:
 
 
 def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
-    """What is worth keeping of the round; None while nothing is sampled."""
+    """What is worth saving of the round; None while nothing is sampled."""
     rows = work.completions or work.partial
     if work.questions is None or not any(c.tokens for row in rows for c in row):
         return None
@@ -317,15 +318,15 @@ def in_flight(context: RoundContext, work: RoundWork) -> InFlight | None:
 
 
 async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | None:
-    """The round as it was, or None when settings, tasks or model are others now. Rewards are computed again."""
+    """The round as it was, or None if settings, tasks or model have changed. Rewards are computed again."""
     if kept.belongs != rollout_fingerprint(context):
         return None
-    found = await context.scorer.questions([q.ref for q in kept.questions])
+    questions = await context.scorer.questions([q.ref for q in kept.questions])
     size = context.config.group_size
     work = RoundWork(kept.round, external=kept.external, taken=kept.taken, seconds=dict(kept.seconds))
     work.bytes_sent, work.bytes_received = kept.bytes_sent, kept.bytes_received
     work.questions = []
-    for question, was in zip(found, kept.questions, strict=True):
+    for question, was in zip(questions, kept.questions, strict=True):
         same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
         sized = sizes_adapt(context.config) or len(was.completions) == size
         if not isinstance(question, Question) or not same or not sized:
@@ -340,19 +341,21 @@ async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | No
 
 
 def update_interrupted(work: RoundWork) -> bool:
-    """Its update of several steps failed on the way: the weights may hold a part of it."""
+    """Its update of several steps failed midway: the weights may hold a part of it."""
     if work.call is None or work.stats is not None:
         return False
     return work.call.policy.epochs * work.call.policy.minibatches > 1
 
 
 def external_expired(work: RoundWork, now: float) -> bool:
-    """The groups of others wait for longer than a pool would have kept them. now: Unix time; a clock that was set back counts."""
+    """Its external groups have waited longer than a pool would have kept them. now: Unix time; a clock that was set back
+    counts as expiry."""
     return not 0 <= now - work.taken <= GROUP_LIFE_S
 
 
 def drop_external(work: RoundWork) -> None:
-    """What is not in the weights yet is trained without the groups of others, and without what a stage made of them."""
+    """Unless the round is in the weights already, it is trained without external groups, and without what a stage made of
+    them."""
     if work.external and work.stats is None:
         work.external, work.staged = (), False
         work.steps, work.stage_samples, work.stage_groups, work.figures = [], [], [], {}

@@ -17,12 +17,13 @@ from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import STRICT, EpisodeTurn, Group, Question, RewardRule, Rollout, TaskRef
 
-# Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a mask.
+# Episodes as completions: the model's turns and the environment's answers between them, in one row of tokens with a
+# mask.
 #
-# Everything about an episode follows from its tokens, so an interrupted one is continued from what is kept.
+# An episode's whole state follows from its tokens, so an interrupted one continues from what was kept.
 
 Episode = tuple[TaskRef, Sequence[int], Completion]
-"""Where it comes from, its prompt, and its tokens so far."""
+"""The question it belongs to, its prompt, and its tokens so far."""
 Place = tuple[int, int]
 """(prompt, completion) of a table of completions."""
 
@@ -33,7 +34,7 @@ def prompt_ids(tokenizer: Tokenizer, scorer: Scorer, question: Question) -> list
 
 
 def turn_length(completion: Completion) -> int:
-    """Tokens that the model wrote since the environment last answered."""
+    """Tokens that the model has written since the environment last answered."""
     if completion.loss_mask is None:
         return len(completion.tokens)
     mask = completion.loss_mask
@@ -41,7 +42,7 @@ def turn_length(completion: Completion) -> int:
 
 
 def turns_before(completion: Completion) -> int:
-    """How many answers of the environment it holds."""
+    """The number of environment answers it holds."""
     return sum(not sampled for sampled, _ in groupby(completion.loss_mask or ()))
 
 
@@ -56,40 +57,45 @@ def model_turns(tokenizer: Tokenizer, completion: Completion) -> tuple[str, ...]
 async def score_answers(
     engine: Engine, scorer: Scorer, episodes: Sequence[Episode], limits: Sequence[int]
 ) -> list[tuple[Completion, bool]]:
-    """Each episode with the environment's answer to its last turn, and whether it is over. limits: tokens of a turn of each.
+    """Each episode with the environment's answer to its last turn, and whether it is over. limits: tokens per turn of each.
 
-    An episode is over, too, where prompt, turns and another one as long exceed the model's context.
+    An episode is also over if prompt, turns and one more turn of full length exceed the model's context.
     """
     tokenizer = engine.tokenizer
     steps = await scorer.play([(ref, model_turns(tokenizer, c)) for ref, _, c in episodes]) if episodes else []
-    found = []
-    for (_, prompt, completion), step, most in zip(episodes, steps, limits, strict=True):
+    extended = []
+    for (_, prompt, completion), step, limit in zip(episodes, steps, limits, strict=True):
         longer = None if step.over else _extended(tokenizer, completion, step)
-        room = engine.info.context_length - len(prompt) - most
+        room = engine.info.context_length - len(prompt) - limit
         fits = longer is not None and len(longer.tokens) <= room
-        found.append((longer, False) if longer is not None and fits else (completion, True))
-    return found
+        extended.append((longer, False) if longer is not None and fits else (completion, True))
+    return extended
 
 
 def _extended(tokenizer: Tokenizer, completion: Completion, step: EpisodeStep) -> Completion:
-    """The turn up to the end of its tool call, and the answer behind it: context that carries no loss."""
+    """The turn up to the end of its tool call, followed by the answer: context that carries no loss."""
     start = len(completion.tokens) - turn_length(completion)
-    kept = _cut(tokenizer, completion.tokens, start, step.cut)
-    said = tokenizer.encode_reply(step.replies[-1])
-    if kept and completion.tokens[kept - 1] in tokenizer.eos_ids and said and said[0] in tokenizer.eos_ids:
-        said = said[1:]  # the model ended its turn itself
+    kept_tokens = _cut(tokenizer, completion.tokens, start, step.cut)
+    reply = tokenizer.encode_reply(step.replies[-1])
+    if (
+        kept_tokens
+        and completion.tokens[kept_tokens - 1] in tokenizer.eos_ids
+        and reply
+        and reply[0] in tokenizer.eos_ids
+    ):
+        reply = reply[1:]  # the model ended its turn itself
     mask = completion.loss_mask or (True,) * len(completion.tokens)
     return Completion(
-        (*completion.tokens[:kept], *said),
-        (*completion.logprobs[:kept], *(0.0 for _ in said)),
+        (*completion.tokens[:kept_tokens], *reply),
+        (*completion.logprobs[:kept_tokens], *(0.0 for _ in reply)),
         "length",
-        (*mask[:kept], *(False for _ in said)),
+        (*mask[:kept_tokens], *(False for _ in reply)),
     )
 
 
 def _cut(tokenizer: Tokenizer, tokens: TokenIds, start: int, characters: int) -> int:
-    """How many tokens there are up to the one that brings the last turn to so many characters; all, where only the end of
-    the turn is behind it."""
+    """How many tokens to keep so that the last turn has at least this many characters; all, if only the end of the turn
+    follows."""
     whole = tokenizer.decode(tokens[start:])
     if characters >= len(whole):
         return len(tokens)
@@ -109,16 +115,16 @@ async def score_episodes(
     groups: Sequence[tuple[TaskRef, Sequence[Completion]]],
     rule: RewardRule = STRICT,
 ) -> list[tuple[ScoredTexts, list[tuple[EpisodeTurn, ...]]]]:
-    """Rewards of episodes that are over, and their turns as text; by group. Raises ScorerUnavailable."""
+    """Rewards of finished episodes, and their turns as text; by group. Raises ScorerUnavailable."""
     written = [[model_turns(tokenizer, c) for c in completions] for _, completions in groups]
     flat = [(ref, turns) for (ref, _), group in zip(groups, written, strict=True) for turns in group]
     steps = iter(await scorer.play(flat, final=True, rule=rule))
-    found = []
+    results = []
     for group in written:
         ends = [next(steps) for _ in group]
         scored = ScoredTexts(tuple(step.reward for step in ends), tuple(step.well_formed for step in ends))
-        found.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
-    return found
+        results.append((scored, [_woven(turns, step.replies) for turns, step in zip(group, ends, strict=True)]))
+    return results
 
 
 def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[EpisodeTurn, ...]:
@@ -131,7 +137,7 @@ def _woven(written: Sequence[str], replies: Sequence[str]) -> tuple[EpisodeTurn,
 
 
 def encode_rollout(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, ...], tuple[bool, ...] | None]:
-    """Tokens and loss mask of a rollout that is known by its text: of a replayed one, or another node's."""
+    """Tokens and loss mask of a rollout known only by its text: a replayed one, or another node's."""
     end = (tokenizer.eot_id,) if rollout.finish == "stop" else ()
     if not rollout.turns:
         return (*tokenizer.encode_text(rollout.text), *end), None
@@ -151,8 +157,8 @@ async def score_completions(
     completions: Sequence[Sequence[Completion]],
     rule: RewardRule = STRICT,
 ) -> list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]]:
-    """Of each question, by completion: the rewards, what the model wrote, and the turns of an episode (none of others). Episodes
-    are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
+    """For each question, by completion: the rewards, what the model wrote, and the turns of an episode (empty for others).
+    Episodes are judged by their environment, the others by their verifier. Raises ScorerUnavailable."""
     both = list(zip(questions, completions, strict=True))
     episodes = [(q.ref, group) for q, group in both if library.max_episode_turns(q.ref)]
     single = [
@@ -162,7 +168,7 @@ async def score_completions(
     ]
     played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
-    found: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
+    results: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
     for question in questions:
         if library.max_episode_turns(question.ref):
             scored, turns = next(played)
@@ -170,8 +176,8 @@ async def score_completions(
         else:
             (_, texts), scored = next(read)
             turns = [()] * len(texts)
-        found.append((scored, texts, turns))
-    return found
+        results.append((scored, texts, turns))
+    return results
 
 
 async def score_local_groups(
@@ -182,17 +188,17 @@ async def score_local_groups(
     rule: RewardRule,
     label: str,
 ) -> list[tuple[Group, int]]:
-    """Each question as a group of this node, with how many of its rollouts hold an answer. label: of the model. Raises
+    """Each question as a group of this node, and how many of its rollouts hold an answer. label: of the model. Raises
     ScorerUnavailable."""
-    found = []
+    groups = []
     said = await score_completions(tokenizer, scorer, questions, completions, rule)
     for question, group, (scored, texts, turns) in zip(questions, completions, said, strict=True):
         rollouts = tuple(
             Rollout(text, c.finish, reward, c.sampled, place in scored.shortcut, episode)
             for place, (text, c, reward, episode) in enumerate(zip(texts, group, scored.rewards, turns, strict=True))
         )
-        found.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
-    return found
+        groups.append((Group(question, rollouts, model=label), sum(scored.well_formed)))
+    return groups
 
 
 async def answer_turns(
@@ -204,8 +210,8 @@ async def answer_turns(
     over: set[Place],
     limits: Sequence[int],
 ) -> bool:
-    """What the environments say to the turns that ended goes into the table; False when no turn is to follow. over: episodes to
-    which nothing is to be said. limits: tokens of a turn of each question."""
+    """Add the environments' answers to turns that ended to the table; returns False if no turn is to follow. over: episodes
+    that get no further answer. limits: tokens per turn of each question."""
     places = [
         (i, j)
         for i, question in enumerate(questions)
@@ -214,32 +220,32 @@ async def answer_turns(
         if (i, j) not in over
     ]
     episodes = [(questions[i].ref, prompts[i], table[i][j]) for i, j in places]
-    found = await score_answers(engine, scorer, episodes, [limits[i] for i, _ in places])
-    for (i, j), (completion, last) in zip(places, found, strict=True):
+    answers = await score_answers(engine, scorer, episodes, [limits[i] for i, _ in places])
+    for (i, j), (completion, last) in zip(places, answers, strict=True):
         table[i][j] = completion
         if last:
             over.add((i, j))
-    return not all(last for _, last in found)
+    return not all(last for _, last in answers)
 
 
-# Completions of prompts, sampled call by call: a table that an interruption loses nothing of.
+# Completions of prompts, sampled call by call into a table, so that an interruption loses nothing.
 #
-# Ended completions stay, begun ones are continued. Every completion has random numbers of its own (RowSeed), so that it does
-# not matter when it is sampled, beside which others, or in how many pieces.
+# Finished completions stay, unfinished ones are continued. Every completion has its own random numbers (RowSeed), so
+# that it does not matter when it is sampled, beside which others, or in how many pieces.
 
 NOTHING = Completion((), (), "length")
 Table = list[list[Completion]]
-"""table[i][j]: completion j of prompt i, as far as it is sampled."""
+"""table[i][j]: completion j of prompt i, as far as it has been sampled."""
 
 
 def is_turn_over(completion: Completion, most: int) -> bool:
-    """Nothing is to be added to its turn."""
+    """Nothing more is to be added to its turn."""
     return completion.finish == "stop" or turn_length(completion) >= most
 
 
 def next_call(table: Table, most: Sequence[int], portion: BatchSizer) -> list[Place]:
-    """The completions to work on next, all of them begun or none, with one limit: those that are furthest first. Empty when all
-    are there. most: tokens of a turn of each prompt."""
+    """The completions to work on next, all with one limit and either all started or all new: the longest first. Empty when
+    all are complete. most: tokens per turn of each prompt."""
     open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not is_turn_over(c, most[i])]
     if not open_rows:
         return []
@@ -268,7 +274,7 @@ async def extend_completions(
     seeds: Sequence[RowSeed],
     on_tokens: Callable[[int, int], None],
 ) -> None:
-    """Add to these completions; what is there when it is interrupted is added too. sampling: of what is still missing.
+    """Extend these completions; what is there at an interruption is added too. sampling: for what is still missing.
 
     Raises Cancelled, BackendError.
     """
@@ -281,7 +287,7 @@ async def extend_completions(
     else:
         asked = [[*prompts[i], *table[i][j].tokens] for i, j in call]
     try:
-        found = await host.call(
+        completions = await host.call(
             host.engine.generate, asked, size if grouped else 1, sampling, seeds, host.cancel, on_tokens
         )
     except Cancelled as stopped:
@@ -291,7 +297,7 @@ async def extend_completions(
     except OutOfMemory:
         portion.refused(len(call))
         raise
-    _add(table, call, [c for group in found for c in group])
+    _add(table, call, [c for group in completions for c in group])
     portion.completed(len(call))
 
 

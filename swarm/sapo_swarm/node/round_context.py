@@ -32,7 +32,7 @@ _SMOOTH = 0.3
 
 @dataclass
 class NodeActivity:
-    """Mutable picture of the present. Written on the event loop only."""
+    """Mutable: what the node is doing now. Written on the event loop only."""
 
     clock: Callable[[], float] = time.monotonic
     state: State = "starting"
@@ -47,7 +47,7 @@ class NodeActivity:
     _typical: dict[str, float] = field(default_factory=dict)
 
     def begin(self, phase: PhaseName, round_number: int, detail: str) -> Phase:
-        """The event with which a phase begins."""
+        """Begin a phase; returns its event."""
         self.phase, self.round, self._phase_began = phase, round_number, self.clock()
         return self.progress(0.0, detail)
 
@@ -64,7 +64,7 @@ class NodeActivity:
         return Phase(round=self.round, phase=self.phase, fraction=fraction, eta_s=self.eta_s, detail=detail)
 
     def end(self, detail: str) -> Phase:
-        """The event with which the phase is done; how long it took goes into later estimates."""
+        """End the phase; returns its event, and the duration goes into later estimates."""
         assert self.phase is not None
         took = self.clock() - self._phase_began
         before = self._typical.get(self.phase, took)
@@ -75,15 +75,15 @@ class NodeActivity:
 
 
 def sizes_adapt(config: RunConfig) -> bool:
-    """Group sizes follow the success rates: of a node alone, for a swarm's groups are all of one size."""
+    """Group sizes follow the success rates: only for a node alone, since a swarm's groups are all of one size."""
     return config.group_sizes == "adaptive" and not config.external_groups
 
 
 class ReplayBuffer(msgspec.Struct):
-    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
-    asked: questions of others that a stage attempted, the newest last.
+    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved. asked:
+    other nodes' questions that a stage attempted, the newest last.
 
-    Each is filled only where a setting uses it.
+    Each is filled only if a setting uses it.
     """
 
     replay: list[ReplayEntry] = []
@@ -91,7 +91,7 @@ class ReplayBuffer(msgspec.Struct):
     asked: list[TaskRef] = []
 
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
-        """Take in the local groups of a round, once."""
+        """Add the local groups of a round, once."""
         if needs_replay_buffer(config):
             self.replay = training_batch.update_replay_entries(
                 self.replay, round_number, groups, config.replay_half_life
@@ -101,15 +101,15 @@ class ReplayBuffer(msgspec.Struct):
 
 
 def needs_replay_buffer(config: RunConfig) -> bool:
-    """Own successes are needed again: for replay, or for a stage that has no others to take from."""
+    """Own successes are needed again: for replay, or for a stage that has no others' to use."""
     return bool(config.replay_groups) or (
         config.stage in ("relay", "relay_start", "retry") and not config.external_groups
     )
 
 
 def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
-    """The memory after so many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a task
-    that the run has no more may be gone. Raises JournalError."""
+    """The buffer after this many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a
+    task that is no longer in the run may be gone. Raises JournalError."""
     memory = ReplayBuffer()
     if not needs_replay_buffer(config) and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
@@ -129,27 +129,27 @@ SHRINK = 4
 
 
 class BatchSizer:
-    """Rows in one call of the engine; 0 = all. A call that is interrupted makes the next ones smaller, one that comes to its
-    end makes them larger again: an undisturbed node never works in small batches. most: rows for which there is memory."""
+    """Rows in one call of the engine; 0 = all. An interrupted call makes the next ones smaller, a completed one makes them
+    larger again: an undisturbed node never works in small batches. most: rows that fit into memory."""
 
     def __init__(self, most: int = 0) -> None:
         self.rows, self.most = 0, most
 
     def interrupted(self, rows: int) -> None:
-        """A call with so many rows was cancelled. What it had is kept, but to continue a completion its text has to be read
-        again, which takes time before the first new token: with fewer rows less."""
+        """A call with this many rows was cancelled. Its tokens are kept, but continuing a completion means processing its
+        text again before the first new token; with fewer rows that costs less."""
         self.rows = max(1, rows // SHRINK)
 
     def refused(self, rows: int) -> None:
-        """There was no memory for so many rows: half of them from now on."""
+        """There was no memory for this many rows: use half of them from now on."""
         self.most = max(1, rows // 2)
 
     def completed(self, rows: int) -> None:
-        """A call with so many rows came to its end."""
+        """A call with this many rows completed."""
         self.rows = 0 if not self.rows or rows < self.rows else 2 * self.rows
 
     def of(self, rows: int) -> int:
-        """Rows of the next call when so many are left."""
+        """Rows of the next call when this many are left."""
         return min(rows, self.rows or rows, self.most or rows)
 
 
@@ -159,7 +159,7 @@ _PROGRESS_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class UpdateCall:
-    """What the engine's update of a round gets: enough to take the same step again."""
+    """Input of the engine's update in a round: enough to take the same step again."""
 
     batch: Sequence[TrainSample]
     policy: PolicyUpdate
@@ -169,7 +169,7 @@ class UpdateCall:
 @dataclass
 class StageStep:
     """Mutable: prompts of a stage and the work on them; once they are rewarded, the groups with their completions, which
-    begin as their prompts ask."""
+    begin as the prompts demand."""
 
     prompts: tuple[StagePrompt, ...]
     work: RoundWork
@@ -179,14 +179,14 @@ class StageStep:
 
 @dataclass
 class RoundWork:
-    """Mutable on purpose: one object lives for one round.
+    """Mutable on purpose: one object per round.
 
-    questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions as far as they are sampled,
-    while completions is None; over: places (question, completion) of episodes that no further turn follows. taken: when
-    the external groups were, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of
-    earlier rounds that the update used besides `trained`. steps, staged: of the run's stage, whether it is over;
-    stage_samples: what it adds to the update; stage_groups: its groups, with advantages; figures: its counts. untold:
-    events of the finished round that are not in the journal yet. examples: verified texts of the update, in a round of them.
+    questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions sampled so far, while completions
+    is None; over: positions (question, completion) of episodes without a further turn. taken: when the external groups were
+    taken, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of earlier rounds that the
+    update used besides `trained`. steps, staged: of the run's stage, and whether it is over; stage_samples: its samples for
+    the update; stage_groups: its groups, with advantages; figures: its counts. untold: events of the finished round that are
+    not in the journal yet. examples: verified texts of the update, in an example round.
     """
 
     round: int
@@ -217,7 +217,7 @@ class RoundWork:
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:
-        """Adds the time spent inside to the phase's seconds."""
+        """Add the time spent inside to the phase's seconds."""
         start = time.perf_counter()
         try:
             yield
@@ -226,7 +226,7 @@ class RoundWork:
 
     @contextmanager
     def judging(self, judge: RubricJudge | None) -> Iterator[None]:
-        """Adds what the judge reads and writes inside to judge_tokens."""
+        """Add what the judge reads and writes inside to judge_tokens."""
         before = judge.tokens if judge else 0
         try:
             yield
@@ -236,12 +236,12 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What a round works with; stays the same over a run. stream takes ephemeral events on the event loop.
+    """What a round works with; constant over a run. stream takes ephemeral events on the event loop.
 
-    per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far.
-    memory: local groups of earlier rounds, for replay and the curriculum.
-    excluded: hashes of prompts that are not to be trained on (node.evaluation.held_out_exclusion). portion: how much is
-    sampled at once. examples_rounds: rounds before the first one of practice.
+    per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far. memory: local
+    groups of earlier rounds, for replay and the curriculum. excluded: hashes of prompts that must not be trained on
+    (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: rounds before the first one
+    of practice.
     """
 
     config: RunConfig
@@ -268,24 +268,24 @@ class RoundContext:
         return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
 
     def group_sizes(self, work: RoundWork) -> list[int]:
-        """How many completions of each prompt of the round."""
-        usual, known = self.config.group_size, self.memory.difficulty
+        """How many completions each prompt of the round gets."""
+        usual, posteriors = self.config.group_size, self.memory.difficulty
         if work.questions is None or not sizes_adapt(self.config):
             return [usual] * len(work.prompts)
         names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
-        return group_sizes([known.get(name, SuccessPosterior()) for name in names], usual)
+        return group_sizes([posteriors.get(name, SuccessPosterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
-        """Tell that a phase begins."""
+        """Publish that a phase begins."""
         self.stream(self.activity.begin(phase, work.round, detail))
 
     def end(self) -> None:
-        """Tell that the phase is done."""
+        """Publish that the phase is done."""
         self.stream(self.activity.end(self.activity.sentence))
 
     def from_thread(self, describe: Callable[..., tuple[float, str]]) -> Callable[..., None]:
-        """A progress callback for the engine's thread that reaches the event loop at most every _PROGRESS_S seconds, and
-        rests there where the duty asks for it."""
+        """A progress callback for the engine's thread. It reaches the event loop at most every _PROGRESS_S seconds, and rests
+        there if the duty asks for it."""
         loop, last = asyncio.get_running_loop(), [0.0]
 
         def report(*numbers: float) -> None:

@@ -50,13 +50,13 @@ from sapo_swarm.tasks.catalogue import (
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Group, Question, TaskRef, finite_or_none
 
-# The phases of one round (SAPO, Algorithm 1) up to its update, which is in training.py: plan, generate, score, exchange.
+# The phases of one round (SAPO, Algorithm 1): plan, generate, score, exchange, stage, update, record.
 #
-# Each looks at the work so far and does only what is missing. What a round works on is a pure function of who and when. An
-# interruption loses nothing: ended completions stay, begun ones are continued. Every completion has random numbers of its
-# own (RowSeed), so that it does not matter when it is sampled, beside which others, or in how many pieces. On an engine
-# whose logits do not depend on the batch (the fake one) an interrupted round is that of an undisturbed run, bit for bit; on
-# others a token can differ where two computations of the same logits round differently.
+# Each looks at the work so far and does only what is missing. What a round works on is a pure function of node and
+# round. An interruption loses nothing: finished completions stay, unfinished ones are continued. Every completion has
+# its own random numbers (RowSeed), so that it does not matter when it is sampled, beside which others, or in how many
+# pieces. On an engine whose logits do not depend on the batch (the fake one) an interrupted round equals that of an
+# undisturbed run bit for bit; on others a token can differ where two computations of the same logits round differently.
 
 
 def round_seed(node_key: str, seed: int, round_number: int, purpose: str) -> int:
@@ -75,8 +75,8 @@ def candidate_refs(
     round_number: int,
     posteriors: Mapping[str, SuccessPosterior] = NO_EVIDENCE,
 ) -> Iterator[TaskRef]:
-    """Endless fresh questions of a round: tasks sampled uniformly with replacement (SAPO, section 5), or by the posteriors
-    of their success rates where config.curriculum says so.
+    """Endless fresh questions of a round: tasks sampled uniformly with replacement (SAPO, section 5), or by the posteriors of
+    their success rates if config.curriculum says so.
 
     More than local_groups are available because some coordinates regenerate nothing.
     """
@@ -108,9 +108,10 @@ def task_preset_pairs(config: RunConfig) -> list[tuple[str, str]]:
 
 
 async def generate_groups(context: RoundContext, work: RoundWork) -> None:
-    """Sample the completions of every prompt in the engine's thread, or what of them is missing. Raises Cancelled.
+    """Sample the missing completions of every prompt in the engine's thread. Raises Cancelled.
 
-    Those of an environment are continued turn by turn: all rows of a turn generate together, then the environment answers each.
+    Those of an environment are continued turn by turn: all rows of a turn generate together, then the environment answers
+    each.
     """
     if work.completions is not None:
         return
@@ -119,12 +120,12 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     with work.timed("generate"):
         if not work.partial:
             work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
-        most = token_limits(context, work)
+        limits = token_limits(context, work)
         while True:
-            while call := next_call(work.partial, most, context.portion):
+            while call := next_call(work.partial, limits, context.portion):
                 await _sample(context, work, call)
             if not await answer_turns(
-                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, most
+                context.host.engine, context.scorer, work.questions, work.prompts, work.partial, work.over, limits
             ):
                 break
     work.completions = work.partial
@@ -132,14 +133,14 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
 
 
 def token_limits(context: RoundContext, work: RoundWork) -> list[int]:
-    """The most tokens of a completion of each prompt."""
+    """Token limit of a completion of each prompt."""
     assert work.questions is not None
     by_task = {task: new_tokens(context.config, task) for task in {q.ref.dataset for q in work.questions}}
     return [by_task[q.ref.dataset] for q in work.questions]
 
 
 async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place]) -> None:
-    """Add to these completions; what is there when it is interrupted is added too."""
+    """Extend these completions; what is there at an interruption is added too."""
     i, j = call[0]
     seed = round_seed(context.node_key, context.config.seed, work.round, "generate")
     first = [0, *itertools.accumulate(len(row) for row in work.partial)]
@@ -152,25 +153,25 @@ async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place])
 
 def _detail(context: RoundContext, work: RoundWork) -> str:
     total = sum(map(len, work.partial)) or len(work.prompts) * context.config.group_size
-    kept = _ended(work, token_limits(context, work))
+    ended = _ended(work, token_limits(context, work))
     return (
         f"Generating {total} rollouts"
-        if not kept
-        else f"Generating {total - kept} rollouts, {kept} of {total} are kept"
+        if not ended
+        else f"Generating {total - ended} rollouts, {ended} of {total} are kept"
     )
 
 
 def _ended(work: RoundWork, most: Sequence[int]) -> int:
-    """Completions that are ended; none before the first call."""
+    """Number of finished completions; 0 before the first call."""
     return sum(is_turn_over(c, limit) for row, limit in zip(work.partial, most, strict=False) for c in row)
 
 
 def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tuple[float, str]]:
-    """Progress of one call as progress of the whole phase."""
-    total, most = sum(map(len, work.partial)), token_limits(context, work)
-    kept = [c for row in work.partial for c in row]
-    before, tokens_before = _ended(work, most), sum(turn_length(c) for c in kept)
-    whole = sum(limit * len(row) for limit, row in zip(most, work.partial, strict=True))
+    """Maps progress of one call to progress of the whole phase."""
+    total, limits = sum(map(len, work.partial)), token_limits(context, work)
+    completions = [c for row in work.partial for c in row]
+    before, tokens_before = _ended(work, limits), sum(turn_length(c) for c in completions)
+    whole = sum(limit * len(row) for limit, row in zip(limits, work.partial, strict=True))
     start = time.perf_counter()
 
     def describe(finished: int, tokens: int) -> tuple[float, str]:
@@ -183,9 +184,10 @@ def _describe(context: RoundContext, work: RoundWork) -> Callable[[int, int], tu
 
 
 TRIES = 64
-"""References tried for a question of a round, on average: more than that, and the round is given up;"""
+"""References tried per question of a round, on average; beyond that the round is given up;"""
 HOPELESS = 8
-"""so it is after these where none was of use (but not before TRIES), so that nobody waits for minutes to be told."""
+"""it is also given up if this many per question were all useless (but not before TRIES), so that nobody waits minutes for the
+error."""
 
 
 class NoQuestions(Exception):
@@ -197,23 +199,23 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    wanted = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
-    context.begin(work, "questions", f"Sampling {wanted} questions")
-    found: list[tuple[Question, list[int]]] = []
+    goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    context.begin(work, "questions", f"Sampling {goal} questions")
+    sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
     room, tokenizer = context.host.engine.info.context_length, context.host.engine.tokenizer
     with work.timed("questions"):
         refs = candidate_refs(config, context.node_key, context.swarm, work.round, context.memory.difficulty)
-        while len(found) < wanted:
-            tried = len(found) + left_out.total()
-            if tried >= (TRIES * wanted if found else max(HOPELESS * wanted, TRIES)):
+        while len(sampled) < goal:
+            tried = len(sampled) + left_out.total()
+            if tried >= (TRIES * goal if sampled else max(HOPELESS * goal, TRIES)):
                 raise NoQuestions(
-                    f"Only {len(found)} of {wanted} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
+                    f"Only {len(sampled)} of {goal} questions could be sampled from tasks {', '.join(config.tasks)} with preset "
                     f"{config.preset!r}. Of {tried} that were tried "
                     f"{', '.join(f'{count} {why}' for why, count in left_out.items())}. {reason}"
                     "Choose other tasks, another preset or a smaller max_new_tokens."
                 )
-            for question in await context.scorer.questions(list(itertools.islice(refs, wanted - len(found)))):
+            for question in await context.scorer.questions(list(itertools.islice(refs, goal - len(sampled)))):
                 if not isinstance(question, Question):
                     left_out["could not be made"] += 1
                     reason = f"The last that could not: {question.reason} "
@@ -222,9 +224,9 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
                 elif len(ids := prompt_ids(tokenizer, context.scorer, question)) + config.max_new_tokens > room:
                     left_out[f"do not fit into {room} tokens beside an answer of {config.max_new_tokens}"] += 1
                 else:
-                    found.append((question, ids))
-    work.prompts = [ids for _, ids in found]
-    work.questions = [q for q, _ in found]
+                    sampled.append((question, ids))
+    work.prompts = [ids for _, ids in sampled]
+    work.questions = [q for q, _ in sampled]
     context.end()
 
 
@@ -237,17 +239,17 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
     context.begin(work, "score", "Scoring")
     rule, label = context.config.reward_rule, context.model_label
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await score_local_groups(
+        scored = await score_local_groups(
             context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
         )
-    work.local = [group for group, _ in found]
-    work.well_formed = sum(formed for _, formed in found)
+    work.local = [group for group, _ in scored]
+    work.well_formed = sum(formed for _, formed in scored)
     context.memory.observe(context.config, work.round, work.local)
     context.end()
 
 
 async def share_groups(context: RoundContext, work: RoundWork) -> None:
-    """Share local groups and fetch external ones (nothing in silo)."""
+    """Share local groups and fetch external ones (nothing for a node alone)."""
     if work.external is not None:
         return
     assert work.local is not None
@@ -264,16 +266,17 @@ async def share_groups(context: RoundContext, work: RoundWork) -> None:
 
 # The stage of a round (sapo_swarm.sapo.stages): generates with its prompts, scores, and makes samples for the update.
 #
-# Text of others enters a prompt here. It has passed the receiver (signature, own verifier, likelihood, phrases), goes through
-# safe_text, is cut, and the tokenizer never makes a control token of it. What was written behind such text is trained on
-# without it only where this node's policy could have written it unaided (the receiver's log-probability floor).
+# External text enters a prompt here. It has passed the receiver (signature, own verifier, likelihood, phrases), goes
+# through safe_text and is cut, and the tokenizer never makes a control token of it. A completion that followed such
+# text is trained on without it only if this node's policy could have written it unaided (the receiver's log-probability
+# floor).
 
 ASKED = 4096
-"""Questions of others that a node remembers having attempted."""
+"""Other nodes' questions that a node remembers having attempted."""
 
 
 async def run_stage(context: RoundContext, work: RoundWork) -> None:
-    """Everything the run's stage asks for, as far as it is missing; nothing where the run has none. Raises Cancelled."""
+    """Everything the run's stage asks for that is still missing; nothing if the run has no stage. Raises Cancelled."""
     config = context.config
     if config.stage == "none" or work.staged or context.host.engine.info.trainable == 0:
         return
@@ -282,10 +285,10 @@ async def run_stage(context: RoundContext, work: RoundWork) -> None:
     while True:
         answered = [a for step in work.steps for a in step.answered or ()]
         if not work.steps or work.steps[-1].answered is not None:
-            wanted = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
-            if not wanted:
+            stage_prompts = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
+            if not stage_prompts:
                 break
-            work.steps.append(_step(context, work, wanted))
+            work.steps.append(_step(context, work, stage_prompts))
         await _answer(context, work, work.steps[-1], len(work.steps))
     completions = [row for step in work.steps for row in step.completions]
     groups, samples = [a.group for a in answered], list[TrainSample]()
@@ -304,23 +307,24 @@ async def run_stage(context: RoundContext, work: RoundWork) -> None:
 
 
 def _material(context: RoundContext, work: RoundWork) -> StageMaterial:
-    """Local groups, and what others had success or failed at; alone, own groups of earlier rounds. Episodes are left out."""
+    """Local groups, and questions that others succeeded or failed at; for a node alone, own groups of earlier rounds.
+    Episodes are left out."""
     assert work.local is not None
     config, memory = context.config, context.memory
     if work.external or config.external_groups:
-        asked = set(memory.asked)
-        known = tuple(group for group in work.external or () if group.question.ref not in asked)
+        attempted = set(memory.asked)
+        others_groups = tuple(group for group in work.external or () if group.question.ref not in attempted)
     else:
-        known = tuple(past.group for past in memory.replay if past.round < work.round)
+        others_groups = tuple(past.group for past in memory.replay if past.round < work.round)
     local, others = (
         [made_safe(g) for g in groups if not library.max_episode_turns(g.question.ref)]
-        for groups in (work.local, known)
+        for groups in (work.local, others_groups)
     )
     return StageMaterial(tuple(local), tuple(others), config.stage_groups, config.answer_format)
 
 
 def made_safe(group: Group) -> Group:
-    """The group with texts that hold nothing a terminal would obey or a reader could be fooled by."""
+    """The group with texts that hold nothing a terminal would obey or that could fool a reader."""
     rollouts = tuple(msgspec.structs.replace(r, text=safe_text(r.text)) for r in group.rollouts)
     return msgspec.structs.replace(group, rollouts=rollouts)
 
@@ -332,7 +336,7 @@ def _ids(context: RoundContext, prompt: StagePrompt) -> list[int]:
 
 
 def _fitting(context: RoundContext, prompts: Sequence[StagePrompt]) -> list[StagePrompt]:
-    """Those that leave room for a completion."""
+    """The prompts that leave room for a completion."""
     room = context.host.engine.info.context_length - context.config.max_new_tokens
     return [prompt for prompt in prompts if len(_ids(context, prompt)) <= room]
 
@@ -345,7 +349,7 @@ def _step(context: RoundContext, work: RoundWork, prompts: Sequence[StagePrompt]
 
 
 async def _answer(context: RoundContext, work: RoundWork, step: StageStep, number: int) -> None:
-    """Generate and reward the step's groups, with random numbers of their own."""
+    """Generate and reward the step's groups, with separate random numbers."""
     further = replace(context, node_key=f"{context.node_key}/stage-{number}")
     await generate_groups(further, step.work)
     assert step.work.questions is not None
@@ -358,15 +362,15 @@ async def _answer(context: RoundContext, work: RoundWork, step: StageStep, numbe
         for start, row in zip(starts, step.work.completions, strict=True)
     ]
     with work.timed("score"), work.judging(context.scorer.judge):
-        found = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
+        scored = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
     step.answered = tuple(
         AnsweredPrompt(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
-        for prompt, (group, _) in zip(step.prompts, found, strict=True)
+        for prompt, (group, _) in zip(step.prompts, scored, strict=True)
     )
 
 
 def _advantages(context: RoundContext, answered: AnsweredPrompt, lesson: StageLesson) -> dict[int, float]:
-    """Of the lesson's completions, by their places: among each other and the baseline."""
+    """Advantages of the lesson's completions, by position: relative to each other and the baseline."""
     rewards = [*lesson.baseline, *(answered.group.rewards[place] for place in lesson.places)]
     values = context.algorithm.advantages(as_rewards(rewards))[len(lesson.baseline) :]
     return dict(zip(lesson.places, values.tolist(), strict=True))
@@ -379,8 +383,8 @@ async def _samples_stage(
     lesson: StageLesson,
     advantages: dict[int, float],
 ) -> list[TrainSample]:
-    """The lesson's completions under its prompt. Where that is not the one they were generated with, the policy that is
-    trained did not write them: they have no behaviour log-probabilities."""
+    """The lesson's completions under its prompt. If that is not the prompt they were generated with, the policy being trained
+    did not write them: they have no behaviour log-probabilities."""
     asked = answered.prompt
     same = not asked.start and (lesson.shown or asked.text in ("", asked.question.prompt))
     prompt = asked if same else StagePrompt(asked.question)
@@ -398,21 +402,21 @@ async def _samples_stage(
 
 async def _plausible(context: RoundContext, group: Group, place: int) -> bool:
     text = group.rollouts[place].text
-    found, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
-    return found >= AcceptanceRules().logprob_floor
+    lowest, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
+    return lowest >= AcceptanceRules().logprob_floor
 
 
-# The update of a round, and what the finished round leaves behind: its groups and its figures, as events.
+# The update of a round, and what the finished round leaves: its groups and its figures, as events.
 
 _NAN = float("nan")
 NO_UPDATE = UpdateStats(_NAN, _NAN, 0, _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0, 0.0)
-"""What an engine without anything to train reports."""
+"""What an engine with nothing to train reports."""
 
 
 async def update_policy(context: RoundContext, work: RoundWork) -> None:
     """Assemble I local and J external groups into a batch and take the policy-gradient step.
 
-    A node that only generates (method none) shares its groups and trains on nothing.
+    A node that only generates (method none) shares its groups and trains nothing.
     """
     if work.stats is not None:
         return
@@ -454,16 +458,16 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
                 context.host.engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
             )
         except Cancelled:
-            work.call = None  # before its first step: nothing is torn
+            work.call = None  # before its first step: nothing is interrupted
             raise
     work.trained, work.replayed = batch, len(replayed)
-    if context.config.sampling == "novelty":  # who asks for nothing of it remembers nothing
+    if context.config.sampling == "novelty":  # a node that does not sample by novelty remembers nothing
         observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
 
 
 def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
-    """Local groups of earlier rounds that are trained on again, with advantages."""
+    """Local groups of earlier rounds to train on again, with advantages."""
     config = context.config
     if not config.replay_groups:
         return []
@@ -476,8 +480,8 @@ def _samples_training(
 ) -> list[TrainSample]:
     """Rollouts of this round keep the ids they were sampled with; other text is encoded without special tokens.
 
-    Texts that do not fit into this model's context are left out, and completions without a positive advantage where only
-    these are learned from: of replayed groups, and of external ones (docs/decisions/0013-default-strategy.md).
+    Left out are texts that do not fit into this model's context, and with positive_only completions without a positive
+    advantage: of replayed groups, and of external ones (docs/decisions/0013-default-strategy.md).
     """
     tokenizer, longest = context.host.engine.tokenizer, context.host.engine.info.context_length
     positive_only |= group.external and context.config.external_advantages == "positive"
@@ -487,7 +491,7 @@ def _samples_training(
     i = next((i for i, q in enumerate(work.questions) if q.ref == group.question.ref), None)
     if not group.external and i is not None:
         prompt, completions = work.prompts[i], [(c.tokens, c.loss_mask) for c in work.completions[i]]
-        if context.host.engine.separate_generator:  # kept here: the engine forgets them when it is loaded again
+        if context.host.engine.separate_generator:  # kept here: the engine forgets them on reloading
             sampled_with = [c.logprobs for c in work.completions[i]]
     else:
         prompt = prompt_ids(tokenizer, context.scorer, group.question)
@@ -501,15 +505,15 @@ def _samples_training(
 
 async def _with_old_logprobs(context: RoundContext, samples: Sequence[TrainSample]) -> list[TrainSample]:
     sequences = [TokenSequence(s.prompt, s.completion) for s in samples]
-    found = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
-    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, found, strict=True)]
+    logprobs = await context.host.call(context.host.engine.logprobs, sequences, context.policy.temperature)
+    return [replace(s, old_logprobs=tuple(old)) for s, old in zip(samples, logprobs, strict=True)]
 
 
 RoundEvents = list[GroupRecorded | RoundFinished]
 
 
 def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> RoundEvents:
-    """The events that the finished round leaves; adds tasks solved for the first time to `solved`."""
+    """The events of the finished round; adds tasks solved for the first time to `solved`."""
     assert work.local is not None
     assert work.stats is not None
     assert work.completions is not None
@@ -519,8 +523,10 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
         first = not group.external and group.solved and group.question.ref.dataset not in solved
         if first:
             solved.add(group.question.ref.dataset)
-        kept = group if group.external else used.get(group.question.ref, group)
-        events.append(GroupRecorded(round=work.round, group=kept, trained=any(kept.advantages), first_solved=first))
+        recorded = group if group.external else used.get(group.question.ref, group)
+        events.append(
+            GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
+        )
     events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]
     counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
@@ -572,5 +578,5 @@ def _by_task(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def stamp_round(events: Sequence[GroupRecorded | RoundFinished], now: float) -> RoundEvents:
-    """The same events with their time set, so that a copy in a checkpoint and the journal agree."""
+    """The same events with their time set, so that a checkpoint's copy and the journal agree."""
     return [msgspec.structs.replace(e, time=now) for e in events]

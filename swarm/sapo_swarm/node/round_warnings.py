@@ -10,16 +10,16 @@ from sapo_swarm.events import LogLine, RoundFinished
 if TYPE_CHECKING:
     from sapo_backends.base import Completion
 
-# When to say that many answers were cut off at the token limit: nothing can be learned from them.
+# When to say that many answers were cut off at the token limit, so that nothing can be learned from them.
 
 CUT_OFF = 0.2
-"""Share of a round's completions from which on the log says so."""
+"""From this share of a round's completions on, the log says so."""
 SAID_EVERY = 25
-"""Rounds."""
+"""Rounds between two such messages."""
 
 
 def cut_off(completions: Sequence[Sequence[Completion]], number: int) -> list[LogLine]:
-    """What to say, in some rounds, when many answers of a round have no end. completions: of every group."""
+    """The message, in some rounds, when many of a round's answers have no end. completions: of every group."""
     flat = [c for group in completions for c in group]
     share = sum(c.finish == "length" for c in flat) / max(1, len(flat))
     if share <= CUT_OFF or number % SAID_EVERY:
@@ -31,22 +31,22 @@ def cut_off(completions: Sequence[Sequence[Completion]], number: int) -> list[Lo
     return [LogLine(level="warning", text=text)]
 
 
-# When to say that practice teaches nothing, and why: no question had both right and wrong answers for some rounds.
+# When to say that practice teaches nothing, and why: no question had both right and wrong answers for several rounds.
 
 ROUNDS = 3
-"""In a row without anything to learn from, after which it is said, once until it changes."""
+"""After this many rounds in a row with nothing to learn from, it is said once, until that changes."""
 MOSTLY_RIGHT = 0.8
-"""Share of right answers from which on equal rewards mean that there is little left to learn."""
+"""From this share of right answers on, equal rewards mean that there is little left to learn."""
 MASTERED = (
     f"Finished: all answers were right for {ROUNDS} rounds, and practice has nothing to learn from · space goes on"
 )
-"""What a run without a number of rounds says when it pauses then."""
+"""What a run without a number of rounds says when it pauses for this."""
 CAUSE = 0.5
-"""Share of the answers from which on a fault is the cause."""
+"""From this share of the answers on, a fault counts as the cause."""
 
 
 def cause_in_words(right: float, well_formed: float, truncated: float) -> str:
-    """Why a model's answers teach nothing, in the middle of a sentence. The arguments: shares of the answers that are right, that
+    """Why a model's answers teach nothing, as the middle of a sentence. Arguments: shares of the answers that are right, that
     hold an answer, that were cut off."""
     if right >= MOSTLY_RIGHT:
         return "all answers are right"
@@ -74,7 +74,7 @@ def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
 
 
 class StallDetector:
-    """Follows the rounds of practice. notice: what the status says beside its sentence; "" while there is something to learn.
+    """Follows the rounds of practice. notice: what the status adds to its sentence; "" while there is something to learn.
     mastered: this very round is the last of ROUNDS in which all answers were right."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class StallDetector:
         self._rounds = self._right = 0
 
     def after(self, event: RoundFinished) -> list[LogLine]:
-        """What the log says after this round, most often nothing."""
+        """The log lines for this round, mostly none."""
         if not _taught_nothing(event):
             self._rounds, self.notice, self._right, self.mastered = 0, "", 0, False
             return []

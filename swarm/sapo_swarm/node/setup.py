@@ -1,4 +1,4 @@
-"""What a node is given, and what it makes of it when a run opens."""
+"""What a node is given, and what it makes of that when a run opens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
 
 SILO = "silo"
-"""In place of a swarm's id: part of every training seed."""
+"""Replaces a swarm's id in every training seed."""
 Build = Callable[[Progress], Engine]
 Fetch = Callable[[Progress], None]
 
@@ -76,15 +76,16 @@ class NodeSetup:
         return "silo" if self.swarm == SILO else "swarm"
 
     def allowed(self) -> ResourceLimits:
-        """The limits of now, as far as they concern this node: alone it needs no network."""
+        """The current limits, as far as they concern this node: a node alone needs no network."""
         limits = self.limits()
         return limits if self.mode == "swarm" else msgspec.structs.replace(limits, pause_on_metered=False)
 
 
 def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> RunConfig:
-    """The settings with what a model of so many parameters decides, and without evaluations where no task has held-out rows here.
+    """The settings completed with what a model of this size decides, and without evaluations if no task has held-out rows
+    here.
 
-    reasons: it thinks before it answers whatever the settings say. Raises BadTask.
+    reasons: the model reasons before it answers, whatever the settings say. Raises BadTask.
     """
     thinking = "on" if reasons else config.thinking
     every = config.eval_every if held_out_items(config.tasks, config.preset, 1) else 0
@@ -94,18 +95,18 @@ def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> R
 
 
 def reasoning_notes(config: RunConfig) -> tuple[str, ...]:
-    """For the person, of a model whose chat template opens its reasoning."""
-    said = {
+    """For the person, about a model whose chat template opens its reasoning."""
+    notes = {
         "This model always reasons before it answers: thinking = off has no effect on it.": config.thinking == "off",
         f"This model always reasons before it answers, and most answers will be cut off at {config.max_new_tokens} tokens. Stop "
         f"the node and start it with --max-new-tokens {REASONING_TOKENS}.": config.max_new_tokens
         < REASONING_TOKENS // 2,
     }
-    return tuple(sentence for sentence, holds in said.items() if holds)
+    return tuple(sentence for sentence, holds in notes.items() if holds)
 
 
 def require_held_out(config: RunConfig, items: int) -> None:
-    """Raises BadCommand where no task of the run has held-out rows on this machine, or not so many items can be asked of one."""
+    """Raises BadCommand if no task of the run has held-out rows on this machine, or one task cannot supply this many items."""
     if not 0 <= items <= MOST_EVAL_ITEMS:
         raise BadCommand(f"items, of each task, must be between 0 (as run.eval_items says) and {MOST_EVAL_ITEMS:,}.")
     if not held_out_items(config.tasks, config.preset, 1):
@@ -122,7 +123,7 @@ def round_context(
     excluded: frozenset[str],
     memory: ReplayBuffer,
 ) -> RoundContext:
-    """The round context of a node whose engine is loaded. config: the setup's, with what the engine decided filled in.
+    """The round context of a node whose engine is loaded. config: the setup's, completed with what the engine decided.
 
     excluded, memory: see RoundContext. Raises UnknownName.
     """
@@ -148,7 +149,7 @@ def round_context(
 
 
 def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> RollbackGuard:
-    """What watches over the model. config: see round_context."""
+    """The guard that watches over the model. config: see round_context."""
     return RollbackGuard(
         config=config,
         host=store.host,
@@ -165,8 +166,8 @@ def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: E
 def make_run_started(
     run_id: str, mode: Mode, config: RunConfig, info: EngineInfo, rounds_done: int, examples_rounds: int = 0
 ) -> RunStarted:
-    """The event with which every opening of a model begins; reads the disk. config: with the engine's decisions in.
-    examples_rounds: of the rounds done."""
+    """The event with which every opening of a model begins; reads the disk. config: completed with what the engine decided.
+    examples_rounds: among the rounds done."""
     return RunStarted(
         run_id=run_id,
         mode=mode,

@@ -1,4 +1,4 @@
-"""The exchange with a coordinator: what goes out, what came in and waits, snapshots, and what the swarm did."""
+"""The exchange with a coordinator: what is sent, what arrived and waits, snapshots, and what the swarm did."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
 # SelectSubset: which of a round's groups go to the swarm, and which never leave this machine. Pure.
 
 Together = frozenset[tuple[str, str]]
-"""(name, generator) of the tasks of people's own that the members of the swarm train on together."""
+"""(name, generator) of the custom tasks that the members of the swarm train on together."""
 
 MAX_COMPLETIONS = 16
 LATE_ROUNDS = 3
-"""Groups of so many rounds before the newest may go out with it: an upload comes every 5 s, a tiny model's round every 2."""
+"""Groups of up to this many earlier rounds may go out with the newest: uploads are 5 s apart, a tiny model's rounds 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadOutbox:
-    """What the next upload may carry: a round's groups, the external groups that its batch wants, and late: non-zero-advantage
-    groups of rounds before it that no upload has carried, with their rounds, the newest first."""
+    """What the next upload may carry: a round's groups, the external groups that its batch wants, and late:
+    non-zero-advantage groups of earlier rounds that no upload has carried, with their rounds, the newest first."""
 
     round_number: int
     local: Sequence[Group]
@@ -62,7 +62,7 @@ class UploadOutbox:
     late: tuple[tuple[int, Group], ...] = ()
 
     def after(self, before: UploadOutbox | None) -> UploadOutbox:
-        """The outbox of a round, where that of an earlier one has not gone out yet."""
+        """This round's outbox when an earlier round's has not been sent yet."""
         if before is None:
             return self
         late = (*((before.round_number, group) for group in before.local if has_advantage(group)), *before.late)
@@ -70,21 +70,21 @@ class UploadOutbox:
         return UploadOutbox(self.round_number, self.local, self.wanted, recent[:MAX_GROUPS])
 
     def selected(self, share_fraction: float, together: Together) -> list[tuple[int, Group]]:
-        """The part that the swarm asks for, with the rounds: non-zero-advantage groups first, as receivers leave the others out,
-        and the newest of these.
+        """The share that the swarm asks for, with the rounds: non-zero-advantage groups first, since receivers skip the
+        others, and the newest of these.
 
-        Without a group that the protocol does not take: it would have the whole upload refused.
+        Leaves out groups that the protocol does not accept: one would have the whole upload refused.
         """
-        made = [(self.round_number, group) for group in self.local]
-        made = [(number, group) for number, group in (*made, *self.late) if may_leave(group, together)]
-        most = min(MAX_GROUPS, math.ceil(share_fraction * len(made)))
-        ranked = sorted(made, key=lambda one: has_advantage(one[1]), reverse=True)
+        candidates = [(self.round_number, group) for group in self.local]
+        candidates = [(number, group) for number, group in (*candidates, *self.late) if may_leave(group, together)]
+        most = min(MAX_GROUPS, math.ceil(share_fraction * len(candidates)))
+        ranked = sorted(candidates, key=lambda one: has_advantage(one[1]), reverse=True)
         return [one for one in ranked[:most] if _fits(one[1])]
 
 
 def may_leave(group: Group, together: Together) -> bool:
-    """A task of the person's own is private, unless this version of it is one that the members train on together. Episodes in an
-    environment never leave."""
+    """A custom task is private, unless this version of it is one that the members train on together. Episodes in an
+    environment never leave the machine."""
     if any(rollout.turns for rollout in group.rollouts):
         return False
     ref = group.question.ref
@@ -97,7 +97,7 @@ def _fits(group: Group) -> bool:
 
 
 def body_of(group: Group, round_number: int, node: str, model: str, ts: int) -> GroupBody:
-    """What is signed of a group. ts: milliseconds since the Unix epoch."""
+    """The part of a group that is signed. ts: milliseconds since the Unix epoch."""
     return GroupBody(
         ref=group.question.ref,
         prompt_sha256=group.question.prompt_sha256,
@@ -110,26 +110,27 @@ def body_of(group: Group, round_number: int, node: str, model: str, ts: int) -> 
 
 
 def interleave_rollouts(groups: Sequence[Group]) -> Iterator[tuple[Rollout, Group]]:
-    """Rollouts with their groups: the first of every group, then the second, and so on."""
+    """Rollouts with their groups: the first of every group, then the second of each, and so on."""
     for place in range(max((len(group.rollouts) for group in groups), default=0)):
         yield from ((group.rollouts[place], group) for group in groups if place < len(group.rollouts))
 
 
-# Judged groups of others that wait for a batch: each is used once, and none after its time. Pure; the clock is passed in.
+# Judged external groups waiting for a batch: each is used once, and none after it has expired. Pure; the clock is
+# passed in.
 
 POOL_GROUPS = 256
 GROUP_LIFE_S = 900.0
 """A group that waited longer is dropped: its author's policy has moved on."""
 LEAST_YIELD = 1 / 8
-"""However few of the received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
+"""However few received groups were usable, at most 1/LEAST_YIELD times as many are requested."""
 
 
 @dataclass(slots=True)
 class ExternalPool:
-    """What the strategy `sampling` could sample. Raises UnknownName.
+    """Groups that the strategy `sampling` could sample. Raises UnknownName.
 
-    per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (without an
-    advantage, mostly), and which are dropped. usable: part of what was received that came in here, lately.
+    per_source: groups of one node in a batch at most. unusable: groups that the strategy would never sample (mostly without
+    an advantage), which are dropped. usable: the share of recently received groups that entered the pool.
     """
 
     sampling: str = "uniform_nonzero"
@@ -147,7 +148,7 @@ class ExternalPool:
         return len(self._waiting)
 
     def add(self, group: Group, now: float) -> None:
-        """The oldest gives way when the pool is full."""
+        """Add a group; the oldest is dropped when the pool is full."""
         if not find_strategy(self.sampling)([group], NOTHING)[0] > 0:
             self.unusable += 1
             return
@@ -156,15 +157,15 @@ class ExternalPool:
             self._waiting.popleft()
 
     def want(self, wanted: int, rounds: int, sources: int) -> int:
-        """Groups to request where a batch may hold `wanted`: for two batches, or one more than there were rounds since the last
-        exchange, less what waits for these, and some for what will be rejected."""
+        """Number of groups to request if a batch may hold `wanted`: for two batches, or one more than there were rounds since
+        the last exchange, minus those already waiting, plus some for what will be rejected."""
         batches = max(2, rounds + 1)
         waiting = self._of_sources(batches * self.per_source)
         missing = max(0, batches * min(wanted, sources * self.per_source) - waiting)
         return min(MAX_WANT, math.ceil(missing / max(self.usable, LEAST_YIELD)))
 
     def received(self, groups: Sequence[Group], of: int, now: float) -> None:
-        """What passed of so many received groups comes in."""
+        """Add the groups that passed, out of `of` received ones."""
         before = len(self)
         for group in groups:
             self.add(group, now)
@@ -172,7 +173,7 @@ class ExternalPool:
             self.usable += 0.2 * (max(0, len(self) - before) / of - self.usable)
 
     def forget_old(self, now: float) -> None:
-        """Drop what waited longer than life_s. now: seconds that are never set back."""
+        """Drop groups that have waited longer than life_s. now: seconds that are never set back."""
         while self._waiting and now - self._waiting[0][0] > self.life_s:
             self._waiting.popleft()
 
@@ -181,11 +182,11 @@ class ExternalPool:
         return min(wanted, self._of_sources(self.per_source))
 
     def _of_sources(self, most: int) -> int:
-        """Groups that wait, at most so many of each source."""
+        """Groups that wait, at most `most` per source."""
         return sum(min(most, count) for count in Counter(group.node for _, group in self._waiting).values())
 
     def groups(self) -> tuple[Group, ...]:
-        """Everything that waits, oldest first."""
+        """All waiting groups, oldest first."""
         return tuple(group for _, group in self._waiting)
 
     def clear(self) -> None:
@@ -193,7 +194,7 @@ class ExternalPool:
         self._waiting.clear()
 
     def remove(self, used: Sequence[Group]) -> None:
-        """These went into a batch."""
+        """Remove groups that went into a batch."""
         gone = {(group.node, group.question.ref) for group in used}
         self._waiting = deque((t, g) for t, g in self._waiting if (g.node, g.question.ref) not in gone)
 
@@ -201,13 +202,13 @@ class ExternalPool:
 # Sampling from the swarm's snapshots: one is fetched for many rounds, and each of its groups is used once.
 
 AWAY_S = 600.0
-"""A coordinator without snapshots, or whose snapshots do not read, is asked again after so long."""
+"""A coordinator without snapshots, or with unreadable ones, is asked again after this time."""
 REMEMBERED = 4096
-"""Groups that were sampled before: snapshots overlap."""
+"""Groups sampled before that are remembered: snapshots overlap."""
 
 
 class SnapshotReader:
-    """clock: seconds that are never set back. rng: which groups."""
+    """clock: seconds that are never set back. rng: chooses the groups."""
 
     def __init__(self, client: NodeClient, clock: Callable[[], float], rng: random.Random | None = None) -> None:
         self._client, self._clock, self._rng = client, clock, rng or random.Random()
@@ -217,7 +218,7 @@ class SnapshotReader:
         self._next = 0.0
 
     async def sample(self, want: int) -> list[msgspec.Raw]:
-        """Up to `want` groups of others, uniform over what was not used yet; fewer where the snapshots hold no more."""
+        """Up to `want` groups of other nodes, uniform over those not used yet; fewer if the snapshots hold no more."""
         if len(self._left) < want and self._clock() >= self._next:
             await self._fetch()
         taken, self._left = self._left[:want], self._left[want:]
@@ -225,17 +226,17 @@ class SnapshotReader:
 
     async def _fetch(self) -> None:
         try:
-            news, found = await self._client.snapshot(self._id)
+            news, snapshot = await self._client.snapshot(self._id)
         except CoordinatorError:
             self._next = self._clock() + AWAY_S
             return
         self._id, self._next = news.id, self._clock() + max(1.0, min(news.every_s, AWAY_S))
-        if found is not None:
-            self._left = [raw for raw in found.groups if self._is_new(raw)]
+        if snapshot is not None:
+            self._left = [raw for raw in snapshot.groups if self._is_new(raw)]
             self._rng.shuffle(self._left)
 
     def _is_new(self, raw: msgspec.Raw) -> bool:
-        """Another's group that no snapshot had before."""
+        """Whether it is another node's group that no earlier snapshot had."""
         try:
             group = unpack_msgpack(raw, SignedGroup)
         except WireError:
@@ -251,28 +252,29 @@ class SnapshotReader:
 
 # A node's side of a swarm: a pool of judged groups that fills in the background, so that no round waits for a network.
 #
-# Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample in its
-# reply) goes out whenever the coordinator's pace allows. Of a few rounds that none carried, non-zero-advantage groups go with
-# the next.
+# Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample
+# in its reply) goes out whenever the coordinator's pace allows. Non-zero-advantage groups of the last few rounds that
+# no upload carried go with the next.
 
 log = logging.getLogger("sapo.exchange")
 BRIDGE_S = 10.0
-"""An upload that is so far away is bridged by snapshots; they are looked at so often."""
+"""If the next upload is further away than this, snapshots bridge the gap; they are checked this often."""
 UPLOAD_BYTES = 200 * 1024
-"""Of group bodies in one upload: fits the protocol's limit however badly they compress."""
+"""Group bodies in one upload: fits the protocol's limit however badly they compress."""
 PHRASES_S = 60.0
-"""The phrase memory is written so often, and at the end."""
+"""How often the phrase memory is saved, besides at the end."""
 NICENESS = 5
-"""Of the worker for external groups: generating and local scoring come first."""
+"""Of the worker for external groups: generating and local scoring go first."""
 FORGOTTEN = ("unknown_node",)
-"""Answers of a coordinator that does not know this node (yet, or any more): join again."""
+"""Answers of a coordinator that does not (or no longer) know this node: join again."""
 
 
 @dataclass
 class SwarmExchange:
-    """Implements node.exchange.Exchange. client must be entered; sampling: the run's strategy for external groups.
+    """Implements node.exchange.GroupExchange. client must be entered; sampling: the run's strategy for external groups.
 
-    name, model: how this node introduces itself. share_fraction: part of its groups that the swarm asks for, None: not asked yet.
+    name, model: how this node introduces itself. share_fraction: share of its groups that the swarm asks for, None: not asked
+    yet.
     """
 
     client: NodeClient
@@ -285,13 +287,13 @@ class SwarmExchange:
     """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     memory: Path | None = None
-    """Folder of the model with which the phrase memory is kept; None: with nothing."""
+    """The model's folder, in which the phrase memory is saved; None: it is not saved."""
     data_cap: Callable[[int], ExchangeHold | None] | None = None
-    """Given the bytes that the client exchanged, ever: what holds the next exchange. None: nothing ever does."""
+    """Given all bytes the client ever exchanged: what holds the next exchange. None: nothing ever does."""
     joined: Callable[[SwarmInfo], ExchangeHold | None] | None = None
-    """Given the swarm that tells of itself during the run only: what holds the exchange until the node's next start."""
+    """Called if the swarm's description arrives only during the run: what holds the exchange until the node's next start."""
     own_worker: bool = True
-    """External groups are regenerated and scored in a worker of their own, so that local ones never wait for them."""
+    """External groups are regenerated and scored in a separate worker, so that local ones never wait for them."""
 
     def __post_init__(self) -> None:
         self.pool = ExternalPool(self.sampling)
@@ -311,8 +313,8 @@ class SwarmExchange:
         self._until_restart: ExchangeHold | None = None
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str] = frozenset()) -> None:
-        """Judge what is received under this engine's policy, with a worker like this scorer's or (own_worker) with this one.
-        excluded: see Receiver."""
+        """Judge received groups under this engine's policy, with a worker like this scorer's (own_worker) or with this one.
+        excluded: see GroupReceiver."""
 
         async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
             return await least_likely(host, question, texts, scorer.answer_format)
@@ -325,33 +327,33 @@ class SwarmExchange:
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = GroupReceiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
-            self._receiver.phrases, said = aha_trail.load_phrase_watch(self.memory)
-            if said:
-                log.warning("%s", said)
+            self._receiver.phrases, sentence = aha_trail.load_phrase_watch(self.memory)
+            if sentence:
+                log.warning("%s", sentence)
         self._receiver.phrases.answer_format = scorer.answer_format
 
     @property
     def receiver(self) -> GroupReceiver:
-        """What judges received groups. Raises RuntimeError before attach()."""
+        """The judge of received groups. Raises RuntimeError before attach()."""
         if self._receiver is None:
             raise RuntimeError("attach() comes before the first round.")
         return self._receiver
 
     def take(self, taking: bool) -> None:
-        """Local groups are shared all the same; external ones are neither requested nor handed out while not taking."""
+        """Local groups are shared either way; external ones are neither requested nor handed out unless `taking`."""
         self._taking = taking
         if not taking:
             self.pool.clear()
 
     def prompts_to_sample(self, local: int, external: int) -> int:
-        """The whole batch while groups of others are not wanted; else what the pool leaves missing."""
+        """The whole batch while external groups are not wanted; else what the pool cannot supply."""
         if not self._taking:
             return local + external
         self.pool.forget_old(self.clock())
         return questions_to_sample(local, external, self.pool.available(external))
 
     async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
-        """Take the pool as it is, queue local groups for the next upload. Waits for no network."""
+        """Take the pool as it is and queue local groups for the next upload. Never waits for the network."""
         if self._task is None:
             self._task = asyncio.create_task(self._talk())
         self.pool.forget_old(self.clock())
@@ -368,7 +370,7 @@ class SwarmExchange:
         return ReceivedGroups(self.pool.groups() if wanted else (), sent, received)
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated:
-        """These external groups went into a batch of so many: each is used once. Returns the picture as it is now."""
+        """Mark external groups that went into a batch of this size: each is used once. Returns the current view of the swarm."""
         self.pool.remove(groups)
         self.stats.trained(len(groups), batch)
         return self.news()
@@ -383,7 +385,7 @@ class SwarmExchange:
         return self.stats.news(rejected, self.clock(), self.receiver.phrases.alarm, unheard)
 
     async def close(self) -> None:
-        """Stop talking. The node's groups stay in the pool of the swarm until they are stale."""
+        """Stop exchanging. The node's groups stay in the swarm's pool until they are stale."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -398,13 +400,13 @@ class SwarmExchange:
             await self._woken.wait()
             try:
                 await self._upload()
-            except Exception:  # the swarm must never end the talk with the swarm: the next round tries again
+            except Exception:  # the swarm must never end this task: the next round tries again
                 log.exception("an exchange failed")
             if self._outbox is None:
                 self._idle.set()
 
     async def _upload(self) -> None:
-        """Send what was handed over, when it is time to."""
+        """Send what was handed over, when it is time."""
         try:
             if not await self._held():
                 await self._bridge()
@@ -416,7 +418,7 @@ class SwarmExchange:
             await self._exchange_once(outbox)
 
     async def _held(self) -> bool:
-        """Whether something holds the exchange: what is handed over is dropped then, and the pool serves as long as it lasts."""
+        """Whether something holds the exchange: then what is handed over is dropped, and the pool serves as long as it lasts."""
         hold = None
         if self.data_cap is not None:
             hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
@@ -425,18 +427,18 @@ class SwarmExchange:
         return hold is not None
 
     async def _bridge(self) -> None:
-        """In a swarm so large that the next upload is far: take groups from its snapshots until it is near."""
+        """In a swarm so large that the next upload is far away, take groups from snapshots until it is near."""
         while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
             want = self.want(self._outbox.wanted) if self._taking else 0
             try:
                 if want and not await self._held():
                     await self._take(await self._snapshots.sample(want))
-            except Exception:  # what cannot be judged keeps no upload back
+            except Exception:  # groups that cannot be judged delay no upload
                 log.exception("groups of a snapshot were not taken")
             await self.sleep(min(BRIDGE_S, self.client.wait_s))
 
     async def settled(self) -> None:
-        """Returns when everything handed over went out (or was dropped) and what came back was judged."""
+        """Returns once everything handed over was sent (or dropped) and everything received was judged."""
         await self._idle.wait()
 
     async def _exchange_once(self, outbox: UploadOutbox) -> None:
@@ -459,7 +461,7 @@ class SwarmExchange:
         await self._board.look(result.nodes)
 
     async def _keep_phrases(self) -> None:
-        """A full disk ends no exchange: the next time comes."""
+        """A full disk does not end the exchange: it is tried again later."""
         if self.memory is None or self._receiver is None:
             return
         self._kept_at = self.clock()
@@ -474,7 +476,7 @@ class SwarmExchange:
 
     async def _take(self, sample: Sequence[msgspec.Raw]) -> None:
         groups = await self.receiver.receive(sample, self.client.unix_time())
-        if self._taking:  # it may have been switched off since they were requested
+        if self._taking:  # it may have been switched off meanwhile
             self.pool.received(groups, len(sample), self.clock())
 
     async def _join_again(self) -> None:
@@ -489,8 +491,8 @@ class SwarmExchange:
             self._until_restart = await asyncio.to_thread(self.joined, info)
 
     def _signed(self, outbox: UploadOutbox) -> list[SignedGroup]:
-        """The groups that go out, as far as one upload carries them. Non-zero-advantage ones stand last, for where a pool is full
-        a node's newest groups replace its oldest."""
+        """The groups to send, as far as one upload carries them. Non-zero-advantage ones go last: in a full pool a node's
+        newest groups replace its oldest."""
         signed: list[SignedGroup] = []
         size, part = 0, 1.0 if self.share_fraction is None else self.share_fraction
         for number, group in outbox.selected(part, self.policy.own):

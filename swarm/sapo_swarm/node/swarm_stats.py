@@ -1,4 +1,4 @@
-"""What a node knows of its place in a swarm, from the coordinator's receipts and its own count. Pure bookkeeping."""
+"""A node's place in a swarm, from the coordinator's receipts and its own count. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ DEFAULT_WINDOW_S = 3600.0
 
 
 class ExchangeHold(Protocol):
-    """Why the exchange is held (by the person's limits, until the next start); sentence: with what lifts it."""
+    """Why the exchange is held (by the person's limits, or until the next start); sentence: including what lifts it."""
 
     @property
     def reason(self) -> str:
-        """What is so."""
+        """Why it is held."""
         ...
 
     @property
     def sentence(self) -> str:
-        """The whole, for people."""
+        """The whole sentence, for people."""
         ...
 
 
@@ -39,8 +39,8 @@ class ExchangeHold(Protocol):
 class SwarmStats:
     """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
 
-    held: by the person's own limits, or until the next start.
-    The figures of the last exchange that worked stay while the coordinator is away; `sentence` says that it is.
+    held: by the person's own limits, or until the next start. While the coordinator is away, the figures of the last
+    successful exchange stay; `sentence` says that it is away.
     """
 
     coordinator: str
@@ -57,7 +57,7 @@ class SwarmStats:
     _uptake: int | None = None
 
     def exchanged(self, result: ExchangeResult, now: float) -> None:
-        """An exchange ended, one way or the other. now: seconds that are never set back."""
+        """Record an exchange that ended, successfully or not. now: seconds that are never set back."""
         self._last = result
         if not result.connected:
             return
@@ -69,30 +69,30 @@ class SwarmStats:
 
     @property
     def others(self) -> int:
-        """Nodes beside this one that the coordinator saw lately; as many as a sample may have before it said so."""
+        """Nodes besides this one that the coordinator saw lately; before it says so, as many as a sample may have."""
         return MAX_WANT if self._good is None else max(1, self._good.nodes - 1)
 
     def hold(self, hold: ExchangeHold | None) -> None:
-        """The exchange is held, or (None) no more."""
+        """The exchange is held, or (None) no longer held."""
         self.held = hold
 
     def said(self, sentence: str) -> None:
-        """The coordinator answered something that is no exchange, such as a refused join."""
+        """The coordinator answered something other than an exchange, such as a refused join."""
         self._last = ExchangeResult(False, sentence)
 
     def trained(self, external: int, batch: int) -> None:
-        """A batch of so many groups had so many external ones."""
+        """Record a batch of this many groups with this many external ones."""
         self._batches.append((external, batch))
 
     def _count_uptake(self, ever: int, now: float) -> None:
-        """The coordinator's count never forgets, so a lost reply loses nothing; a coordinator founded anew starts at 0."""
+        """The coordinator's count never forgets, so a lost reply loses nothing; a newly founded coordinator starts at 0."""
         before = ever if self._uptake is None else self._uptake
         self._uptake = ever
         if ever > before:
             self._uptakes.append((now, ever - before))
 
     def uptake(self, now: float) -> int:
-        """Times others drew this node's groups within the window (or since this node started, if that is less)."""
+        """How often other nodes drew this node's groups within the window (or since this node started, if that is less)."""
         while self._uptakes and now - self._uptakes[0][0] > self.window_s:
             self._uptakes.popleft()
         return sum(count for _, count in self._uptakes)
@@ -111,17 +111,17 @@ class SwarmStats:
     def news(
         self, rejected: Mapping[str, int], now: float, alarm: str = "", unheard: Iterable[str] = ()
     ) -> SwarmUpdated:
-        """The whole picture. rejected: reason -> groups received and not taken. alarm: said first where there is one.
-        unheard: peers of which nothing is taken."""
+        """The complete picture. rejected: reason -> groups received and not taken. alarm: put first if there is one. unheard:
+        peers whose groups are never taken."""
         last, good = self._last, self._good
         share, uptake = good.share if good else 0.0, self.uptake(now)
-        said = (
+        sentence = (
             f"{self.held.sentence} · training goes on alone" if self.held else last.sentence if last else "Connecting"
         )
         return SwarmUpdated(
             coordinator=self.coordinator,
             connected=last is not None and last.connected and not self.held,
-            sentence=" · ".join(filter(None, (alarm, said))),
+            sentence=" · ".join(filter(None, (alarm, sentence))),
             held=self.held.reason if self.held else "",
             window=self.window_s,
             share=share,
@@ -140,15 +140,15 @@ class SwarmStats:
 
 
 def _as_here(own: Peer, share: float, uptake: int) -> Peer:
-    """This node's row of the leaderboard with the figures that it shows everywhere: the board is looked at more seldom."""
+    """This node's row of the leaderboard with its own current figures: the board is read less often."""
     return msgspec.structs.replace(own, share=share, uptake=uptake)
 
 
-# The leaderboard as this node sees it: looked at from time to time, sooner when the number of nodes has changed.
+# The leaderboard as this node sees it: read from time to time, sooner when the number of nodes has changed.
 
 LEADERBOARD_S, NEWCOMER_S = 15.0, 2.0
 PEERS = 100
-"""Of the leaderboard, with most groups first: each picture of the swarm goes into the journal."""
+"""Peers of the leaderboard that are kept, those with most groups: each picture of the swarm goes into the journal."""
 
 
 class LeaderboardPoller:
@@ -159,7 +159,7 @@ class LeaderboardPoller:
         self._at = -LEADERBOARD_S
 
     async def look(self, nodes: int) -> None:
-        """nodes: that the coordinator tells of. A coordinator that does not answer changes nothing."""
+        """nodes: the coordinator's count. A coordinator that does not answer changes nothing."""
         pause = LEADERBOARD_S if nodes <= len(self._stats.peers) else NEWCOMER_S
         if self._clock() - self._at < pause:
             return

@@ -1,6 +1,6 @@
-"""A node's side of the coordinator: join once, then one request a round that uploads and samples.
+"""A node's side of the coordinator: join once, then one request per round that uploads and samples.
 
-Below it the transport: signed, pinned, bounded, with the coordinator's clock; what goes wrong is one of two errors.
+It builds on the transport: signed, pinned, bounded, with the coordinator's clock; failures are one of two errors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.types import PROTOCOL_VERSION, UNREADABLE
 
-# One request to a coordinator: signed, pinned, bounded, with its clock; what goes wrong is one of two errors.
+# One request to a coordinator: signed, pinned, bounded, with its clock; failures are one of two errors.
 #
 # Error tree::
 #
@@ -80,7 +80,7 @@ class Unreachable(CoordinatorError):
 
 
 class Refused(CoordinatorError):
-    """The coordinator said no. retry_after_s: when to come again, if it said."""
+    """The coordinator said no. retry_after_s: when to retry, if it said."""
 
     def __init__(self, code: str, sentence: str, retry_after_s: float | None = None) -> None:
         super().__init__(sentence)
@@ -89,7 +89,7 @@ class Refused(CoordinatorError):
 
 
 class BoundedResponse(aiohttp.ClientResponse):
-    """An answer before which only so many interim ones (1xx) may come: without a limit they keep a client busy for ever."""
+    """A response with a limit on interim responses (1xx): without one they could keep a client busy for ever."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         """Read the head. Raises ClientPayloadError after INTERIM_ANSWERS."""
@@ -114,8 +114,8 @@ class BoundedResponse(aiohttp.ClientResponse):
 def open_session(
     fingerprint: str, timeout_s: float, headers: Mapping[str, str] = {}, url: str | None = None
 ) -> aiohttp.ClientSession:
-    """Call on the event loop. A session without cookies and compression. fingerprint: SHA-256 in hex of the certificate that
-    alone is trusted; "": any that a known authority vouches for. url: begins every path."""
+    """A session without cookies and compression; call on the event loop. fingerprint: SHA-256 in hex of the only trusted
+    certificate; "": any that a known authority vouches for. url: prefix of every path."""
     pin: aiohttp.Fingerprint | bool = aiohttp.Fingerprint(bytes.fromhex(fingerprint)) if fingerprint else True
     return aiohttp.ClientSession(
         base_url=url,
@@ -129,9 +129,9 @@ def open_session(
 
 
 class CoordinatorTransport:
-    """Requests of one node to one coordinator; open() comes first. bytes_sent, bytes_received: bodies, ever.
+    """Requests of one node to one coordinator; call open() first. bytes_sent, bytes_received: bodies, in total.
 
-    wall: Unix time; the coordinator's own time, in its answers to signed requests, corrects it.
+    wall: Unix time; corrected by the coordinator's own time in its answers to signed requests.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class CoordinatorTransport:
         self._session = open_session(fingerprint, self._timeout_s, protocol, self._invite.url)
 
     def unix_time(self) -> float:
-        """Seconds since the epoch on the coordinator's clock, as far as it is known: this machine's may be wrong."""
+        """Seconds since the epoch on the coordinator's clock, as far as known: this machine's may be wrong."""
         return self._wall() + self._offset
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -164,8 +164,8 @@ class CoordinatorTransport:
         return await self._request("GET", path)
 
     async def signed(self, method: str, path: str, body: bytes, media: str, limit: int = MAX_BODY) -> bytes:
-        """The body of a 2xx answer, of at most `limit` bytes. A request that met the wrong clock or a broken connection goes out
-        once more.
+        """The body of a 2xx answer, of at most `limit` bytes. A request that failed because of a wrong clock or a broken
+        connection is sent once more.
 
         Raises Unreachable, Refused.
         """
@@ -223,7 +223,7 @@ class CoordinatorTransport:
 
 
 def why_not(error: Exception) -> str:
-    """What keeps a request from its answer, in words."""
+    """Why a request got no answer, in words."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match cause:
         case aiohttp.ClientConnectorDNSError() | socket.gaierror():
@@ -262,28 +262,28 @@ def parse_reply(body: bytes, kind: type[_T]) -> _T:
         raise Refused("bad_reply", "The coordinator's answer does not parse: is it another version?") from error
 
 
-# A node's side of the coordinator: join once, then one request a round that uploads and samples.
+# A node's side of the coordinator: join once, then one request per round that uploads and samples.
 #
-# The network is never on the critical path: `exchange` gives a typed result and raises nothing for a coordinator that
-# is away, slow or refusing; it then waits with full-jitter back-off, and what could not be sent is dropped.
+# The network is never on the critical path: `exchange` returns a typed result and raises nothing if a coordinator is
+# away, slow or refusing; it then waits with full-jitter back-off, and what could not be sent is dropped.
 
 MAX_BACKOFF_S = 300.0
 LARGEST_EXPONENT = 9
-"""2^9 s are more than MAX_BACKOFF_S, and after days of failures 2^n is too large for a float."""
+"""2^9 s is more than MAX_BACKOFF_S, and after days of failures 2^n would be too large for a float."""
 REMEMBERED = 128
-"""Ids of groups received lately, so that they are not sent again."""
+"""Ids of recently received groups, so that they are not sent again."""
 OTHER = "other"
-"""Reasons that this version does not know are counted as one: a coordinator that invents them fills no journal."""
+"""Reasons that this version does not know count as one: a coordinator that invents reasons fills no journal."""
 LARGE_POOL = 4096
-"""In a pool so large nothing comes twice; the ids stay at home."""
+"""In a pool of this size nothing comes twice, so the ids are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
-    """What one exchange did. connected is False when nothing was exchanged; sentence then says why and until when.
+    """What one exchange did. connected is False if nothing was exchanged; sentence then says why and until when.
 
-    sent: groups offered; accepted: of those; refused: reason -> count. sample: groups of others, unjudged: give them
-    to a Receiver. receipts: who drew mine since the last exchange; uptake: times ever. mine / total: accepted groups
+    sent: groups offered; accepted: of those; refused: reason -> count. sample: other nodes' groups, not judged yet: give them
+    to a GroupReceiver. receipts: who drew mine since the last exchange; uptake: how often ever. mine / total: accepted groups
     in the last window_s seconds.
     """
 
@@ -312,7 +312,7 @@ class ExchangeResult:
 class NodeClient:
     """One node's connection to one coordinator. Use as `async with NodeClient(invite, identity) as client`.
 
-    clock: monotonic seconds, for waiting. wall: Unix time; the coordinator's own time corrects it.
+    clock: monotonic seconds, for waiting. wall: Unix time, corrected by the coordinator's own time.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class NodeClient:
         self.identity = identity
         self.failures = 0
         self.next_at = 0.0
-        """When the next exchange will go out, on the client's clock."""
+        """Time of the next exchange, on the client's clock."""
         self._clock = clock
         self._rng = rng or random.Random()
         self._transport = CoordinatorTransport(invite, identity, wall, timeout_s)
@@ -346,19 +346,19 @@ class NodeClient:
 
     @property
     def bytes_sent(self) -> int:
-        """Of request bodies, ever."""
+        """Request bodies, in total."""
         return self._transport.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Of answers' bodies, ever."""
+        """Response bodies, in total."""
         return self._transport.bytes_received
 
     def unix_time(self) -> float:
-        """Unix time on the coordinator's clock: what groups are dated with."""
+        """Unix time on the coordinator's clock, with which groups are dated."""
         return self._transport.unix_time()
 
-    # Called by a person: raises
+    # Called for a person: these raise
 
     async def join(self, name: str = "", model: str = "") -> SwarmInfo:
         """Enter the swarm; joining again is harmless. Raises Unreachable, Refused."""
@@ -380,12 +380,12 @@ class NodeClient:
         return parse_reply(await self._transport.get("/v1/leaderboard"), Leaderboard)
 
     async def tasks(self) -> tuple[TaskOffer, ...]:
-        """The tasks of members' own that this swarm trains on. Raises Unreachable, Refused."""
+        """The members' custom tasks that this swarm trains on. Raises Unreachable, Refused."""
         body = await self._transport.signed("GET", "/v1/tasks", b"", "application/json")
         return parse_reply(body, TaskOffers).tasks
 
     async def task(self, offer: TaskOffer) -> OwnTask:
-        """Fetch a task, read as strictly as a folder. Nothing of it is stored. Raises Unreachable, Refused, BadTask."""
+        """Fetch a task, read as strictly as a folder. None of it is stored. Raises Unreachable, Refused, BadTask."""
         path = f"/v1/tasks/{offer.hash}"
         body = await self._transport.signed("GET", path, b"", "application/json", offer.packed)
         return await asyncio.to_thread(unpack_task, offer, body)
@@ -395,7 +395,7 @@ class NodeClient:
         await self._transport.signed("POST", "/v1/leave", b"", "application/json")
 
     async def snapshot(self, known: str) -> tuple[SnapshotNews, PoolSnapshot | None]:
-        """Of the swarm's pool: which is the newest, and itself where its id is not `known`.
+        """The news of the newest snapshot of the swarm's pool, and the snapshot itself unless its id is `known`.
 
         Raises Unreachable, Refused (code not_found: this coordinator makes none).
         """
@@ -413,7 +413,7 @@ class NodeClient:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next exchange would go out; 0 = now."""
+        """Seconds until the next exchange may be sent; 0 = now."""
         return max(0.0, self.next_at - self._clock())
 
     async def exchange(
@@ -423,10 +423,10 @@ class NodeClient:
         reward_local: float | None = None,
         accepts: Iterable[str] = (),
     ) -> ExchangeResult:
-        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others, of members' own
-        tasks only those whose generators are in `accepts`.
+        """Upload this round's groups (at most MAX_GROUPS; the rest is dropped) and sample up to `want` of others; of members'
+        custom tasks only those whose generators are in `accepts`.
 
-        Before `next_at` nothing is sent and the groups are dropped: stale ones are never flushed later.
+        Before `next_at` nothing is sent and the groups are dropped: stale ones are never sent later.
         """
         if self.wait_s > 0:
             return ExchangeResult(False, f"The next exchange is in {self.wait_s:.0f} s.", "waiting")
@@ -489,9 +489,9 @@ class NodeClient:
 
 
 def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
-    """How it stands with the swarm, for people: being connected is not yet taking part."""
+    """The state of the exchange, for people: being connected does not yet mean taking part."""
     nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
-    said = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
+    sentence = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
     if sent and sum(refused.values()) == sent:
-        return f"{said} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
-    return said
+        return f"{sentence} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
+    return sentence

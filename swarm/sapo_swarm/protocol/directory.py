@@ -1,4 +1,4 @@
-"""Directories of swarms: a signed list in one JSON file, which anybody can host and nobody can change, and how it is fetched."""
+"""Directories of swarms: a signed list in one JSON file that anybody can host and nobody can change, and how it is fetched."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from sapo_swarm.protocol.invite import BadInvite, parse_invite
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
 
-# Directories of swarms: a signed list in one JSON file, which anybody can host and nobody can change.
+# Directories of swarms: a signed list in one JSON file that anybody can host and nobody can change.
 #
-# The file holds the list, the signer's Ed25519 key and a signature over the list's bytes as they stand in the file. A
-# reader knows the key's id beforehand, from the line `https://host/file.json#key=<id>[&fp=<sha256 of the certificate>]`.
+# The file holds the list, the signer's Ed25519 key and a signature over the list's bytes as they are in the file. A
+# reader knows the key's id beforehand, from the line `https://host/file.json#key=<id>[&fp=<sha256 of the
+# certificate>]`.
 
 MAX_BYTES = 64 * 1024
-"""Of the whole file."""
+"""Maximum size of the file."""
 LONGEST_S = 400 * 86_400.0
-"""A list may be valid for so long."""
+"""Longest validity of a list."""
 AHEAD_S = 86_400.0
-"""So far may the signer's clock be ahead of the reader's."""
+"""The signer's clock may be this far ahead of the reader's."""
 _DOMAIN = b"sapo-directory-v1\0"
 _FORM = {"key": r"([a-z2-7]{26})?", "fp": r"([0-9a-f]{64})?"}
 Text = Annotated[str, Meta(max_length=200)]
@@ -40,8 +41,8 @@ class BadDirectory(ValueError):
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One swarm. trains, checks: what on, and how groups are checked, in its host's words. join: an invite line without its
-    token; "" where one has to ask. ask: whom to ask for an invite."""
+    """One swarm. trains, checks: what it trains on and how groups are checked, in its host's words. join: an invite line
+    without its token; "" if one has to ask. ask: whom to ask for an invite."""
 
     name: Annotated[str, Meta(min_length=1, max_length=40)]
     trains: Text
@@ -54,7 +55,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class SwarmList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is signed. issued, expires: Unix seconds."""
+    """The signed content. issued, expires: Unix seconds."""
 
     format: Literal[1] = 1
     name: Annotated[str, Meta(max_length=60)] = ""
@@ -73,8 +74,8 @@ class SignedDirectory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @dataclass(frozen=True, slots=True)
 class DirectoryAddress:
-    """Where a directory is. key: the id of its signer's key; "" where it is not known yet. fingerprint: of a certificate
-    that no authority vouches for, 64 hex digits; else ""."""
+    """Where a directory is. key: the id of its signer's key; "" if not known yet. fingerprint: of a certificate that no
+    authority vouches for, 64 hex digits; else ""."""
 
     url: str
     key: str = ""
@@ -86,7 +87,7 @@ class DirectoryAddress:
 
     @property
     def host(self) -> str:
-        """Its name or number, without the port."""
+        """Its name or IP address, without the port."""
         return urlsplit(self.url).hostname or ""
 
 
@@ -120,7 +121,7 @@ def parse_address(text: str, need_key: bool = True) -> DirectoryAddress:
 
 
 def _near(host: str) -> bool:
-    """This machine, or a number of a private network: a name could mean anything tomorrow."""
+    """This machine, or an address in a private network: a name could mean anything tomorrow."""
     try:
         address = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
@@ -129,7 +130,7 @@ def _near(host: str) -> bool:
 
 
 def sign_directory(listing: SwarmList, identity: Identity) -> bytes:
-    """The signed file, for people to read too. Raises BadDirectory where it could not be read again."""
+    """The signed file, readable for people too. Raises BadDirectory if it could not be read back."""
     inner = as_text(listing)
     sealed = SignedDirectory(
         list=msgspec.Raw(inner), key=identity.public_key.hex(), signature=identity.sign(_DOMAIN + inner).hex()
@@ -140,12 +141,12 @@ def sign_directory(listing: SwarmList, identity: Identity) -> bytes:
 
 
 def as_text(listing: SwarmList) -> bytes:
-    """JSON for people to write in; written() reads it."""
+    """JSON for people to edit; parse_swarm_list() reads it."""
     return msgspec.json.format(msgspec.json.encode(listing), indent=2)
 
 
 def verify_directory(data: bytes, key: str, now: float) -> SwarmList:
-    """The list in the file, if that key ("" = whichever is in it) signed it and it counts at this Unix time. Raises
+    """The list in the file, if that key ("" = whichever it holds) signed it and it is valid at this Unix time. Raises
     BadDirectory."""
     sealed = sealed_in(data)
     public = bytes.fromhex(sealed.key)
@@ -169,23 +170,23 @@ def verify_directory(data: bytes, key: str, now: float) -> SwarmList:
 
 
 def sealed_in(data: bytes) -> SignedDirectory:
-    """The file's parts, nothing of it believed yet. Raises BadDirectory."""
+    """The file's parts, all still untrusted. Raises BadDirectory."""
     if len(data) > MAX_BYTES:
         raise BadDirectory(f"It has {len(data):,} bytes; a directory has {MAX_BYTES:,} at most.")
     try:
         return msgspec.json.decode(data, type=SignedDirectory)
     except UNREADABLE as error:
         try:
-            found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         except UNREADABLE:
             raise BadDirectory("It is no directory of swarms: it does not read as JSON.") from error
-        if "signature" not in found:
+        if "signature" not in fields:
             raise BadDirectory("It is not signed.") from error
         raise BadDirectory(f"It is no directory of swarms: {_where(error)}") from error
 
 
 def parse_swarm_list(data: bytes) -> SwarmList:
-    """A list as a person wrote it, every address in it sound. Raises BadDirectory."""
+    """A list as a person wrote it, with every address in it valid. Raises BadDirectory."""
     try:
         listing = msgspec.json.decode(data, type=SwarmList)
     except UNREADABLE as error:
@@ -215,7 +216,7 @@ TIMEOUT_S = 10.0
 
 
 async def fetch_directory(address: DirectoryAddress, timeout_s: float = TIMEOUT_S) -> bytes:
-    """The file's bytes, not judged yet. Raises BadDirectory."""
+    """The file's bytes, not verified yet. Raises BadDirectory."""
     try:
         async with (
             open_session(address.fingerprint, timeout_s) as session,
@@ -239,7 +240,7 @@ async def fetch_directory(address: DirectoryAddress, timeout_s: float = TIMEOUT_
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """Raises BadDirectory before a byte is read of what is no file of a known, small size."""
+    """Raises BadDirectory before reading a byte unless the file's size is known and small."""
     if 300 <= response.status < 400:
         raise BadDirectory("It moved: redirects are not followed. Ask for its new address.")
     if response.status != 200:

@@ -1,6 +1,5 @@
-"""Whether a node writes otherwise since others teach it: phrases that they brought, the length and variety of its texts, and
-sources whose texts it would hardly ever write itself.
-"""
+"""Whether a node's writing changes under others' teaching: phrases that they introduced, the length and variety of its texts,
+and sources whose texts it would hardly ever write itself."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from numpy import uint64
     from numpy.typing import NDArray
 
-# The newest of many things, known again by 64-bit fingerprints in two tables that are made once and never grow.
+# The newest of many items, recognised by 64-bit fingerprints in two tables that are allocated once and never grow.
 
 _BITS = 2**64 - 1
 _DISCARDED = 1
-"""In a table; an empty place has 0."""
+"""Marks a discarded entry in a table; an empty slot has 0."""
 
 
 def text_fingerprint(text: str) -> int:
@@ -40,16 +39,17 @@ def text_fingerprint(text: str) -> int:
 
 
 class RecentFingerprints:
-    """Fingerprints: the `least` told last, and up to as many before them; 32 to 64 bytes for each of `least`, taken at once.
+    """Fingerprints: the `least` most recent ones, and up to as many before them; 32 to 64 bytes for each of `least`,
+    allocated at once.
 
-    Two generations, each a table with open addressing: when the newer one has `least`, the older one is forgotten, which costs
-    nothing. Which place a fingerprint gets is secret, so nobody can choose some that crowd in one.
+    Two generations, each a table with open addressing: when the newer one has `least`, the older one is forgotten, which
+    costs nothing. A fingerprint's slot is secret, so nobody can choose fingerprints that crowd together.
     """
 
     __slots__ = ("_least", "_new", "_odd", "_old", "_shift", "_used")
 
     def __init__(self, least: int, told: bytes = b"") -> None:
-        """told: what to_bytes() gave."""
+        """told: what to_bytes() returned."""
         bits = (2 * least - 1).bit_length()
         self._least, self._odd, self._shift, self._used = least, secrets.randbits(64) | 1, 64 - bits, 0
         self._new, self._old = array("Q", bytes(8 << bits)), array("Q", bytes(8 << bits))
@@ -57,14 +57,14 @@ class RecentFingerprints:
             self.add(int.from_bytes(told[start : start + 8], "little") | 2)
 
     def _place(self, table: array[int], key: int) -> int:
-        """Where the fingerprint stands, or an empty place."""
+        """The slot of the fingerprint, or an empty one."""
         place = (key * self._odd & _BITS) >> self._shift
-        while (found := table[place]) and found != key:
+        while (entry := table[place]) and entry != key:
             place = (place + 1) % len(table)
         return place
 
     def add(self, key: int) -> None:
-        """Told now. key: a fingerprint, of 64 bits and more than 1."""
+        """Add as the most recent. key: a fingerprint of 64 bits, greater than 1."""
         place = self._place(self._new, key)
         if self._new[place] == key:
             return
@@ -75,7 +75,7 @@ class RecentFingerprints:
         self._used += 1
 
     def discard(self, key: int) -> None:
-        """As if it had never been told."""
+        """Remove as if it had never been added."""
         for table in (self._new, self._old):
             place = self._place(table, key)
             if table[place] == key:
@@ -103,23 +103,23 @@ class RecentFingerprints:
         return isinstance(other, RecentFingerprints) and sorted(self._known()) == sorted(other._known())
 
 
-# How long and how varied a node's texts are now, beside what it wrote first: what a drift shows that has no phrase of its own.
+# How long and how varied a node's texts are now, compared with what it wrote first: it shows a drift that no single
+# phrase reveals.
 #
 # The length is the mean number of words; the variety is the entropy of all words together, numbers counted as one word.
-# Training
-# moves both a little; a model that copies a style, repeats itself or forgets how to reason moves them far. It is said, and
-# refuses nothing. Pure bookkeeping in bounded memory.
+# Training moves both a little; a model that copies a style, repeats itself or forgets how to reason moves them far. A
+# drift is reported but refuses nothing. Pure bookkeeping in bounded memory.
 
 TEXTS = 512
-"""Texts that are compared: the first so many with the newest so many."""
+"""Texts that are compared: the first TEXTS with the newest TEXTS."""
 BUCKETS = 1024
-"""Counters that words share by their checksum."""
+"""Counters; words with the same checksum share one."""
 TEXT_DRIFT_LONGEST = 8192
 """Characters of a text that are read."""
 TEXT_DRIFT_LONGER, POORER = 2.0, 0.6
-"""Said from this ratio of lengths on, either way, and from this one of entropies down."""
+"""Reported from this ratio of lengths on, in either direction, and from this ratio of entropies down."""
 LEAST_WORDS, LEAST_BITS = 3.0, 2.0
-"""A first length and entropy below which a ratio says nothing."""
+"""Below this first length or entropy a ratio says nothing."""
 
 _TEXT_DRIFT_WORD = re.compile(r"[^\W\d_]+|\d+")
 _Count = Annotated[int, Meta(ge=0, lt=2**40)]
@@ -134,12 +134,12 @@ class TextCounts(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> float:
-        """Words a text."""
+        """Words per text."""
         return self.words / max(self.texts, 1)
 
     @property
     def entropy(self) -> float:
-        """Bits a word."""
+        """Bits per word."""
         return -sum(count / self.words * math.log2(count / self.words) for count in self.buckets if count)
 
 
@@ -170,7 +170,7 @@ class TextDrift(msgspec.Struct):
     newest: Annotated[list[TextCounts], Meta(max_length=TEXTS + 1)] = []
 
     def observe(self, texts: Iterable[str]) -> None:
-        """The node wrote these."""
+        """Add texts that the node wrote."""
         part = count_texts(texts)
         if not part.texts:
             return
@@ -182,12 +182,12 @@ class TextDrift(msgspec.Struct):
             self.newest.pop(0)
 
     def copy(self) -> TextDrift:
-        """One that goes its own way from here on."""
+        """An independent copy."""
         return TextDrift(self.first, list(self.newest))
 
     @property
     def alarm(self) -> str:
-        """What has changed far, in a sentence; "" while nothing has."""
+        """A sentence on what has changed far; "" while nothing has."""
         now, first = merge_counts(self.newest), self.first
         if now.texts < TEXTS or first.length < LEAST_WORDS:
             return ""
@@ -202,81 +202,79 @@ class TextDrift(msgspec.Struct):
         return ""
 
 
-# Phrases that others bring: how many groups may teach one that this node never wrote, and whether it writes it now.
+# Phrases that others introduce: how many groups may teach one that this node never wrote, and whether it writes it now.
 #
-# Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken into
-# phrases
-# (three words in a row, single long words, emoji, links and addresses, long numbers such as a telephone's; other numbers, the
-# judged answer and words of the question are left out). What this node wrote before anybody sent it is its own. Everything else
-# is foreign: of the newest groups only a few may teach the same foreign phrase, whoever signed them, and once the node itself
-# writes it often, that is said and no group with it is taken any more. A phrase that was the node's own, but rare, may be
-# taught
-# without bound: that it has become common is said. Pure bookkeeping; it is kept with the model (`packed`, `unpacked`), since
-# what
-# is foreign must not become this node's own by a restart.
+# Right answers can carry any text around them, and text that is trained on comes back. So each taught text is broken
+# into phrases (three consecutive words, single long words, emoji, links and addresses, long numbers such as telephone
+# numbers; other numbers, the judged answer and words of the question are left out). What this node wrote before anybody
+# sent it is its own. Everything else is foreign: of the newest groups only a few may teach the same foreign phrase,
+# whoever signed them, and once the node itself writes it often, that is reported and no group with it is taken any
+# more. A phrase that was the node's own, but rare, may be taught without limit: it is reported when it has become
+# common. Pure bookkeeping; it is saved with the model (`packed`, `unpacked`), since a restart must not turn foreign
+# phrases into this node's own.
 
 WINDOW = 256
 """Newest groups taken, over all sources;"""
 LIMIT = 3
-"""so many of which may teach one foreign phrase."""
+"""at most this many of them may teach one foreign phrase."""
 WORDS = 3
 """Words of a phrase."""
 REAL_WORDS = 2
-"""of which so many are neither numbers nor of the question: steps of a calculation look alike everywhere."""
+"""At least this many of them are neither numbers nor words of the question: steps of a calculation look alike everywhere."""
 LONGEST_WORD = 40
-"""Letters of a word that count: what is remembered is bounded in bytes too."""
+"""Letters of a word that count: memory is bounded in bytes too."""
 LONG_WORD = 4
-"""Letters from which on a single word counts as a phrase."""
+"""A single word counts as a phrase from this many letters on."""
 REMEMBERED = 65_536
 """Phrases remembered of either kind, and up to as many more."""
 MOST_FOREIGN = 2048
-"""Foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8 completions
-taught, of 96 tokens) cannot have more than 1,344, were every word of it new;"""
+"""Most foreign phrases of a group that is taken. A token makes two phrases at most, so a group of the default size (7 of 8
+completions taught, of 96 tokens) cannot have more than 1,344, even if every word of it were new;"""
 PHRASES_LONGER = 2.0
-"""where this node's own texts are longer, so many times as many phrases as they have."""
+"""if this node's own texts are longer, this multiple of their phrases."""
 MOST_TAKEN = WINDOW * MOST_FOREIGN
-"""Phrases remembered of the newest groups taken, which are fewer then: about 100 MB."""
+"""Most phrases remembered of the newest groups taken, of which there are fewer then: about 100 MB."""
 LOCAL_WINDOW = 512
-"""Newest local completions that the drift alarm looks at."""
+"""Newest local completions that the drift alarm considers."""
 DRIFT, LEAST_DRIFT = 0.05, 16
-"""Part of them, and number, that may hold one foreign phrase."""
+"""Share of them, and number, that may hold one foreign phrase."""
 MIN_LOCAL = 64
 """Local completions before anything is called foreign;"""
 BASE_LOCAL = 512
-"""so many first ones are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
+"""the first BASE_LOCAL are the base's: what they hold is the node's own, whoever sent it meanwhile (few groups may teach it)."""
 RARE = 2
-"""Of the base's completions that may hold a phrase which is rare;"""
+"""A phrase is rare if at most this many of the base's completions hold it;"""
 COMMON, CARRIED = 0.5, 0.1
-"""it has become common at the others' hands where so large a part of the newest local completions holds it, and more than
-CARRIED * WINDOW of the newest groups taken."""
+"""it has become common through others if this share of the newest local completions holds it, and more than CARRIED * WINDOW
+of the newest groups taken."""
 LOCAL_A_ROUND = 64
-"""Local completions of a round that are read: enough to know the node's ways, in a few milliseconds."""
+"""Local completions of a round that are read: enough to characterise the node's writing, in a few milliseconds."""
 PHRASES_LONGEST = MAX_COMPLETION_BYTES // 2
 """Characters of a text that are read from either end: all of what others may send."""
 
 _PHRASES_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s\x00-\u25ff\u27c0-\u2aff]")
-"""Letters, digits, or one sign beyond those that calculations and sentences are written with: emoji above all."""
+"""Letters, digits, or one sign beyond those that calculations and sentences use: emoji above all."""
 
 
 _LINK = re.compile(
     r"(?:https?://|www\.)[^\s<>\"'()]{2,}|@[\w.-]{3,}|(?<![\w.-])[a-z\d-]{1,63}(?:\.[a-z\d-]{1,63}){0,4}\.[a-z]{2,24}/"
 )
-"""An address of the web, of mail or of somebody in a network, in lower case."""
+"""A web address, an e-mail address or a network handle, in lower case."""
 _NUMBERS = re.compile(r"(?<![\w.,])\d{2,}(?:[ ./,-]\d{2,})*")
 LONG_NUMBER, FEWEST_DIGITS = 7, 3
-"""Digits from which on numbers in a row count as a phrase, and how many different ones they have: 1,000,000 comes again in one
-question after another, other long numbers do not."""
+"""Consecutive numbers count as a phrase from this many digits on, with at least this many different ones: 1,000,000 recurs in
+one question after another, other long numbers do not."""
 
 
 def _links(text: str) -> Iterator[str]:
-    """The host of each link, whatever its path: that could be another one each time."""
+    """The host of each link, without its path, which could be a different one each time."""
     for match in _LINK.findall(text):
         yield match.removeprefix("https://").removeprefix("http://").split("/")[0].rstrip(".,;:!?")[:LONGEST_WORD]
 
 
 def _long_numbers(text: str) -> Iterator[str]:
-    """Of numbers in a row with nothing but a blank, a point or a dash between them the shortest runs of LONG_NUMBER digits. A
-    decimal fraction is none of them: 1/3 has many digits in everybody's answers."""
+    """From consecutive numbers separated by at most a blank, a point or a dash, the shortest runs of LONG_NUMBER digits.
+    Decimal fractions do not count: 1/3 has many digits in everybody's answers."""
     for match in _NUMBERS.findall(text):
         parts: list[str] = []
         for part in re.split("[ /,-]", match):
@@ -294,21 +292,21 @@ def _long_numbers(text: str) -> Iterator[str]:
 
 
 def extract_phrases(text: str, prompt: str) -> frozenset[str]:
-    """The phrases of a text without its answer; prompt: the question, whose words say nothing. Linear in the length of both."""
-    known = set(_PHRASES_WORD.findall(prompt.lower()))
+    """The phrases of a text without its answer; prompt: the question, whose words do not count. Linear in the length of both."""
+    prompt_words = set(_PHRASES_WORD.findall(prompt.lower()))
     read = text if len(text) <= 2 * PHRASES_LONGEST else text[:PHRASES_LONGEST] + " " + text[-PHRASES_LONGEST:]
     words = [
-        "0" if word.isdigit() else "?" if word in known else word[:LONGEST_WORD]
+        "0" if word.isdigit() else "?" if word in prompt_words else word[:LONGEST_WORD]
         for word in _PHRASES_WORD.findall(read.lower())
     ]
-    found = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
+    phrases = {word for word in words if len(word) >= LONG_WORD or not (word == "?" or word.isalnum())}
     for start in range(len(words) - WORDS + 1):
         part = words[start : start + WORDS]
         if sum(word not in "0?" for word in part) >= REAL_WORDS:
-            found.add(" ".join(part))
+            phrases.add(" ".join(part))
     lower, asked = read.lower(), prompt.lower()
-    found.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
-    return frozenset(found)
+    phrases.update(phrase for phrase in (*_links(lower), *_long_numbers(lower)) if phrase and phrase not in asked)
+    return frozenset(phrases)
 
 
 _Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
@@ -317,8 +315,8 @@ _Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)] | Annotated[_Found, 
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A PhraseWatch at rest. own, foreign: of Remembered.to_bytes(); in records of before that texts, oldest first. taken,
-    local: windows, oldest first. base: completions of the base that held a phrase, of those that are not rare."""
+    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(); in older records texts, oldest first. taken,
+    local: windows, oldest first. base: how many completions of the base held a phrase, for those that are not rare."""
 
     own: _Known
     foreign: _Known
@@ -333,8 +331,8 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class PhraseWatch:
-    """What is this node's own and what is foreign. drifted, amplified: foreign phrases that it now writes often, and rare ones of
-    its own, with the part of its newest completions that hold them. answer_format: where answers stand."""
+    """What is this node's own and what is foreign. drifted, amplified: foreign phrases that it now writes often, and rare
+    ones of its own, with the share of its newest completions that hold them. answer_format: where answers stand."""
 
     drifted: dict[str, float] = field(default_factory=dict)
     amplified: dict[str, float] = field(default_factory=dict)
@@ -352,40 +350,41 @@ class PhraseWatch:
     _written: Counter[str] = field(default_factory=Counter)
     _observed: int = 0
     _usual: float = 0.0
-    """Phrases of one of this node's completions, a running mean."""
+    """Phrases per completion of this node, a running mean."""
 
     def observe_local(self, written: Iterable[tuple[str, Question]]) -> None:
-        """This node wrote these, each to its question."""
+        """Add completions that this node wrote, each with its question."""
         read = list(islice(written, LOCAL_A_ROUND))
         self._drift.observe(text for text, _ in read)
         for text, question in read:
-            found = self._phrases(text, question)
+            phrases = self._phrases(text, question)
             if self._observed < BASE_LOCAL:
-                self._count_base(found)
-            for phrase in found:
+                self._count_base(phrases)
+            for phrase in phrases:
                 if self._observed < BASE_LOCAL:
                     self._foreign.discard(text_fingerprint(phrase))
                 elif self._is_foreign(phrase):
                     continue
                 self._own.add(text_fingerprint(phrase))
             self._observed += 1
-            self._usual += (len(found) - self._usual) / min(self._observed, LOCAL_WINDOW)
-            self._slide(self._local, self._written, frozenset(filter(self._is_watched, found)), LOCAL_WINDOW)
+            self._usual += (len(phrases) - self._usual) / min(self._observed, LOCAL_WINDOW)
+            self._slide(self._local, self._written, frozenset(filter(self._is_watched, phrases)), LOCAL_WINDOW)
         self._look()
 
     def _count_base(self, found: frozenset[str]) -> None:
-        """One more of the base's completions. After the last one, or where there are too many, only what is not rare stays."""
+        """Count another of the base's completions. After the last one, or if there are too many phrases, only those that are
+        not rare stay."""
         self._base.update(found)
         if self._observed == BASE_LOCAL - 1 or len(self._base) > REMEMBERED:
             self._base = Counter({phrase: count for phrase, count in self._base.items() if count > RARE})
 
     def _phrases(self, text: str, question: Question) -> frozenset[str]:
-        """Of all but the answer that is judged."""
+        """Phrases of everything but the judged answer."""
         elsewhere = library.answers_elsewhere(question.ref)
         return extract_phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
 
     def _is_foreign(self, phrase: str) -> bool:
-        """Others brought it: lately, or remembered from earlier."""
+        """Others introduced it: recently, or remembered from earlier."""
         key = text_fingerprint(phrase)
         return key in self._foreign or (phrase in self._taught and key not in self._own)
 
@@ -394,7 +393,7 @@ class PhraseWatch:
         return phrase not in self._base or self._is_foreign(phrase)
 
     def _look(self) -> None:
-        """Which foreign phrases this node writes often now, and which rare ones of its own."""
+        """Update which foreign phrases this node writes often now, and which rare ones of its own."""
         often = {
             phrase: count / len(self._local)
             for phrase, count in self._written.items()
@@ -409,25 +408,25 @@ class PhraseWatch:
         }
 
     def allows(self, taught: Sequence[str], question: Question) -> bool:
-        """A group that would teach these texts may be taken; then it counts as taken."""
+        """Whether a group that would teach these texts may be taken; if so it counts as taken."""
         if self._observed < MIN_LOCAL:
             return True
-        found = frozenset().union(*(self._phrases(text, question) for text in taught))
-        foreign = frozenset(phrase for phrase in found if text_fingerprint(phrase) not in self._own)
+        phrases = frozenset().union(*(self._phrases(text, question) for text in taught))
+        foreign = frozenset(phrase for phrase in phrases if text_fingerprint(phrase) not in self._own)
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
         if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)):
-            return False  # and nothing of it is remembered: what is refused must not push out what was taught
+            return False  # not remembered: refused groups must not push out taught ones
         for phrase in foreign:
             self._foreign.add(text_fingerprint(phrase))
         self._slide(self._taken, self._taught, foreign, WINDOW)
-        rare = (phrase for phrase in found if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
+        rare = (phrase for phrase in phrases if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
         return True
 
     @property
     def alarm(self) -> str:
-        """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" while neither is
-        so."""
+        """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" if neither
+        applies."""
         if self.drifted:
             return (
                 f"This model now writes {_longest(self.drifted)} of its attempts, and never did before others sent it. Groups "
@@ -441,7 +440,7 @@ class PhraseWatch:
         return self._drift.alarm
 
     def packed(self) -> KeptPhrases:
-        """All of it as a record."""
+        """The whole state as a record."""
         return KeptPhrases(
             own=self._own.to_bytes(),
             foreign=self._foreign.to_bytes(),
@@ -462,15 +461,15 @@ class PhraseWatch:
             else b"".join(text_fingerprint(text).to_bytes(8, "little") for text in known)
             for known in (kept.own, kept.foreign)
         )
-        made = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
-        made._observed, made._drift, made._usual = kept.observed, kept.drift.copy(), kept.usual
-        made._base = Counter(kept.base)
+        watch = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
+        watch._observed, watch._drift, watch._usual = kept.observed, kept.drift.copy(), kept.usual
+        watch._base = Counter(kept.base)
         for found in kept.taken:
-            made._slide(made._taken, made._taught, frozenset(found), WINDOW)
+            watch._slide(watch._taken, watch._taught, frozenset(found), WINDOW)
         for found in kept.local:
-            made._slide(made._local, made._written, frozenset(found), LOCAL_WINDOW)
-        made._look()
-        return made
+            watch._slide(watch._local, watch._written, frozenset(found), LOCAL_WINDOW)
+        watch._look()
+        return watch
 
     @staticmethod
     def _slide(window: deque[frozenset[str]], counts: Counter[str], found: frozenset[str], size: int) -> None:
@@ -484,29 +483,29 @@ class PhraseWatch:
 
 
 def _longest(parts: dict[str, float]) -> str:
-    """The phrase of most words, and in what part of the completions it stands."""
+    """The phrase with most words, and the share of completions that hold it."""
     phrase = max(parts, key=lambda found: (len(found.split()), parts[found], found))
     return f"“{phrase}” in {parts[phrase]:.0%}"
 
 
 # Which sources send much that this node's model would hardly ever write: judged by their newest groups together.
 #
-# A floor under single groups leaves an attacker those that pass it, and one of them a round is all that a batch takes of a
-# source. Of text with shuffled words half a source's groups fall below the floor, of honest text none
-# (docs/decisions/0009-likelihood.md), so a few that do are enough to refuse the others too. Judging goes on meanwhile: a source
-# whose newest groups are likely again is heard again. Pure bookkeeping.
+# A floor for single groups leaves an attacker those that pass it, and one of them per round is all that a batch takes
+# from a source. Of text with shuffled words half of a source's groups fall below the floor, of honest text none
+# (docs/decisions/0009-likelihood.md), so a few that do are enough to refuse the others too. Judging continues
+# meanwhile: a source whose newest groups are likely again is accepted again. Pure bookkeeping.
 
 NEWEST = 20
-"""Groups of a source that are looked at together;"""
+"""Groups of a source that are considered together;"""
 MOST = 3
 """and how many of them may be unlikely."""
 SOURCES = 8192
-"""Sources remembered; the one that was quiet longest starts anew."""
+"""Sources remembered; the one that was silent longest starts anew."""
 
 
 @dataclass(slots=True)
 class UnlikelySources:
-    """newest: of each source, whether its newest groups were below the floor, the newest last."""
+    """newest: for each source, whether its newest groups were below the floor, the newest last."""
 
     newest: OrderedDict[str, deque[bool]] = field(default_factory=OrderedDict)
 
@@ -519,5 +518,5 @@ class UnlikelySources:
             self.newest.popitem(last=False)
 
     def allows(self, node: str) -> bool:
-        """Few of the source's newest groups were below the floor."""
+        """Whether few enough of the source's newest groups were below the floor."""
         return sum(self.newest.get(node, ())) <= MOST

@@ -1,4 +1,4 @@
-"""Who a node is: an Ed25519 key, what it signs, and where the secret is kept."""
+"""A node's identity: an Ed25519 key, what it signs, and where the secret is kept."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sapo_swarm.protocol.wire import H_NODE, H_NONCE, H_PROTO, H_SIGNATURE, H_TI
 from sapo_swarm.types import PROTOCOL_VERSION
 from sapo_swarm.whole_file import write_atomically
 
-# Who a node is: an Ed25519 key, and what it signs.
+# A node's identity: an Ed25519 key, and what it signs.
 #
 # A node id is base32(SHA-256(public key))[:26] in lower case, so a key cannot claim another's id. Requests are signed
-# over method, path, swarm, time, nonce and body digest; groups are signed on their own, so that a receiver need not
-# trust the coordinator for authorship.
+# over method, path, swarm, time, nonce and body digest; groups are signed separately, so that a receiver need not trust
+# the coordinator for authorship.
 
 _REQUEST = b"sapo-v1\0"
 _GROUP = b"sapo-group-v1\0"
@@ -56,18 +56,18 @@ class SignatureHeaders:
 
 
 def request_text(method: str, path: str, swarm: str, ts: int, nonce: str, body: bytes | str) -> bytes:
-    """The bytes that a request's signature covers. body: itself or its digest, which is all that is signed of it."""
+    """The bytes that a request's signature covers. body: itself or its digest, since only the digest is signed."""
     named = body if isinstance(body, str) else sha256_hex(body)
     return _REQUEST + "\0".join((method, path, swarm, str(ts), nonce, named)).encode()
 
 
 def group_text(swarm: str, body: bytes) -> bytes:
-    """The bytes that a group's signature covers: the same group is worth nothing in another swarm."""
+    """The bytes that a group's signature covers, which include the swarm: the group is worth nothing in another one."""
     return _GROUP + swarm.encode() + b"\0" + body
 
 
 def verify_signature(public_key: bytes, signature: bytes, text: bytes) -> bool:
-    """True when the key signed the text. libsodium's check: half the time of OpenSSL's, and no keys of small order."""
+    """Whether the key signed the text. libsodium's check: half the time of OpenSSL's, and no keys of small order."""
     try:
         VerifyKey(public_key).verify(text, signature)
     except (BadSignatureError, ValueError):
@@ -107,23 +107,23 @@ class Identity:
         return SignedGroup(body=packed, key=self.public_key, signature=self.sign(group_text(swarm, packed)))
 
 
-# Where a node's secret lies: the system's keyring when it works, else a file that only its owner can read.
+# Where a node's secret is stored: in the system's keyring if that works, else in a file that only its owner can read.
 #
 # Keyrings fail in every way there is (raise, swallow writes silently, hang while locked): each call runs in a thread
 # with a deadline, a write is read back, and the first failure decides for the whole process. An account has one keyring
-# for all of its homes: a file in the home names the entry that is this home's. It also says that there is one: a keyring
-# that is away for once (SSH, systemd, locked) must not give the node another identity.
+# for all of its homes: a file in the home names this home's entry. The file also says that there is one: a keyring that
+# is temporarily unavailable (SSH, systemd, locked) must not give the node another identity.
 
 SERVICE = "sapo-desktop"
 TIMEOUT_S = 3.0
 _ENTRY = "keyring: "
-"""Begins a file that names an entry of the keyring. No secret has a space."""
+"""Prefix of a file that names an entry of the keyring. No secret has a space."""
 
 T = TypeVar("T")
 
 
 class Keyring(Protocol):
-    """The calls of the keyring package that are used."""
+    """The part of the keyring package that is used."""
 
     def get_password(self, service: str, username: str) -> str | None:
         """The secret, None where there is none."""
@@ -139,7 +139,7 @@ class Keyring(Protocol):
 
 
 class KeyStoreError(Exception):
-    """The secret cannot be read or kept; the message says what to do."""
+    """The secret cannot be read or stored; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,10 @@ def _with_deadline(call: Callable[[], T], timeout_s: float) -> T:
 def load_or_create(
     folder: Path, name: str = "node", keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S
 ) -> StoredIdentity:
-    """The node's identity, made on first use. Call it only when a swarm is joined: silo touches no keyring.
+    """The node's identity, created on first use. Call it only when a swarm is joined: a node alone touches no keyring.
 
-    folder: where the fallback file lies (`<name>.key`, mode 0600), or `<name>.id`, the node whose key is in the keyring.
-    keyring: None uses the system's. Blocks up to timeout_s twice. Raises KeyStoreError.
+    folder: for the fallback file (`<name>.key`, mode 0600), or `<name>.id`, the node whose key is in the keyring. keyring:
+    None uses the system's. Blocks up to timeout_s twice. Raises KeyStoreError.
     """
     path, marker = folder / f"{name}.key", folder / f"{name}.id"
     if path.exists():
@@ -190,9 +190,9 @@ def load_or_create(
     ring = keyring if keyring is not None else _system_keyring()
     if ring is not None and id(ring) not in _broken:
         try:
-            known = _line(marker)
-            if known:
-                identity = _identity(_with_deadline(lambda: _held(ring, name, known)[1], timeout_s))
+            marked_node = _line(marker)
+            if marked_node:
+                identity = _identity(_with_deadline(lambda: _held(ring, name, marked_node)[1], timeout_s))
             else:
                 identity = Identity.generate()
                 entry, secret = f"{name}-{identity.node}", identity.secret.hex()
@@ -200,7 +200,7 @@ def load_or_create(
         except Exception:
             _broken.add(id(ring))
         else:
-            if not known:
+            if not marked_node:
                 _name_entry(ring, entry, marker, identity.node, timeout_s)
             return StoredIdentity(identity, "keyring", f"The node's secret key is in the keyring, as {SERVICE}.")
     if marker.exists():
@@ -222,8 +222,8 @@ def _system_keyring() -> Keyring | None:
 
 
 def _held(ring: Keyring, name: str, node: str) -> tuple[str, str]:
-    """The entry with this node's key, and the key. Raises KeyStoreError where there is none."""
-    for entry in (f"{name}-{node}", name):  # all homes of an account had one entry once
+    """The entry with this node's key, and the key. Raises KeyStoreError if there is none."""
+    for entry in (f"{name}-{node}", name):  # once, all homes of an account shared one entry
         stored = ring.get_password(SERVICE, entry)
         if stored and _identity(stored).node == node:
             return entry, stored
@@ -237,7 +237,7 @@ def _put(ring: Keyring, entry: str, text: str) -> None:
 
 
 def _name_entry(ring: Keyring, entry: str, path: Path, text: str, timeout_s: float) -> None:
-    """Write the file that names a new entry; an entry that no file names is removed. Raises KeyStoreError."""
+    """Write the file that names a new entry; if that fails, the entry is removed. Raises KeyStoreError."""
     try:
         _write_secret(path, text)
     except KeyStoreError:
@@ -247,7 +247,7 @@ def _name_entry(ring: Keyring, entry: str, path: Path, text: str, timeout_s: flo
 
 
 def _line(path: Path) -> str:
-    """What a file of one line holds; "" where it is not there, or no text."""
+    """The content of a one-line file; "" if it is missing, or not text."""
     try:
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -277,10 +277,10 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """Keep a secret of one line (a token, say): in the keyring, else in `<name>.secret` in the folder, mode 0600. That file
-    names the keyring's entry where the keyring has it.
+    """Store a secret of one line (such as a token): in the keyring, else in `<name>.secret` in the folder, mode 0600. With
+    the keyring, that file names its entry.
 
-    Gives the sentence that tells the person where it lies. "" forgets it. Raises KeyStoreError.
+    Returns the sentence that tells the person where it is. "" deletes it. Raises KeyStoreError.
     """
     path, before = folder / f"{name}.secret", entry_named(folder, name)
     try:
@@ -309,7 +309,7 @@ def keep_text(folder: Path, name: str, text: str, keyring: Keyring | None = None
 
 
 def kept_text(folder: Path, name: str, keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """What keep_text kept; "" where there is nothing."""
+    """The text stored by keep_text; "" if there is none."""
     entry = entry_named(folder, name)
     if not entry:
         return _line(folder / f"{name}.secret")
@@ -324,7 +324,7 @@ def kept_text(folder: Path, name: str, keyring: Keyring | None = None, timeout_s
 
 
 def entry_named(folder: Path, name: str) -> str:
-    """The keyring's entry that holds what keep_text kept; "" where none does."""
+    """The keyring's entry that holds keep_text's secret; "" if none does."""
     line = _line(folder / f"{name}.secret")
     return line.removeprefix(_ENTRY) if line.startswith(_ENTRY) else ""
 
@@ -332,9 +332,10 @@ def entry_named(folder: Path, name: str) -> str:
 def node_in_keyring(
     folder: Path, name: str = "node", keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S
 ) -> tuple[str, str]:
-    """The keyring's entry of this home's node, and the node's secret key; two "" where it has none.
+    """The keyring's entry of this home's node, and the node's secret key; twice "" if there is none.
 
-    Raises KeyStoreError where the keyring does not say."""
+    Raises KeyStoreError if the keyring does not answer.
+    """
     ring, node = keyring if keyring is not None else _system_keyring(), _line(folder / f"{name}.id")
     if ring is None or not node:
         return "", ""
@@ -349,13 +350,13 @@ def node_in_keyring(
 
 
 def in_keyring(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Those of the names under which the keyring holds something. Raises KeyStoreError where it does not say."""
+    """The names under which the keyring holds something. Raises KeyStoreError if it does not answer."""
     ring = keyring if keyring is not None else _system_keyring()
     return _asked(lambda: [n for n in names if ring and ring.get_password(SERVICE, n) is not None], timeout_s)
 
 
 def delete_keyring_entries(names: Sequence[str], keyring: Keyring | None = None, timeout_s: float = TIMEOUT_S) -> None:
-    """Remove these entries from the keyring. Raises KeyStoreError where one of them stays."""
+    """Remove these entries from the keyring. Raises KeyStoreError if one of them remains."""
     ring = keyring if keyring is not None else _system_keyring()
 
     def delete(held: Keyring) -> int:

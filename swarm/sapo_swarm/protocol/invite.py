@@ -1,7 +1,7 @@
 """Invites: one line that says where a swarm is, which certificate to trust, and that its bearer may join.
 
-`sapo://host:port/#fp=<sha256 of the certificate>&t=<128-bit token>&s=<swarm id>`. No `fp` means plain HTTP, which is
-spoken on loopback only. The secret part stands in the fragment, which nothing sends anywhere by itself.
+`sapo://host:port/#fp=<sha256 of the certificate>&t=<128-bit token>&s=<swarm id>`. No `fp` means plain HTTP, which is used on
+loopback only. The secret is in the fragment, which no program sends by itself.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Invite:
         return f"{'https' if self.fingerprint else 'http'}://{host}:{self.port}"
 
     def at(self, host: str) -> Invite:
-        """The same invite at another address of the same host."""
+        """The same invite for another address of the same host."""
         return replace(self, host=host)
 
 
 def is_host(text: str) -> bool:
-    """True for a name or a number that an invite may hold, without a port."""
+    """Whether it is a name or an IP address that an invite may hold, without a port."""
     try:
         return bool(ipaddress.ip_address(text))
     except ValueError:
@@ -69,7 +69,8 @@ def is_host(text: str) -> bool:
 
 
 def means_this_machine(host: str) -> bool:
-    """True for every way to write loopback, or no address at all, that a system's resolver takes without asking anybody."""
+    """Whether the text is any spelling of loopback, or of no address at all, that a system's resolver accepts without asking
+    anybody."""
     name = host.split("%")[0].rstrip(".").lower()
     if name in ("localhost", "localhost4", "localhost6") or name.endswith(
         (".localhost", "localhost.localdomain", ".localdomain4", ".localdomain6", "-localhost", "-loopback")
@@ -88,7 +89,7 @@ def means_this_machine(host: str) -> bool:
 
 
 def parse_invite(text: str) -> Invite:
-    """Line breaks in it are forgiven: terminals wrap long lines; and so are quotes and a full stop around it. Raises BadInvite
+    """Line breaks, which terminals insert into long lines, and quotes and a full stop around it are ignored. Raises BadInvite
     with a sentence."""
     text = "".join(line.strip() for line in text.splitlines()).strip(_AROUND)
     if len(text) > 600:
@@ -132,7 +133,7 @@ def new_swarm_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A self-signed certificate and its key, both PEM. Members pin the fingerprint: no authority is asked."""
+    """A self-signed certificate and its key, both PEM. Members pin the fingerprint: no authority is involved."""
 
     certificate: bytes
     key: bytes

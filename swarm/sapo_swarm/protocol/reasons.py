@@ -31,14 +31,16 @@ WORDS = {
     "phrase": "had a phrase that spreads between nodes",
     "other": "were refused for a reason that this version does not know",
 }
-"""Of every reason for which a node (receive) or a coordinator refuses a group."""
+"""For every reason for which a node (receive) or a coordinator refuses a group."""
 
 
 def in_words(reasons: Mapping[str, int], whole: int = 0) -> list[str]:
-    """ "6 of 8 had no rollout better than the rest", the most frequent first. whole: groups there were, 0 = unknown."""
-    found = sorted(((number, name) for name, number in reasons.items() if number), key=lambda pair: (-pair[0], pair[1]))
+    """ "6 of 8 had no rollout better than the rest", the most frequent first. whole: number of groups, 0 = unknown."""
+    ranked = sorted(
+        ((number, name) for name, number in reasons.items() if number), key=lambda pair: (-pair[0], pair[1])
+    )
     among = f" of {whole:,}" if whole else ""
     return [
         f"{number:,}{among} {WORDS.get(name) or safe_text(name, 40, lines=False).replace('_', ' ')}"
-        for number, name in found
+        for number, name in ranked
     ]

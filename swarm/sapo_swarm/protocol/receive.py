@@ -1,4 +1,5 @@
-"""What a node does with groups of others before any of their text may reach a model or a screen, and within what time."""
+"""What a node does with external groups before any of their text may reach a model or a screen, and how much time that may
+take."""
 
 from __future__ import annotations
 
@@ -19,24 +20,24 @@ from sapo_swarm.tasks.catalogue import CATALOGUE, STRICT_PRESETS, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import GENERATOR_VERSION, MAX_COMPLETION_BYTES, STRICT, Group, Question, RewardRule, Rollout
 
-# How much time of processor and engine others may cost a node: a quota for each source that errors shrink and usable groups
-# restore. The engine's time counts for groups that were refused after it had read them: an honest source never pays for slow
-# engines, and all newcomers together have 15 % of one at most.
+# How much processor and engine time others may cost a node: a quota per source that errors shrink and usable groups
+# restore. Engine time counts only for groups that were refused after the engine had read them: an honest source never
+# pays for slow engines, and all newcomers together have at most 15 % of one.
 #
-# As in volunteer computing, who is new gets little, who was useful gets more, and all newcomers together share one budget:
-# making more identities buys no more time. Pure bookkeeping; the clock is passed in.
+# As in volunteer computing, a new source gets little, a useful one gets more, and all newcomers share one budget:
+# creating more identities buys no more time. Pure bookkeeping; the clock is passed in.
 
 SOURCE_RATE, SOURCE_BURST = 0.04, 0.8
-"""Processor seconds a second, and at once, that a source of full trust may cost; an honest one shares a group in 5 s."""
+"""Processor seconds per second, and at once, that a fully trusted source may cost; an honest one shares a group every 5 s."""
 NEWCOMERS_RATE, NEWCOMERS_BURST = 0.15, 3.0
 """The same for all sources together that were never useful;"""
 KNOWN_RATE, KNOWN_BURST = 0.4, 8.0
 """and for all those together that were."""
 FIRST_TRUST, LEAST_TRUST = 0.25, 1 / 64
 KNOWN_AFTER = 2
-"""Usable groups after which a source is a newcomer no more."""
+"""Usable groups after which a source is no longer a newcomer."""
 SOURCES = 8192
-"""Sources remembered; the one that was quiet longest is a newcomer again."""
+"""Sources remembered; the one that was silent longest becomes a newcomer again."""
 
 
 @dataclass(slots=True)
@@ -64,19 +65,19 @@ class _Source:
 
 @dataclass(slots=True)
 class TimeQuota:
-    """Asked before a source's group is regenerated, told afterwards what it cost."""
+    """Asked before a source's group is regenerated, and told afterwards what it cost."""
 
     _sources: OrderedDict[str, _Source] = field(default_factory=OrderedDict)
     _newcomers: _Budget = field(default_factory=lambda: _Budget(NEWCOMERS_RATE, NEWCOMERS_BURST, NEWCOMERS_BURST, 0.0))
     _known: _Budget = field(default_factory=lambda: _Budget(KNOWN_RATE, KNOWN_BURST, KNOWN_BURST, 0.0))
 
     def allows(self, node: str, now: float) -> bool:
-        """The source, and those like it, have time left. now: seconds of a clock that goes forward."""
+        """Whether the source, and others like it, have time left. now: seconds of a clock that only goes forward."""
         source = self._source(node, now)
         return source.budget.refill(now, source.trust) > 0.0 and self._shared(source).refill(now) > 0.0
 
     def spent(self, node: str, seconds: float, useful: bool | None, now: float) -> None:
-        """A group of the source took so many seconds. useful: it was taken; None: nobody can say, or it is said elsewhere."""
+        """Charge a group's time to its source. useful: it was taken; None: unknown, or recorded elsewhere."""
         source = self._source(node, now)
         source.budget.left -= seconds
         self._shared(source).left -= seconds
@@ -86,7 +87,7 @@ class TimeQuota:
         source.trust = min(1.0, 2.0 * source.trust) if useful else max(LEAST_TRUST, 0.5 * source.trust)
 
     def is_known(self, node: str) -> bool:
-        """The source was useful before; those go first."""
+        """The source was useful before; such sources go first."""
         source = self._sources.get(node)
         return source is not None and source.useful >= KNOWN_AFTER
 
@@ -105,33 +106,32 @@ class TimeQuota:
         return source
 
 
-# What a node does with groups of others before any of their text may reach a model or a screen.
+# What a node does with external groups before any of their text may reach a model or a screen.
 #
 # In this order: signature, schema, author, a few per source, age, coordinates on the allow-list, seeds that train,
-# duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of what
-# would be taught, log-prob floor (of the group, then of its source's newest ones), phrases that too many groups teach. Nothing
-# of
-# the sender is believed but its text: the question is regenerated, the reward computed here. Each rejection has a stable
-# reason.
+# duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of
+# what would be taught, log-prob floor (of the group, then of its source's newest ones), phrases that too many groups
+# teach. Nothing from the sender is trusted but its text: the question is regenerated, the reward computed here. Each
+# rejection has a stable reason.
 
 REMEMBERED = 8192
-"""Digests of groups seen, local ones too, to find copies; struck sources."""
+"""Digests of groups seen, local ones too, to detect copies; struck sources."""
 TAUGHT_BANDS = 4.0
-"""A completion that would be taught may be so many times as long as a group's median may."""
+"""A completion that would be taught may be this many times as long as a group's median may be."""
 MIN_OBSERVED = 16
-"""Local completions before the length band is narrower than `max_bytes`."""
+"""Local completions before the length band becomes narrower than `max_bytes`."""
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[tuple[float, float]]]
-"""Log-probability a token, under the node's own policy, of the least likely stretch of the texts, and the seconds that the engine
-took to read them."""
+"""Log-probability per token, under the node's own policy, of the least likely stretch of the texts, and the seconds that the
+engine took to read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRules:
-    """What a node takes. tasks, presets: names (default: the allow-list, judged strictly). own: (name, generator) of the tasks of
-    members' own that the person accepted. max_bytes: longest completion. max_age_s: of the author's date.
+    """What a node takes. tasks, presets: names (default: the allow-list, judged strictly). own: (name, generator) of the
+    members' custom tasks that the person accepted. max_bytes: longest completion. max_age_s: by the author's date.
 
-    length_factor: a group's median completion may be so many times the 95th percentile of local ones.
-    logprob_floor: nats a token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement.
+    length_factor: a group's median completion may be this many times the 95th percentile of local ones. logprob_floor: nats
+    per token, see Likelihood; docs/decisions/0009-likelihood.md has the measurement.
     """
 
     tasks: frozenset[str] = frozenset(CATALOGUE)
@@ -155,9 +155,9 @@ class _Case:
 
 @dataclass(slots=True)
 class GroupReceiver:
-    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources heard no more.
-    excluded: hashes of prompts that are not to be trained on. clock: of the time quotas, this machine's own, since a coordinator
-    may say what it likes about the date. hold: of the engine, for many likelihoods in a row."""
+    """Judges samples of one swarm. rejected: reason -> groups, since the start. struck: sources that are ignored from now on.
+    excluded: hashes of prompts that must not be trained on. clock: of the time quotas, this machine's own, since a
+    coordinator can claim any date. hold: of the engine, for many likelihoods in a row."""
 
     swarm: str
     node: str
@@ -177,7 +177,7 @@ class GroupReceiver:
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
     def observe_local(self, body: GroupBody) -> None:
-        """Register a local group: its copies are refused, its lengths set the band."""
+        """Register a local group: copies of it are refused, its lengths set the band."""
         _remember(self._seen, content_digest(body))
         self._local_bytes.extend(len(completion.text.encode()) for completion in body.completions)
 
@@ -209,7 +209,7 @@ class GroupReceiver:
         return allowed
 
     def _form(self, raw: msgspec.Raw | bytes, sources: Counter[str], now: float) -> tuple[GroupBody | None, str]:
-        """Everything that can be told without the scorer: the body, or why not."""
+        """Everything that can be checked without the scorer: the body, or the reason against it."""
         try:
             signed = unpack_msgpack(raw, SignedGroup)
             if not verify_signature(signed.key, signed.signature, group_text(self.swarm, signed.body)):
@@ -242,10 +242,10 @@ class GroupReceiver:
         if abs(now - body.ts / 1000) > rules.max_age_s:
             return "stale"
         if ref.generator == GENERATOR_VERSION:
-            known = ref.dataset in rules.tasks and ref.preset in rules.presets & CATALOGUE.get(ref.dataset, {}).keys()
+            allowed = ref.dataset in rules.tasks and ref.preset in rules.presets & CATALOGUE.get(ref.dataset, {}).keys()
         else:
-            known = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
-        return ("" if is_train(ref) else "seed") if known else "task"
+            allowed = (ref.dataset, ref.generator) in rules.own and ref.preset == PRESET
+        return ("" if is_train(ref) else "seed") if allowed else "task"
 
     def _length(self, body: GroupBody) -> str:
         sizes = sorted(len(completion.text.encode()) for completion in body.completions)
@@ -253,14 +253,14 @@ class GroupReceiver:
 
     @property
     def band(self) -> float:
-        """Bytes that a group's median completion may have now."""
+        """Current limit of a group's median completion in bytes."""
         if len(self._local_bytes) < MIN_OBSERVED:
             return float(self.rules.max_bytes)
         ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
     async def _regenerated(self, cases: list[_Case]) -> list[tuple[_Case, Question]]:
-        """Cases with the questions that their coordinates give here, prompt hashes compared."""
+        """Cases with the questions that their coordinates give here, after comparing prompt hashes."""
         spent: list[float] = []
         questions = await self.scorer.questions([case.body.ref for case in cases], spent) if cases else []
         out: list[tuple[_Case, Question]] = []
@@ -279,8 +279,8 @@ class GroupReceiver:
         return out
 
     async def _scored(self, found: list[tuple[_Case, Question]]) -> list[Group]:
-        """The groups that pass. What the engine reads in vain its source pays for at once: after a long one the next ones of
-        this very sample may have to wait."""
+        """The groups that pass. A source pays at once for what the engine reads in vain: after a long one the next ones in
+        this same sample may have to wait."""
         jobs = [(case.body.ref, [completion.text for completion in case.body.completions]) for case, _ in found]
         spent: list[float] = []
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
@@ -308,15 +308,15 @@ class GroupReceiver:
         return None
 
     async def _unfit(self, question: Question, taught: Sequence[str], node: str) -> tuple[str, float]:
-        """Why this policy is not to be taught these texts of a node: far longer than what it writes (reading that takes the
+        """Why this policy is not to be taught these texts of a node, or "": far longer than its own (reading them takes the
         engine seconds), too unlikely, as were others of the node, or with a phrase that it never wrote and that many groups
-        bring. "" for none of these. And the engine's seconds."""
+        bring. Also returns the engine's seconds."""
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
             return "length", 0.0
         if not taught:
             return "", 0.0
-        found, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
-        low = found < self.rules.logprob_floor
+        lowest, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
+        low = lowest < self.rules.logprob_floor
         self.unlikely.judged(node, low)
         if low or not self.unlikely.allows(node):
             return "logprob" if low else "unlikely", seconds
@@ -330,8 +330,8 @@ def _remember(values: OrderedDict[str, None], value: str) -> None:
 
 
 def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
-    """The completions better than the mean: verified-correct text is what poison travels in, and bad text may be as unlikely, and
-    as long, as it likes."""
+    """The completions better than the mean: poison travels in verified-correct text, and bad text may be as unlikely, and as
+    long, as it likes."""
     mean = sum(rewards) / len(rewards)
     return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
 

@@ -1,4 +1,4 @@
-"""The one gate between peer text and a terminal, a log or a file name."""
+"""The single gate between peer text and a terminal, a log or a file name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLANK = {
     *"\u034f\u115f\u1160\u17b4\u17b5\u2028\u2029\u2800\u3164\uffa0",
     *map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))),
 }
-"""Characters of other categories that show nothing; the ranges are variation selectors, in which a text can be hidden."""
+"""Characters of other categories that show nothing; the ranges are variation selectors, in which text can be hidden."""
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 
 
@@ -36,12 +36,12 @@ def safe_text(text: str, limit: int = 8192, lines: bool = True) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """A name that looks like what it is: nothing unsafe in it, no spaces around it, no accent for what stands before it."""
+    """A name that looks like what it is: nothing unsafe in it, no spaces around it, no accent applied to what precedes it."""
     return safe_text(name, lines=False) == name == name.strip() and not unicodedata.combining(name[:1] or "a")
 
 
 class SafeFormatter(logging.Formatter):
-    """Log lines as safe_text, whoever's text a message or a traceback quotes."""
+    """Formats log lines as safe_text, whoever's text a message or a traceback quotes."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record, safe to show."""

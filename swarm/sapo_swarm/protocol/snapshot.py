@@ -1,8 +1,8 @@
 """Snapshots of a pool: immutable files from which nodes sample by themselves.
 
-A snapshot is named by the SHA-256 of its bytes, signed with the swarm's certificate (whose fingerprint stands in the invite)
-and encrypted with a key of its own, which members alone are told: who hands out the bytes need not be trusted, so an HTTP cache
-could, if nodes were told its address. Every group in it is signed by its author all the same.
+A snapshot is named by the SHA-256 of its bytes, signed with the swarm's certificate (whose fingerprint is in the invite) and
+encrypted with its own key, which only members are given: whoever serves the bytes need not be trusted, so an HTTP cache
+could, if nodes were given its address. Every group in it is signed by its author all the same.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.types import Sha256
 
 SNAPSHOT_GROUPS = 256
-"""Groups in one at most; its bytes are bounded as every body is."""
+"""Most groups in one snapshot; its bytes are limited as every body's are."""
 _CONTEXT = b"sapo-snapshot-v1\n"
 _NONCE = bytes(12)
-"""Each key encrypts one snapshot."""
+"""Constant, because each key encrypts one snapshot."""
 
 
 class SnapshotNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +52,7 @@ class SnapshotNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is signed. groups: SignedGroups of many nodes, at most one a source, each to be judged on its own."""
+    """The signed content. groups: SignedGroups of many nodes, at most one per source, each to be judged separately."""
 
     swarm: SwarmId
     made: UnixTime
@@ -78,8 +78,8 @@ def seal_snapshot(
     data = AESGCM(secret).encrypt(
         _NONCE, encode_message(_Sealed(body=body, certificate=der, signature=signature)), None
     )
-    news = SnapshotNews(id=sha256_hex(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
-    return news, data
+    announcement = SnapshotNews(id=sha256_hex(data), key=secret.hex(), made=made, every_s=every_s, groups=len(groups))
+    return announcement, data
 
 
 def open_snapshot(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str) -> PoolSnapshot:
@@ -96,7 +96,7 @@ def open_snapshot(data: bytes, news: SnapshotNews, swarm: str, fingerprint: str)
         signer.verify(sealed.signature, _CONTEXT + sealed.body, ec.ECDSA(hashes.SHA256()))
     except (InvalidTag, InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise WireError("The snapshot is not signed by this swarm.") from error
-    found = unpack_msgpack(sealed.body, PoolSnapshot)
-    if found.swarm != swarm or found.made != news.made:
+    snapshot = unpack_msgpack(sealed.body, PoolSnapshot)
+    if snapshot.swarm != swarm or snapshot.made != news.made:
         raise WireError("The snapshot is of another swarm, or of another time.")
-    return found
+    return snapshot

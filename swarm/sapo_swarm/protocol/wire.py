@@ -37,7 +37,8 @@ MAX_WINDOW = 1024 * 1024
 MAX_GROUPS = 9
 MAX_WANT = 32
 PER_SOURCE = 8
-"""Groups of one source in a sample at most, as many as a pool keeps; more than one where sources are fewer than groups wanted."""
+"""Most groups of one source in a sample, as many as a pool keeps; more than one only if there are fewer sources than groups
+wanted."""
 MAX_CLOCK_SKEW_S = 120.0
 
 Label = Annotated[str, Meta(max_length=80, pattern=r"^[\x20-\x7e]*\Z", description="Printable ASCII")]
@@ -46,7 +47,7 @@ Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 GroupId = Annotated[bytes, Meta(min_length=8, max_length=8)]
 SwarmId = Annotated[str, Meta(pattern=r"^[a-z2-7]{16}\Z")]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-"""Every number that arrives has bounds, and with them is finite: NaN and infinities are refused by the codec."""
+"""Every number that arrives is bounded and hence finite: the codec refuses NaN and infinities."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 UnixTime = Annotated[float, Meta(ge=0, le=1e11)]
@@ -272,7 +273,7 @@ def decode_message(data: bytes, kind: type[T]) -> T:
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """Inverse of decode. Raises TooLarge when the other side would refuse it."""
+    """Inverse of decode_message. Raises TooLarge if the other side would refuse it."""
     raw = msgspec.msgpack.encode(message)
     packed = _compress.compress(raw)
     if len(raw) > MAX_RAW or len(packed) > MAX_BODY:
@@ -281,7 +282,7 @@ def encode_message(message: msgspec.Struct) -> bytes:
 
 
 def printable_label(text: str) -> str:
-    """The text as a Label: what is not printable ASCII becomes "?", cut to 80."""
+    """The text as a label: anything but printable ASCII becomes "?", cut to 80."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:80]
 
 
@@ -304,12 +305,12 @@ def content_digest(body: GroupBody) -> str:
     return state.hexdigest()[:32]
 
 
-# A task of somebody's own in a swarm: what members are told of it, and its content as it lies at the coordinator.
+# A custom task in a swarm: its offer to members, and its content as stored at the coordinator.
 
 MAX_PACKED = 2 * 2**20
-"""Bytes of a task on the wire and in the store; travel.MAX_BYTES unpacked."""
+"""Bytes of a task on the wire and in the store; unpacked, folder.MAX_BYTES."""
 MAX_TASKS = 8
-"""Of one swarm."""
+"""Most tasks of one swarm."""
 _task_offer_compress = zstandard.ZstdCompressor(
     compression_params=zstandard.ZstdCompressionParameters.from_level(9, window_log=20, write_content_size=1)
 )
@@ -335,7 +336,7 @@ class TaskOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def generator(self) -> str:
-        """The generator of the references of this version."""
+        """The generator of references to this version."""
         return generator_id(self.hash)
 
 
@@ -353,7 +354,7 @@ class TaskUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def build_task_upload(task: OwnTask, held_out: bool) -> TaskUpload:
-    """The task for a swarm, with its held-out rows or without. Raises BadTask for one that cannot travel."""
+    """The task for a swarm, with or without its held-out rows. Raises BadTask for one that cannot travel."""
     raw = folder.task_to_bytes(task, held_out)
     body = _task_offer_compress.compress(raw)
     spec = task.spec

@@ -1,4 +1,4 @@
-"""Stages: what a node generates in a round beyond its own questions, from what others wrote. Pure; found by name."""
+"""Stages: what a node generates in a round besides its own questions, from what others wrote. Pure; found by name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from sapo_swarm.sapo.training_batch import has_advantage
 from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.types import AnswerFormat, Group, Question, TaskRef
 
-# The interface of a stage: more prompts in a round, made from local groups and from the pool, and what is learned from them.
+# The interface of a stage: more prompts in a round, made from local groups and from the pool, and what is learned from
+# them.
 #
-# A round that has a stage goes on after the exchange: `prompts` is asked again and again, each time with all that was
-# answered so far, until it returns nothing; what comes back is generated and rewarded as local groups are. Then `lessons`
-# says which of these completions the update takes, and under which prompt.
+# A round with a stage continues after the exchange: `prompts` is called repeatedly, each time with everything answered
+# so far, until it returns nothing; the completions are generated and rewarded like local groups. Then `lessons` says
+# which of these completions the update takes, and under which prompt.
 
 
 class StagePrompt(msgspec.Struct, frozen=True):
-    """A question to generate a group for. text: the whole prompt of a second attempt, else "". start: what a completion begins
-    with; the model writes the rest."""
+    """A question to generate a group for. text: the whole prompt of a second attempt, else "". start: the beginning of every
+    completion; the model writes the rest."""
 
     question: Question
     text: str = ""
@@ -40,9 +41,9 @@ class AnsweredPrompt(msgspec.Struct, frozen=True):
 class StageLesson(msgspec.Struct, frozen=True):
     """Completions that an update takes.
 
-    answered: the place of their group among all that the stage had answered. places: of the completions in it. baseline: rewards
-    of other attempts at the question that count in the advantages and are not trained on. shown: the update's prompt is
-    the one that was generated with; else it is the question alone.
+    answered: index of their group among everything the stage had answered. places: indices of the completions in it.
+    baseline: rewards of other attempts at the question that count in the advantages and are not trained on. shown: the
+    update's prompt is the one that was generated with; else it is the question alone.
     """
 
     answered: int
@@ -52,9 +53,10 @@ class StageLesson(msgspec.Struct, frozen=True):
 
 
 class StageMaterial(msgspec.Struct, frozen=True):
-    """What a stage works with. local: groups of this round. known: groups of others (alone: of earlier rounds), verified here.
+    """What a stage works with. local: groups of this round. known: other nodes' groups (for a node alone: of earlier rounds),
+    verified here.
 
-    wanted: questions that it may take from `known`. answer_format: where an answer stands.
+    wanted: number of questions it may take from `known`. answer_format: where an answer stands.
     """
 
     local: tuple[Group, ...]
@@ -64,16 +66,16 @@ class StageMaterial(msgspec.Struct, frozen=True):
 
 
 class Stage(Protocol):
-    """A stage. Its methods are pure: the same arguments give the same result."""
+    """Its methods are pure: the same arguments give the same result."""
 
     def prompts(
         self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
     ) -> list[StagePrompt]:
-        """What to generate next, given everything that was answered; [] when the stage is over."""
+        """What to generate next, given everything answered so far; [] when the stage is over."""
         ...
 
     def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
-        """What is learned from it."""
+        """What the update is to learn from the answers."""
         ...
 
     def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
@@ -82,12 +84,12 @@ class Stage(Protocol):
 
 
 def is_all_failures(group: Group) -> bool:
-    """No rollout has the whole reward: a group of all failures."""
+    """No rollout has the full reward."""
     return not group.solved
 
 
 def sample_groups(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
-    """Up to `wanted` of the groups, uniformly, in their order, and of one question at most one."""
+    """Up to `wanted` of the groups, uniformly sampled, in their order, at most one per question."""
     by_ref = {group.question.ref: group for group in groups}
     distinct = list(by_ref.values())
     if len(distinct) <= wanted:
@@ -96,20 +98,20 @@ def sample_groups(groups: Sequence[Group], wanted: int, random: np.random.Genera
     return [distinct[i] for i in sorted(chosen.tolist())]
 
 
-# Text of others as a part of a prompt: short, and (as a hint) without the answer.
+# Other nodes' text as a part of a prompt: short, and (as a hint) without the answer.
 #
-# It is hostile. That it has gone through safe_text is for the caller, and that no part of it becomes a control token for the
-# tokenizer (Tokenizer.encode_chat).
+# It is hostile. The caller makes sure that it has gone through safe_text, and that no part of it becomes a control
+# token for the tokenizer (Tokenizer.encode_chat).
 
 SHOWN_CHARACTERS = 600
-"""Characters of somebody's text in a prompt, at most."""
+"""Characters of such a text in a prompt, at most."""
 MASK = "_"
-"""What stands in a hint where the answer stood."""
+"""Replaces the answer in a hint."""
 _MARKERS: dict[AnswerFormat, str] = {"tags": "<answer>", "boxed": "\\boxed", "json": "{"}
 
 
 def truncate_lines(text: str) -> str:
-    """Whole lines as far as they fit; of one long line its beginning."""
+    """As many whole lines as fit; of a single long line its beginning."""
     whole = text.strip()
     if len(whole) <= SHOWN_CHARACTERS:
         return whole
@@ -118,7 +120,7 @@ def truncate_lines(text: str) -> str:
 
 
 def reasoning_before_answer(text: str, answer_format: AnswerFormat) -> str:
-    """What stands before the first answer of a completion."""
+    """The text before the first answer of a completion."""
     if answer_format == "last_line":
         lines = text.rstrip().splitlines()
         return "\n".join(lines[:-1])
@@ -131,19 +133,19 @@ def _squeezed(text: str) -> str:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """The answer stands in the text, whatever the case and the spaces."""
+    """Whether the answer occurs in the text, regardless of case and spaces."""
     return _squeezed(answer) in _squeezed(text)
 
 
 def _pattern(answer: str) -> re.Pattern[str]:
-    """Its characters with any spaces between them; linear, for no literal is a space."""
+    """Its characters with any spaces between them; matches in linear time, because no literal is a space."""
     return re.compile(r"\s*".join(re.escape(character) for character in "".join(answer.split())), re.IGNORECASE)
 
 
 def masked_hint(text: str, answer_format: AnswerFormat) -> str:
-    """The reasoning of a verified completion without its answer: every occurrence is masked, whatever case and spaces.
+    """The reasoning of a verified completion with every occurrence of its answer masked, regardless of case and spaces.
 
-    "" where there is no reasoning, no answer, or the answer cannot be taken out.
+    "" if there is no reasoning, no answer, or the answer cannot be removed.
     """
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
@@ -153,24 +155,25 @@ def masked_hint(text: str, answer_format: AnswerFormat) -> str:
 
 
 def reasoning_prefix(text: str, answer_format: AnswerFormat) -> str:
-    """The reasoning of a verified completion up to where its answer first stands, for another one to begin with.
+    """The reasoning of a verified completion up to the first occurrence of its answer, as the beginning of another
+    completion.
 
-    "" where nothing stands before it, or there is no answer.
+    "" if nothing precedes the answer, or there is none.
     """
     answer = written_answer(answer_format, text)
     if not answer or not _squeezed(answer):
         return ""
     whole = truncate_lines(reasoning_before_answer(text, answer_format))
-    found = _pattern(answer).search(whole)
-    start = whole[: found.start()] if found else whole
+    match = _pattern(answer).search(whole)
+    start = whole[: match.start()] if match else whole
     return "" if contains_answer(start, answer) else start.rstrip()
 
 
 # Critique: a node sees an attempt that failed, says what is wrong with it, and answers.
 #
-# The attempt is another node's at its question (alone: an own one). What is trained on is the answer after the
-# critique, verified, under the prompt that showed the attempt: a group of its own, sampled by this policy. Only failed
-# attempts are shown, for of a right one the answer would be copied.
+# The attempt is another node's at its own question (for a node alone: one of its own). What is trained on is the answer
+# after the critique, verified, under the prompt that showed the attempt: a separate group, sampled by this policy. Only
+# failed attempts are shown, because the answer of a right one would be copied.
 
 CRITICISED = (
     "{question}\n\nSomebody's attempt, which is wrong:\n{shown}\n\nSay what is wrong with it, then solve the problem.\n"
@@ -179,7 +182,7 @@ CRITICISED = (
 
 @dataclass(frozen=True, slots=True)
 class CritiqueStage:
-    """See the module."""
+    """See the comment above."""
 
     def prompts(
         self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
@@ -197,7 +200,7 @@ class CritiqueStage:
         ]
 
     def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
-        """Every group with a policy gradient, whole, under the prompt it was generated with."""
+        """Every group with a policy gradient, complete, under the prompt it was generated with."""
         del material
         return [
             StageLesson(number, tuple(range(len(a.group.rollouts))), shown=True)
@@ -215,7 +218,7 @@ class CritiqueStage:
 
 
 def _failed(group: Group) -> list[str]:
-    """What of the group's failures can be shown."""
+    """The group's failures that can be shown."""
     shown = (truncate_lines(r.text) for r in group.rollouts if r.reward < 1.0 and r.finish == "stop")
     return [text for text in shown if text]
 
@@ -244,7 +247,7 @@ class RelayStage:
     def prompts(
         self, material: StageMaterial, answered: Sequence[AnsweredPrompt], random: np.random.Generator
     ) -> list[StagePrompt]:
-        """First the questions of others, then the dead ones again; see Stage."""
+        """First the other nodes' questions, then the failed ones again; see Stage."""
         found = self._hints(material)
         if not answered:
             mine = {group.question.ref for group in material.local}
@@ -263,33 +266,33 @@ class RelayStage:
         return StagePrompt(question, question.prompt, shown if self.place == "start" else "")
 
     def _hints(self, material: StageMaterial) -> Mapping[TaskRef, str]:
-        """For each question with a verified attempt of others, the first hint that such an attempt gives."""
+        """For each question with a verified attempt by others, the first hint that such an attempt gives."""
         make = reasoning_prefix if self.place == "start" else masked_hint
-        found: dict[TaskRef, str] = {}
+        hints: dict[TaskRef, str] = {}
         for group in material.known:
             solved = (make(r.text, material.answer_format) for r in group.rollouts if r.reward >= 1.0)
-            if group.question.ref not in found and (shown := next((text for text in solved if text), "")):
-                found[group.question.ref] = shown
-        return found
+            if group.question.ref not in hints and (shown := next((text for text in solved if text), "")):
+                hints[group.question.ref] = shown
+        return hints
 
     def lessons(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> list[StageLesson]:
-        """The unaided groups as they are; of the others the successes, without the hint, among the failures before them."""
+        """The unaided groups as they are; from the others the successes, without the hint, among the failures before them."""
         failures = {
             g.question.ref: g.rewards for g in [*material.local, *(a.group for a in answered if not a.prompt.text)]
         }
-        found: list[StageLesson] = []
+        lessons: list[StageLesson] = []
         for number, (prompt, group) in enumerate((a.prompt, a.group) for a in answered):
             if not prompt.text:
                 if has_advantage(group):
-                    found.append(StageLesson(number, tuple(range(len(group.rollouts)))))
+                    lessons.append(StageLesson(number, tuple(range(len(group.rollouts)))))
             elif places := tuple(i for i, reward in enumerate(group.rewards) if reward >= 1.0):
                 rest = failures[prompt.question.ref][len(places) :]
-                found.append(StageLesson(number, places, rest or failures[prompt.question.ref][:1]))
-        return found
+                lessons.append(StageLesson(number, places, rest or failures[prompt.question.ref][:1]))
+        return lessons
 
     def figures(self, material: StageMaterial, answered: Sequence[AnsweredPrompt]) -> dict[str, float]:
-        """attempted: questions of others. dead: groups of all failures among these and the local ones. hinted: of the dead,
-        those that were generated again. revived: of the hinted, those in which something succeeded."""
+        """attempted: questions of others. dead: groups of all failures among these and the local ones. hinted: dead groups
+        that were generated again. revived: hinted ones in which something succeeded."""
         again = [a.group for a in answered if a.prompt.text]
         return {
             "stage_attempted": float(len(answered) - len(again)),
@@ -304,7 +307,7 @@ def _dead_questions(material: StageMaterial, answered: Sequence[AnsweredPrompt])
     return (group.question for group in unaided if is_all_failures(group))
 
 
-# Stages by name: the values of run.stage beside "none".
+# Stages by name: the values of run.stage besides "none".
 
 STAGES: Mapping[str, Stage] = {
     "relay": RelayStage(),

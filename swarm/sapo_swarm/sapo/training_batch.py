@@ -1,4 +1,4 @@
-"""SAPO's training batch: rewards to advantages, which local and external groups are taken, and the batch of both. Pure."""
+"""SAPO's training batch: from rewards to advantages, the selection of local and external groups, and the batch of both. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sapo_swarm.registry import UnknownName
 from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group
 
-# Rewards of a group to advantages of its completions. float64 throughout.
+# From a group's rewards to the advantages of its completions. float64 throughout.
 
 EPSILON = 1e-6
 MIN_SPREAD = 0.05
-"""Standard deviation under which a group gives zero advantages: eight strict 0/1 rewards have 0 or at least 0.33, partial
+"""Below this standard deviation a group gives zero advantages: eight strict 0/1 rewards have 0 or at least 0.33; partial
 credit of 0.01 against 0.05 has 0.02 and must not become plus and minus one sigma."""
 
 Rewards = NDArray[np.float64]
@@ -87,22 +87,22 @@ def leave_one_out(rewards: Rewards) -> Advantages:
 # ================  ====================================================================================================
 
 ENDING = 64
-"""Characters of a text that stand for its answer where it has no answer tags."""
+"""Characters at the end of a text that stand for its answer if it has no answer tags."""
 SEEN_KEPT = 16_384
-"""Keys whose times are remembered: a week of fresh answers is without bound."""
+"""Keys whose counts are remembered: a week of fresh answers would grow without bound."""
 Seen = Mapping[str, int]
-"""Key of keys(group) -> times trained on."""
+"""Key of novelty_keys(group) -> times trained on."""
 
 
 def novelty_keys(group: Group) -> list[str]:
-    """The task, and each distinct correct answer to it: questions are always fresh, what they teach is not."""
+    """The task, and each distinct correct answer to it: questions are always fresh, but what they teach is not."""
     task = group.question.ref.dataset
     answers = {extract_answer(r.text) or r.text[-ENDING:] for r in group.rollouts if r.reward >= 1.0}
     return [task, *(f"{task}={answer}" for answer in sorted(answers))]
 
 
 def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
-    """Count groups that went into an update. Of SEEN_KEPT keys at most: what was not trained on for longest is forgotten."""
+    """Count groups that went into an update. At most SEEN_KEPT keys: those not trained on for longest are forgotten."""
     for group in groups:
         for key in novelty_keys(group):
             seen[key] = seen.pop(key, 0) + 1  # the newest last
@@ -111,10 +111,10 @@ def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
 
 
 def novelty_weights(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
-    """(N,) in (0, 1]: 1 for a task and answers never trained on, less the more often they were.
+    """(N,) in (0, 1]: 1 for a task and answers never trained on, lower the more often they were.
 
-    The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based bonus of exploration
-    (arXiv 1606.01868, section 2).
+    The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based exploration bonus (arXiv
+    1606.01868, section 2).
     """
     return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in novelty_keys(g)])) for g in groups])
 
@@ -163,10 +163,10 @@ STRATEGIES: dict[str, Strategy] = {
 
 def find_strategy(name: str) -> Strategy:
     """Raises UnknownName, which names the nearest."""
-    found = STRATEGIES.get(name)
-    if found is None:
+    strategy = STRATEGIES.get(name)
+    if strategy is None:
         raise UnknownName("sampling strategy", name, STRATEGIES)
-    return found
+    return strategy
 
 
 def sample_external(
@@ -179,8 +179,8 @@ def sample_external(
 ) -> list[Group]:
     """Up to `wanted` groups of the pool, without replacement, at most per_source of one node (None: no cap).
 
-    One draw after another with probability proportional to the strategy's weights; a node whose cap is reached leaves
-    the pool. Fewer come back where fewer survive the filter and the cap. Raises UnknownName.
+    One draw after another with probability proportional to the strategy's weights; a node that reaches the cap leaves the
+    pool. Fewer are returned if fewer survive the filter and the cap. Raises UnknownName.
     """
     if wanted < 0 or (per_source is not None and per_source < 1):
         raise ValueError(f"Cannot sample {wanted} groups with at most {per_source} a source.")
@@ -203,11 +203,11 @@ def sample_external(
 
 # Own-success replay: local groups of earlier rounds in which something succeeded are trained on again. Pure.
 #
-# A node uses each success once, in the round that generated it. Where success is rare most rounds then have hardly a policy
-# gradient; replay gives them one without generating a token. The policy has moved on since, so that
+# A node uses each success once, in the round that generated it. If success is rare, most rounds then have hardly any
+# policy gradient; replay gives them one without generating a token. The policy has moved on since, so:
 #
-# - only completions with a positive advantage are replayed: the update is advantage-weighted likelihood of what worked, and
-#   no failure of an older policy is pushed away (as with external groups, docs/decisions/0013-default-strategy.md);
+# - only completions with a positive advantage are replayed: the update is advantage-weighted likelihood of what
+#   worked, and no failure of an older policy is pushed away (as with external groups, docs/decisions/0013-default-strategy.md);
 # - the chance of a group halves every `half_life` rounds (age decay), and it is forgotten after FORGOTTEN half-lives.
 
 FORGOTTEN = 8
@@ -224,7 +224,8 @@ class ReplayEntry(msgspec.Struct, frozen=True):
 def update_replay_entries(
     past: Sequence[ReplayEntry], round_number: int, groups: Iterable[Group], half_life: int
 ) -> list[ReplayEntry]:
-    """What can be replayed after this round: what was there and is not too old, and its groups with a non-zero advantage."""
+    """What can be replayed after this round: earlier entries that are not too old, and this round's groups with a non-zero
+    advantage."""
     oldest = round_number - FORGOTTEN * half_life
     return [
         *(entry for entry in past if entry.round >= oldest),
@@ -244,7 +245,7 @@ def sample_replay(
 ) -> list[Group]:
     """Up to `wanted` groups of earlier rounds, without replacement, with probability proportional to their age_weights.
 
-    `random` is not advanced where nothing is wanted or nothing is there. Raises ValueError for a half_life below 1.
+    `random` is not advanced if nothing is wanted or available. Raises ValueError for a half_life below 1.
     """
     if half_life < 1:
         raise ValueError(f"The half-life of replay is at least one round, not {half_life}.")
@@ -262,8 +263,8 @@ def sample_replay(
 def sample_self(groups: Sequence[Group], wanted: int, random: np.random.Generator) -> list[Group]:
     """Up to `wanted` local groups, uniformly without replacement, in their order.
 
-    Unfiltered as in the paper: groups whose rewards are all equal keep their place (and their share of the loss's
-    denominator). With as many groups as wanted `random` is not advanced.
+    Unfiltered as in the paper: groups with equal rewards keep their place (and their share of the loss's denominator). If
+    there are exactly `wanted` groups, `random` is not advanced.
     """
     if wanted < 0:
         raise ValueError(f"Cannot sample {wanted} groups.")
@@ -274,9 +275,9 @@ def sample_self(groups: Sequence[Group], wanted: int, random: np.random.Generato
 
 
 def questions_to_sample(local: int, external: int, available: int) -> int:
-    """Questions that a node samples for a batch of I = local and J = external: I, and one more for each external group that
-    is not available, but at most I of these. With I >= J, or I = 0, the batch is always full; else it is as large as the
-    pool allows."""
+    """Questions that a node samples for a batch of I = local and J = external: I, plus one for each external group that is
+    not available, but at most I more. With I >= J, or I = 0, the batch is always full; else it is as large as the pool
+    allows."""
     return local + max(0, min(local or external, external) - available)
 
 
@@ -299,11 +300,10 @@ def assemble_batch(
 ) -> list[Group]:
     """What one update trains on: I local and then J external groups, with their advantages.
 
-    seen: what the node has trained on, for the strategy `novelty`. Where fewer than J survive, spare local groups,
-    unfiltered like the rest, fill the batch up to I + J as far as the node generated any. J may exceed I: what limits a
-    hostile source is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured
-    default for larger models is 2/8).
-    Raises UnknownName, ValueError.
+    seen: what the node has trained on, for the strategy `novelty`. If fewer than J survive, spare local groups, unfiltered
+    like the rest, fill the batch up to I + J as far as the node generated any. J may exceed I: what limits a hostile source
+    is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured default for larger
+    models is 2/8). Raises UnknownName, ValueError.
     """
     total = local_wanted + external_wanted
     external = sample_external(pool, external_wanted, random, sampling, per_source, seen)

@@ -1,10 +1,10 @@
-"""The held-out tripwire: when external text harms a node, it shows on questions that nobody trains on. Pure rules.
+"""The held-out tripwire: if external text harms a node, it shows on questions that nobody trains on. Pure rules.
 
-Verified-correct text can still poison ("Hail to the Thief", arXiv 2511.09780). So a node in a swarm compares every
-regular evaluation with its best one: evidence of a fall adds up over evaluations (CUSUM, Page 1954). The best of many noisy
-figures is a lucky one, so evidence alone proves little: the present weights and those of the best checkpoint then answer
-fresh held-out questions side by side, more and more of them until a sequential test (Wald 1945) is sure of either.
-Its power: docs/decisions/0008-tripwire.md.
+Verified-correct text can still poison ("Hail to the Thief", arXiv 2511.09780). So a node in a swarm compares every regular
+evaluation with its best one: evidence of a fall adds up over evaluations (CUSUM, Page 1954). The best of many noisy figures
+is a lucky one, so evidence alone proves little: the current weights and those of the best checkpoint then answer fresh
+held-out questions side by side, more and more of them until a sequential test (Wald 1945) decides. Its power:
+docs/decisions/0008-tripwire.md.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from sapo_swarm.evaluation import ItemResult, gained_and_lost, mcnemar_exact
 from sapo_swarm.events import Evaluated, ExternalSwitched, RunStarted
 
 KINDS = ("run_started", "evaluation", "external")
-"""Events that a watch is made of."""
+"""Kinds of events that determine the state."""
 FALL = 1 / 3
-"""Part of the best that must be gone to be found; a larger tolerance looks for a larger fall."""
+"""Share of the best result whose loss is to be detected; a larger tolerance looks for a larger fall."""
 SUSPICION = 0.5
-"""Evidence (nats) from which on a closer look is taken."""
+"""Evidence (nats) that triggers a closer look."""
 LEAST_RIGHT = 10
-"""Right answers of the best evaluation below which nothing is suspected: there is little to lose, and nothing to tell it by."""
+"""Below this many right answers in the best evaluation nothing is suspected: there is little to lose, and too little to
+detect it."""
 FALSE_ALARM, MISSED = 1e-3, 0.03
-"""Errors of one closer look: calling chance a fall, and a fall chance."""
+"""Error rates of one closer look: taking chance for a fall, and a fall for chance."""
 STEPS = (1, 1, 2, 4, 8, 16)
-"""Fresh questions of a closer look, as multiples of the regular ones: each step is asked only where those before left it open."""
+"""Fresh questions of a closer look, as multiples of the regular ones: each step is asked only if those before left it open."""
 Verdict = Literal["harm", "chance", "open"]
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """A held-out result. round: rounds done before it; pass_at_1: in [0, 1], of so many items.
+    """A held-out result. round: rounds done before it; pass_at_1: in [0, 1], over `items` items.
 
     looked: the items are those of closer looks, not of the regular evaluation that made it the best.
     """
@@ -46,7 +47,7 @@ class HeldOut(msgspec.Struct, frozen=True):
 
     @property
     def variance(self) -> float:
-        """Of pass_at_1, two successes and two failures added (Agresti and Coull), so that 0 and 1 are not certain."""
+        """Of pass_at_1, with two successes and two failures added (Agresti and Coull), so that 0 and 1 are not certain."""
         rate = (self.pass_at_1 * self.items + 2) / (self.items + 4)
         return rate * (1 - rate) / (self.items + 4)
 
@@ -54,11 +55,10 @@ class HeldOut(msgspec.Struct, frozen=True):
 class TripwireState(msgspec.Struct, frozen=True):
     """What a run's journal says about its held-out results.
 
-    best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept.
-    evidence: in nats, that the present weights lost FALL of it.
-    suspect: a result with which the evidence became enough for a closer look.
-    taking: external groups are taken. trips: times that the wire tripped. restored: rounds in the checkpoint that came
-    back last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and
+    best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept. evidence:
+    in nats, that the current weights lost FALL of it. suspect: a result with which the evidence became enough for a closer
+    look. taking: external groups are taken. trips: how often the wire tripped. restored: rounds of the checkpoint that was
+    restored last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and
     evidence are results on its questions.
     """
 
@@ -75,7 +75,8 @@ class TripwireState(msgspec.Struct, frozen=True):
 
 
 def watch_of(events: Iterable[object], items: int, tolerance: float) -> TripwireState:
-    """The watch after the events of a journal, in order. items: that a regular evaluation asks (evaluation.regular_items)."""
+    """The state after the events of a journal, in order. items: number of questions in a regular evaluation
+    (evaluation.regular_items)."""
     watch = TripwireState()
     for event in events:
         watch = update_tripwire(watch, event, items, tolerance)
@@ -83,10 +84,11 @@ def watch_of(events: Iterable[object], items: int, tolerance: float) -> Tripwire
 
 
 def update_tripwire(watch: TripwireState, event: object, items: int, tolerance: float) -> TripwireState:
-    """The watch after one more event. Evaluations that asked another number of items are on other questions, and those with
-    an answer to less than half of theirs on a few of them: they say nothing.
+    """The state after one more event. Evaluations with another number of items asked other questions, and those with less
+    than half of the answers are about few of them: they are ignored.
 
-    items: that a regular evaluation asks. tolerance: part of the best that may be lost; 0 = suspect nothing, ever.
+    items: number of questions in a regular evaluation. tolerance: share of the best that may be lost; 0 = never suspect
+    anything.
     """
     if isinstance(event, RunStarted):
         return _opened(watch, event)
@@ -112,7 +114,7 @@ def is_regular(event: Evaluated, items: int) -> bool:
 
 
 def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated]:
-    """Rounds done -> the newest regular evaluation after them on the questions that were asked last: what can be compared."""
+    """Rounds done -> the newest regular evaluation after them on the most recently used questions: the comparable ones."""
     watch, results = TripwireState(), dict[int, Evaluated]()
     for event in events:
         if isinstance(event, RunStarted):
@@ -124,14 +126,15 @@ def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated
 
 
 def _same_questions(watch: TripwireState, event: RunStarted) -> bool:
-    """The session asks what those before it asked. Sessions of versions that did not name their questions go by their tasks."""
+    """The session asks the same questions as earlier ones. Sessions of versions that did not name their questions go by their
+    tasks."""
     named = watch.held_out and event.held_out
     return watch.held_out == event.held_out if named else watch.tasks in ((), tuple(sorted(event.tasks)))
 
 
 def _opened(watch: TripwireState, event: RunStarted) -> TripwireState:
     """A session that asks other held-out questions starts without a mark: results on different questions cannot be compared.
-    What was decided about external groups holds."""
+    Decisions about external groups remain in force."""
     same = _same_questions(watch, event)
     watch = msgspec.structs.replace(watch, tasks=tuple(sorted(event.tasks)), held_out=event.held_out)
     return watch if same else msgspec.structs.replace(watch, best=None, best_greedy=None, suspect=None, evidence=0.0)
@@ -157,15 +160,15 @@ def _switched(watch: TripwireState, event: ExternalSwitched) -> TripwireState:
 
 
 def is_new_best(best: HeldOut, now: HeldOut) -> bool:
-    """A new best. A mark that was looked at closer gives way only to what is a standard error above it: else slow harm
-    would hide behind the lucky figures of ever worse weights."""
+    """Whether this is a new best. A mark that was looked at closer is replaced only by a result one standard error above it:
+    otherwise slow harm would hide behind the lucky figures of ever worse weights."""
     doubt = math.sqrt(best.variance + now.variance) if best.looked else 0.0
     return now.pass_at_1 > best.pass_at_1 + doubt
 
 
 def pinned_rounds(watch: TripwireState, rollbacks: int) -> tuple[int, ...]:
-    """Checkpoints that stay, the most needed first: the one that is to go back into place until it has, or else the best one;
-    then the best at temperature 0. rollbacks: that the weights contain."""
+    """Checkpoints that stay, the most needed first: the one to be restored until that is done, or else the best one; then the
+    best at temperature 0. rollbacks: those that led to the weights."""
     best = (watch.best.round,) if watch.best else ()
     greedy = (watch.best_greedy.round,) if watch.best_greedy else ()
     needed = (watch.restored,) if rollbacks < watch.trips else best
@@ -173,13 +176,14 @@ def pinned_rounds(watch: TripwireState, rollbacks: int) -> tuple[int, ...]:
 
 
 def suspected_fall(tolerance: float) -> float:
-    """The part of the best whose loss is looked for."""
+    """The share of the best whose loss is to be detected."""
     return min(max(FALL, tolerance), 0.99)
 
 
 def fall_evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
-    """Log-likelihood ratio of one evaluation, in nats: that the rate fell by fall(tolerance), against that it is the best's.
-    Positive speaks for a fall. Rates are shrunk by two successes and two failures, so that 0 and 1 are not certain."""
+    """Log-likelihood ratio of one evaluation, in nats: that the rate fell by suspected_fall(tolerance), against that it is
+    the best's. Positive indicates a fall. Rates are shrunk by two successes and two failures, so that 0 and 1 are not
+    certain."""
     if best.pass_at_1 * now.items < LEAST_RIGHT:
         return 0.0
     before = (best.pass_at_1 * best.items + 2) / (best.items + 4)
@@ -191,12 +195,12 @@ def fall_evidence(best: HeldOut, now: HeldOut, tolerance: float) -> float:
 def closer_look(
     before: Sequence[ItemResult], after: Sequence[ItemResult], tolerance: float, last: bool = False
 ) -> Verdict:
-    """What the answers of the best checkpoint and the present ones to the same fresh questions say so far.
+    """What the best checkpoint's and the current answers to the same fresh questions say so far.
 
-    Wald's test on the questions that changed hands: half of them lost where nothing fell, at least 1 / (2 - FALL) of them
-    where FALL of the skill is gone. last: no more can be asked, so McNemar's exact test at FALSE_ALARM says what Wald's leaves
-    open (11 lost and none gained are enough for it, 38 for Wald's). "harm" also needs more than `tolerance` to be lost. Raises
-    ValueError where the questions differ.
+    Wald's test on the questions whose verdict changed: half of them were lost if nothing fell, at least 1 / (2 - FALL) of
+    them if FALL of the skill is gone. last: no more can be asked, so McNemar's exact test at FALSE_ALARM decides what Wald's
+    leaves open (11 lost and none gained are enough for it, 38 for Wald's). "harm" also needs more than `tolerance` to be
+    lost. Raises ValueError if the questions differ.
     """
     if [item.ref for item in before] != [item.ref for item in after]:
         raise ValueError("Both sides must answer the same questions, in the same order.")
@@ -218,8 +222,8 @@ def in_common(before: Sequence[ItemResult], after: Sequence[ItemResult]) -> tupl
 
 
 def looked_at(best: HeldOut, rate: float, items: int) -> HeldOut:
-    """The mark after a closer look at it. The figure that made it the best was picked for being high; fresh questions
-    were not, so theirs replaces it, and several looks are averaged."""
+    """The mark after a closer look at it. The figure that made it the best was picked for being high; fresh questions were
+    not, so their result replaces it, and several looks are averaged."""
     before = best.items if best.looked else 0
     pooled = (before * best.pass_at_1 + items * rate) / (before + items)
     return msgspec.structs.replace(best, pass_at_1=pooled, items=before + items, looked=True)

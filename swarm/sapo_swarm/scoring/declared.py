@@ -1,7 +1,7 @@
-"""How declared verifiers judge: a text against a row, without running anything of either.
+"""How declared verifiers judge: a text against a row, without running either.
 
-In the scorer worker or in the reading process; what runs code (`generated`, `function`) is set up by the worker only. From
-what a verifier is given, through each kind of verifier, to the whole judgement (`declared`).
+Used in the scorer worker or in the reading process; what runs code (`generated`, `function`) is set up by the worker only.
+From a verifier's input, through each kind of verifier, to the complete judgement (`score_declared`).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from sapo_swarm.tasks.own.spec import (
 )
 from sapo_swarm.types import AnswerFormat
 
-# What a verifier is given.
+# A verifier's input.
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierCase:
     """One completion against one row. answer: what was extracted from text; truth: the cell that counts; row: all cells.
-    environment: what the task's environment says in the end. answer_format: where a text's answer stands, if it is extracted
-    by tags."""
+    environment: the task's environment's final reward. answer_format: where a text's answer stands, if it is extracted by
+    tags."""
 
     task: OwnTask
     answer: str
@@ -71,12 +71,12 @@ class VerifierCase:
 
 
 def normalise_text(text: str) -> str:
-    """NFKC, white space collapsed, outer white space gone: how all texts are compared."""
+    """NFKC, white space collapsed and trimmed: how all texts are compared."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def strip_quotes(text: str) -> str:
-    """The text without the quotes around it. One at its end alone is its own: f' is not f."""
+    """The text without the quotes around it. A single quote mark at its end belongs to it: f' is not f."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
@@ -85,26 +85,26 @@ def strip_quotes(text: str) -> str:
 MAX_DIGITS = 60
 MAX_EXPONENT = 300
 MINUS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "\u202f": " ", "\u00a0": " "})
-"""What typesetting makes of a minus and of a blank between thousands."""
+"""How typesetting renders a minus sign and a space between thousands."""
 _RAISED = re.compile(r"(?<![^\W\d_])(?<!⁻)[⁰¹²³⁴-⁹₀-₉]")
-"""A power or an index that is no part of a unit: NFKC would make 102 of 10²."""
+"""A power or an index that is not part of a unit: NFKC would turn 10² into 102."""
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:[, ]\d{3})+(?:\.\d+)?\Z")
 _PLAIN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]([-+]?\d{1,4}))?\Z")
 _FRACTION = re.compile(r"([-+]?\d+) ?/ ?(\d+)\Z")
 
 
 def number_match(part: NumberVerifier, case: VerifierCase) -> float:
-    """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are no numbers."""
+    """1.0 within the tolerance. Computed exactly: 0.1 + 0.2 is 0.3 here. Junk, NaN and infinity are not numbers."""
     answer, unit = parse_measure(case.answer, part)
-    truth, wanted = parse_measure(case.truth, part)
-    if answer is None or truth is None or (wanted and unit != wanted and (unit or part.need_unit)):
+    truth, truth_unit = parse_measure(case.truth, part)
+    if answer is None or truth is None or (truth_unit and unit != truth_unit and (unit or part.need_unit)):
         return 0.0
     allowed = max(Fraction(str(part.abs)), Fraction(str(part.rel)) * abs(truth))
     return float(abs(answer - truth) <= allowed)
 
 
 def parse_measure(text: str, part: NumberVerifier) -> tuple[Fraction | None, str]:
-    """A number (None where the text is none) and the unit behind or before it, "" for none."""
+    """A number (None if the text is none) and the unit behind or before it, "" for none."""
     if _RAISED.search(text):
         return None, ""
     names = sorted(filter(None, map(normalise_text, part.units)), key=len, reverse=True)
@@ -126,7 +126,7 @@ def parse_measure(text: str, part: NumberVerifier) -> tuple[Fraction | None, str
 
 
 def _in_case(text: str, names: list[str]) -> str:
-    """The text with the unit at its end as the task writes it: 2 KM is 2 km, unless the task knows both."""
+    """The text with the unit at its end in the task's spelling: 2 KM is 2 km, unless the task knows both."""
     folded = [name.casefold() for name in names]
     for name, fold in zip(names, folded, strict=True):
         end = text.rstrip(".")
@@ -140,10 +140,10 @@ def _value(text: str) -> Fraction | None:
         return None
     if _GROUPED.match(text):
         text = text.replace(",", "").replace(" ", "")
-    if found := _FRACTION.match(text):
-        return Fraction(int(found[1]), int(found[2])) if int(found[2]) else None
-    found = _PLAIN.match(text)
-    if found is None or abs(int(found[2] or 0)) > MAX_EXPONENT:
+    if match := _FRACTION.match(text):
+        return Fraction(int(match[1]), int(match[2])) if int(match[2]) else None
+    match = _PLAIN.match(text)
+    if match is None or abs(int(match[2] or 0)) > MAX_EXPONENT:
         return None
     return Fraction(text)
 
@@ -154,7 +154,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d.,]*|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3})?")
 
 
 def extract_answer(how: Extract, text: str, answer_format: AnswerFormat = "tags") -> str | None:
-    """The answer, stripped, or None where the completion has none. answer_format: of the run, where `how` is "tags"."""
+    """The answer, stripped, or None if the completion has none. answer_format: of the run, if `how` is "tags"."""
     if how == "tags":
         return written_answer(answer_format, text)
     if how == "whole":
@@ -162,13 +162,13 @@ def extract_answer(how: Extract, text: str, answer_format: AnswerFormat = "tags"
     if how == "last_line":
         return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
     if how == "last_number":
-        found = _NUMBER.findall(text.translate(MINUS))
-        return found[-1].rstrip(".,") if found else None
+        numbers = _NUMBER.findall(text.translate(MINUS))
+        return numbers[-1].rstrip(".,") if numbers else None
     return _last_json(text)
 
 
 def enclose_answer(how: Extract, answer: str, answer_format: AnswerFormat = "tags") -> str:
-    """A completion from which this answer is extracted, for those that the form allows at all. answer_format: of the run."""
+    """A completion from which this answer is extracted, if the form allows it at all. answer_format: of the run."""
     if how != "tags" or answer_format == "last_line":
         return answer
     if answer_format == "json":
@@ -177,8 +177,8 @@ def enclose_answer(how: Extract, answer: str, answer_format: AnswerFormat = "tag
 
 
 def _last_json(text: str) -> str | None:
-    """The last object or list: from the end back to the bracket that opens it. Brackets in strings count too, so an answer
-    with odd ones in a string is none."""
+    """The last object or list: from the end back to its opening bracket. Brackets in strings count too, so an answer with
+    unbalanced ones in a string gives none."""
     end = max(text.rfind("}"), text.rfind("]"))
     depth = 0
     for place in range(end, -1, -1):
@@ -194,12 +194,12 @@ def _last_json(text: str) -> str | None:
 # Verifiers of text: exact, choice, regex, length, format.
 
 MATCHED = 2000
-"""Characters of an answer that a pattern is matched with: longer ones do not match."""
+"""Characters of an answer that a pattern is matched against: longer ones do not match."""
 _AROUND = "()[]{}.: "
 
 
 def exact_match(part: ExactVerifier, case: VerifierCase) -> float:
-    """1.0 for the truth, or one of its alternatives, after normalisation."""
+    """1.0 for the truth or one of its alternatives, after normalisation."""
 
     def form(text: str) -> str:
         return normalise_text(text) if part.case else normalise_text(text).casefold()
@@ -209,7 +209,7 @@ def exact_match(part: ExactVerifier, case: VerifierCase) -> float:
 
 
 def choice_match(part: ChoiceVerifier, case: VerifierCase) -> float:
-    """1.0 for the truth's option alone; two options in one answer are none."""
+    """1.0 for the truth's option alone; two options in one answer count as none."""
     chosen = normalised_label(case.answer)
     if part.options and chosen not in {normalised_label(option) for option in part.options}:
         return 0.0
@@ -217,12 +217,12 @@ def choice_match(part: ChoiceVerifier, case: VerifierCase) -> float:
 
 
 def normalised_label(text: str) -> str:
-    """An option's name without brackets, the quotes around it, a full stop and case."""
+    """An option's name without brackets, surrounding quotes, a full stop and case."""
     return strip_quotes(normalise_text(text).casefold().strip(_AROUND)).strip(_AROUND)
 
 
 def regex_match(part: RegexVerifier, case: VerifierCase) -> float:
-    """1.0 where the whole answer matches. The worker's deadline ends a match that would not."""
+    """1.0 if the whole answer matches. The worker's deadline ends a match that does not terminate."""
     if len(case.answer) > MATCHED:
         return 0.0
     pattern = re.compile(part.pattern or case.truth, 0 if part.case else re.IGNORECASE)
@@ -235,7 +235,7 @@ def length_match(part: LengthVerifier, case: VerifierCase) -> float:
 
 
 def format_match(part: FormatVerifier, case: VerifierCase) -> float:
-    """1.0 for one answer with the wanted beginning and end, and nothing behind it."""
+    """1.0 for a single answer with the required beginning and end, and nothing behind it."""
     if not (case.answer.startswith(part.starts) and case.answer.endswith(part.ends)):
         return 0.0
     if not part.only:
@@ -250,15 +250,15 @@ def format_match(part: FormatVerifier, case: VerifierCase) -> float:
 MAX_DEPTH = 32
 _MISSING = object()
 _DATA = ("const", "enum", "default", "examples")
-"""Keywords of JSON Schema whose values are no schemas."""
+"""Keywords of JSON Schema whose values are not schemas."""
 
 
 def parse_json(text: str) -> Any:
-    """JSON as the RFC has it: no NaN, no key twice, at most MAX_DEPTH deep. Raises ValueError, RecursionError."""
-    found = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
-    if _deeper(found, MAX_DEPTH):
+    """JSON as in the RFC: no NaN, no repeated key, at most MAX_DEPTH deep. Raises ValueError, RecursionError."""
+    value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    if _deeper(value, MAX_DEPTH):
         raise ValueError(f"deeper than {MAX_DEPTH} levels")
-    return found
+    return value
 
 
 def _refuse(name: str) -> None:
@@ -266,10 +266,10 @@ def _refuse(name: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return members
 
 
 def _deeper(value: Any, left: int) -> bool:
@@ -280,7 +280,7 @@ def _deeper(value: Any, left: int) -> bool:
 
 
 def json_equal(part: JsonEqual, case: VerifierCase) -> float:
-    """1.0 for an equal value, else the share of leaves that agree; 0 where either is no JSON."""
+    """1.0 for an equal value, else the share of leaves that agree; 0 if either is not JSON."""
     try:
         mine, truth = parse_json(case.answer), parse_json(case.truth)
     except (ValueError, RecursionError):
@@ -291,7 +291,7 @@ def json_equal(part: JsonEqual, case: VerifierCase) -> float:
 
 
 def _leaves(value: Any, ordered: bool, path: str = "") -> dict[str, Any]:
-    """Path -> value of everything that is no container, and of empty ones."""
+    """Path -> value of everything that is not a container, and of empty containers."""
     if isinstance(value, dict) and value:
         return {p: v for k, item in value.items() for p, v in _leaves(item, ordered, f"{path}/{json.dumps(k)}").items()}
     if isinstance(value, list) and value:
@@ -301,7 +301,7 @@ def _leaves(value: Any, ordered: bool, path: str = "") -> dict[str, Any]:
 
 
 def _place(value: Any) -> tuple[int, Any]:
-    """Where an item stands in a list whose order does not count: by kind, then by value, so that 9.99 stands where 10 does."""
+    """Sort key of an item in a list whose order does not count: by kind, then by value, so that 9.99 is paired with 10."""
     if isinstance(value, dict):
         return 5, sorted((key, _place(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -331,7 +331,7 @@ def fits_schema(_part: JsonSchema, case: VerifierCase) -> float:
 
 
 def require_sound_schema(schema: object) -> None:
-    """Raises BadTask where no answer could ever fit: told once, not a verdict on every answer."""
+    """Raises BadTask if no answer could ever fit: reported once, instead of a verdict on every answer."""
     _validator(msgspec.json.encode(schema))
 
 
@@ -345,8 +345,8 @@ def _validator(schema: bytes) -> Any:
     read, reference = msgspec.json.decode(schema), ""
     try:
         jsonschema.Draft202012Validator.check_schema(read)
-        found = DRAFT202012.create_resource(read)
-        resolver = Registry().with_resource(found.id() or "", found).crawl().resolver(found.id() or "")
+        resource = DRAFT202012.create_resource(read)
+        resolver = Registry().with_resource(resource.id() or "", resource).crawl().resolver(resource.id() or "")
         for reference in _references(read):
             resolver.lookup(reference)
     except jsonschema.SchemaError as error:
@@ -357,7 +357,7 @@ def _validator(schema: bytes) -> Any:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every $ref in a schema, but for those in what is data, or in a part that has an $id: they begin elsewhere."""
+    """Every $ref in a schema, except those in data, or in a part that has an $id: they are relative to something else."""
     if isinstance(schema, list):
         for item in schema:
             yield from _references(item)
@@ -372,11 +372,11 @@ def _references(schema: Any) -> Iterator[str]:
 # Verifiers of several items: list, set, order.
 
 MAX_ITEMS = 200
-"""Items of an answer; one with more is wrong."""
+"""Maximum number of items in an answer; one with more is wrong."""
 
 
 def list_equal(part: ListVerifier, case: VerifierCase) -> float:
-    """Share of places that agree, over the longer of both lists."""
+    """Share of positions that agree, out of the longer list."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS:
         return 0.0
@@ -392,7 +392,7 @@ def set_overlap(part: ItemSet, case: VerifierCase) -> float:
 
 
 def order_agreement(part: OrderVerifier, case: VerifierCase) -> float:
-    """Share of pairs in the truth's order; 0 where the items are not the truth's, each once."""
+    """Share of pairs in the truth's order; 0 if the items are not exactly the truth's, each once."""
     mine, theirs = split_items(case.answer, part.separator), split_items(case.truth, part.separator)
     if not theirs or len(mine) > MAX_ITEMS or sorted(mine) != sorted(set(theirs)):
         return 0.0
@@ -406,11 +406,11 @@ def split_items(text: str, separator: str) -> list[str]:
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         try:
-            found = parse_json(inner)
+            items = parse_json(inner)
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, list):
-            return [_item(v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for v in found]
+            items = None
+        if isinstance(items, list):
+            return [_item(v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for v in items]
         inner = inner[1:-1]
     return [item for part in inner.split(separator) if (item := _item(part))]
 
@@ -419,31 +419,32 @@ def _item(text: str) -> str:
     return strip_quotes(normalise_text(text)).casefold()
 
 
-# The verifier of SQL: both queries on a copy of the fixture in memory, read only, with bounds on time, rows and size.
+# The verifier of SQL: both queries run on a copy of the fixture in memory, read only, with limits on time, rows and
+# size.
 
 MAX_ROWS = 1000
 MAX_RESULT = 2**21
-"""Bytes of a result's values in memory: a query of 100 letters makes a gigabyte of them."""
+"""Bytes of a result's values in memory: a query of 100 letters can produce a gigabyte of them."""
 MAX_STEPS = 2_000_000
-"""Instructions of SQLite's machine a query: some tens of milliseconds."""
+"""Instructions of SQLite's virtual machine per query: some tens of milliseconds."""
 _STEP = 10_000
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _BIG = 2**20
 _WAL, _ROLLBACK = b"\2\2", b"\1\1"
-"""Bytes 18 and 19 of a database: its journal is a write-ahead log, or a rollback journal (sqlite.org/fileformat2.html)."""
+"""Bytes 18 and 19 of a database whose journal is a write-ahead log, or a rollback journal (sqlite.org/fileformat2.html)."""
 _DENIED = frozenset({"random", "randomblob", "zeroblob", "printf", "format", "load_extension", "fts3_tokenizer"})
-"""Functions that make a verdict a matter of luck, or megabytes out of a few letters."""
+"""Functions that make a verdict depend on chance, or megabytes out of a few letters."""
 
 
 def same_result(part: SqlVerifier, case: VerifierCase) -> float:
-    """1.0 where the answer gives the truth's rows. The names of columns do not count; a truth without rows is never met."""
-    wanted = _wanted(case.task.fixture, case.truth)
-    if not wanted:
+    """1.0 if the answer returns the truth's rows. Column names do not count; a truth without rows is never matched."""
+    expected = _wanted(case.task.fixture, case.truth)
+    if not expected:
         return 0.0
-    found = _ask(case.task.fixture, case.answer)
-    if found is None:
+    result = _ask(case.task.fixture, case.answer)
+    if result is None:
         return 0.0
-    return float(found == wanted if part.ordered else Counter(found) == Counter(wanted))
+    return float(result == expected if part.ordered else Counter(result) == Counter(expected))
 
 
 @lru_cache(maxsize=32)
@@ -452,7 +453,7 @@ def _wanted(fixture: bytes, truth: str) -> tuple[Sequence[Any], ...] | None:
 
 
 def _ask(fixture: bytes, query: str) -> tuple[Sequence[Any], ...] | None:
-    """The rows of one query, None where it fails or gives more than MAX_ROWS or MAX_RESULT."""
+    """The rows of one query, None if it fails or gives more than MAX_ROWS or MAX_RESULT."""
     connection = _database(fixture)
     steps = 0
 
@@ -477,7 +478,7 @@ def _ask(fixture: bytes, query: str) -> tuple[Sequence[Any], ...] | None:
 
 
 class _Closing(sqlite3.Connection):
-    """Closes itself when the cache lets go of it."""
+    """Closes itself when the cache drops it."""
 
     def __del__(self) -> None:
         self.close()
@@ -486,7 +487,7 @@ class _Closing(sqlite3.Connection):
 @lru_cache(maxsize=4)
 def _database(fixture: bytes) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Closing)
-    if fixture[18:20] == _WAL:  # without a file there is no write-ahead log to be opened
+    if fixture[18:20] == _WAL:  # without a file no write-ahead log can be opened
         fixture = fixture[:18] + _ROLLBACK + fixture[20:]
     connection.deserialize(fixture)
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -506,13 +507,13 @@ def _database(fixture: bytes) -> sqlite3.Connection:
 
 
 def _authorise(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-    """Reading and calculating only."""
+    """Allows only reading and calculating."""
     if action not in _ALLOWED or (action == sqlite3.SQLITE_FUNCTION and second in _DENIED):
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK
 
 
-# The verifier of generated Python: the row's unit tests, run in a process that can do nothing but calculate.
+# The verifier of generated Python: the row's unit tests, run in a process that can only calculate.
 
 _FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _DEPTH = 32
@@ -528,7 +529,7 @@ def passes_tests(_part: PythonTests, case: VerifierCase) -> float:
 
 
 def require_runner() -> None:
-    """Raises RunnerUnavailable where generated Python cannot be contained: told once, not a verdict on every answer."""
+    """Raises RunnerUnavailable if generated Python cannot be contained: reported once, instead of a verdict on every answer."""
     _runner().values("", ["1"])
 
 
@@ -541,7 +542,7 @@ def _runner() -> python_runner.PythonRunner:
 
 
 def literal_value(text: str) -> Any:
-    """The value that a repr() says, _MISSING for anything but a plain literal."""
+    """The value of a repr(), _MISSING for anything but a plain literal."""
     try:
         return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -549,7 +550,7 @@ def literal_value(text: str) -> Any:
 
 
 def same_value(found: Any, expected: Any, depth: int = _DEPTH) -> bool:
-    """Equal, of the same kind; floating-point numbers to nine digits. True is no 1, a list no tuple."""
+    """Equal and of the same kind; floating-point numbers to nine digits. True is not 1, a list is not a tuple."""
     if depth == 0 or (type(found) is not type(expected) and not _both_numbers(found, expected)):
         return False
     if isinstance(expected, float) or isinstance(found, float):
@@ -568,7 +569,7 @@ def same_value(found: Any, expected: Any, depth: int = _DEPTH) -> bool:
 
 
 def _kinds(members: Iterable[Any]) -> set[Any]:
-    """The members of a set, or the keys of a dictionary, each with whether it is a bool: to Python True equals 1."""
+    """The members of a set, or the keys of a dictionary, each with whether it is a bool: in Python True equals 1."""
     return set(map(_kind, members))
 
 
@@ -580,29 +581,29 @@ def _both_numbers(one: Any, other: Any) -> bool:
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other))
 
 
-# A reward function of the person's own, in TRL's shape: def reward(prompts, completions, **columns) -> list[float].
+# The person's own reward function, in TRL's shape: def reward(prompts, completions, **columns) -> list[float].
 #
-# The one verifier that runs code. It is the person's: found in their task's reward.py, run only after they said yes to exactly
-# this
-# file (library.allowed), only in the limited worker, and never anything that came from a swarm.
+# The only verifier that runs code. The code is the person's: it is in their task's reward.py, and runs only after they
+# said yes to exactly this file (library.is_code_allowed), only in the limited worker, and never if it came from a
+# swarm.
 
 Reward = Callable[..., Any]
 
 
 class NoReward(ValueError):
-    """reward.py gives no reward: no such function, an error in it, or something else than a number."""
+    """reward.py gives no reward: there is no such function, it fails, or it returns something other than a number."""
 
 
 def own_function(_part: FunctionVerifier, case: VerifierCase) -> float:
-    """What the function says of one completion, cut to [0, 1]. Raises NoReward, and whatever the function raises."""
-    found = load_reward(case.task.code)(
+    """The function's reward for one completion, clipped to [0, 1]. Raises NoReward, and whatever the function raises."""
+    rewards = load_reward(case.task.code)(
         prompts=[case.task.spec.fill(dict(case.row))],
         completions=[case.text],
         **{name: [cell] for name, cell in case.row.items() if name not in ("prompts", "completions")},
     )
-    if len(found) != 1 or not math.isfinite(float(found[0])):
-        raise NoReward(f"It gave {str(found)[:80]} for one completion.")
-    return min(1.0, max(0.0, float(found[0])))
+    if len(rewards) != 1 or not math.isfinite(float(rewards[0])):
+        raise NoReward(f"It gave {str(rewards)[:80]} for one completion.")
+    return min(1.0, max(0.0, float(rewards[0])))
 
 
 @lru_cache(maxsize=4)
@@ -616,7 +617,7 @@ def execute_file(code: bytes, name: str) -> ModuleType:
     """The file as a module. Raises whatever it raises; PermissionError without the person's yes."""
     if not library.is_code_allowed(code):
         raise PermissionError(f"Nobody said yes to this {name}.")
-    module = sys.modules[f"own_{name}"] = ModuleType(f"own_{name}")  # dataclasses look their module up
+    module = sys.modules[f"own_{name}"] = ModuleType(f"own_{name}")  # dataclasses look up their module
     exec(compile(code, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (the person's own file, after their yes, in the worker)
     return module
 
@@ -661,9 +662,7 @@ JUDGES: dict[type[kinds.VerifierPart], Callable[[Any, VerifierCase], float]] = {
     kinds.PythonTests: passes_tests,
     kinds.FunctionVerifier: own_function,
     kinds.EnvironmentVerifier: lambda _part, case: case.environment,
-    kinds.JudgedVerifier: lambda _part, _case: (
-        0.0
-    ),  # only its judge says anything else, outside the worker: Scorer.score_local
+    kinds.JudgedVerifier: lambda _part, _case: 0.0,  # only its judge decides, outside the worker: Scorer.score_local
 }
 
 
@@ -675,7 +674,7 @@ def score_declared(
     environment: float = 0.0,
     answer_format: AnswerFormat = "tags",
 ) -> float:
-    """The weighted mean of all parts, in [0, 1]; exactly 1.0 where every part says so. May raise what a part raises."""
+    """The weighted mean of all parts, in [0, 1]; exactly 1.0 if every part gives 1. May raise what a part raises."""
     total = weights = 0.0
     for part in task.spec.verifier:
         truth = row.get(truth_column(task.spec, part), "")

@@ -1,4 +1,4 @@
-"""Environments of a person's own: the class with its tools, the tool call in a turn of the model, and an episode played."""
+"""Custom environments: the class with its tools, the tool call in a model's turn, and playing an episode."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import msgspec
 
 from sapo_swarm.scoring.declared import execute_file
 
-# An environment of the person's own, in TRL's shape, found by duck typing: reset(**row), typed public methods, get_reward().
+# The person's own environment, in TRL's shape, found by duck typing: reset(**row), typed public methods, get_reward().
 #
-# Run only after the person's yes to exactly this file (library.allowed), only in the limited worker, never from a swarm.
+# It runs only after the person said yes to exactly this file (library.is_code_allowed), only in the limited worker, and
+# never if it came from a swarm.
 
 _NO_TOOLS = frozenset({"reset", "get_reward"})
 _KINDS = {
@@ -36,12 +37,12 @@ _ARGUMENT = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class NoEnvironment(ValueError):
-    """environment.py holds no usable environment; the message says what to mend."""
+    """environment.py holds no usable environment; the message says what to fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """A class of environments. schemas: its tools by name, as JSON Schema of a function (OpenAI's, and chat templates').
+    """A class of environments. schemas: its tools by name, as JSON Schema of a function (as for OpenAI and chat templates).
 
     reward: the file's function for environments without get_reward(), or None. calls: the environment's own pattern of a tool
     call, or None.
@@ -55,11 +56,11 @@ class EnvironmentSpec:
 
 @lru_cache(maxsize=4)
 def load_environment_spec(code: bytes) -> EnvironmentSpec:
-    """The environment in this file. Raises NoEnvironment, what the file raises, PermissionError without the person's yes."""
+    """The environment in this file. Raises NoEnvironment, whatever the file raises, PermissionError without the person's yes."""
     module = execute_file(code, "environment.py")
     own = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__]
     fits = [value for value in own if callable(getattr(value, "reset", None)) and not value.__name__.startswith("_")]
-    if len(fits) > 1:  # a base class of another is not the one
+    if len(fits) > 1:  # a base class of another does not count
         fits = [value for value in fits if not any(issubclass(o, value) and o is not value for o in fits)]
     if len(fits) != 1:
         raise NoEnvironment(f"environment.py has {len(fits)} classes with a method reset; it needs exactly one.")
@@ -106,13 +107,13 @@ def _tools(made: type) -> list[tuple[str, Callable[..., Any]]]:
 
 
 def tool_schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
-    """A method as a tool: what it does from its docstring, its arguments from their annotations. Raises NoEnvironment."""
+    """A method as a tool: its description from the docstring, its arguments from their annotations. Raises NoEnvironment."""
     text = inspect.getdoc(method) or ""
     if not text:
         raise NoEnvironment(f"The tool {name} has no docstring: the model would not know what it is for.")
     try:
         hints = typing.get_type_hints(method)
-    except Exception as error:  # a name in an annotation that does not exist
+    except Exception as error:  # an annotation names something undefined
         raise NoEnvironment(f"The annotations of the tool {name} cannot be read ({error}).") from error
     described = _described(text)
     properties: dict[str, Any] = {}
@@ -132,15 +133,15 @@ def tool_schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _described(text: str) -> dict[str, str]:
-    """What a docstring says about arguments, under Args: (Google's style)."""
+    """A docstring's descriptions of arguments, under Args: (Google's style)."""
     part = re.split(r"^\s*(?:Args|Arguments):\s*$", text, maxsplit=1, flags=re.MULTILINE)
     if len(part) < 2:
         return {}
     lines = re.split(r"^\s*(?:Returns|Raises|Yields|Examples?):", part[1], maxsplit=1, flags=re.MULTILINE)[
         0
     ].splitlines()
-    found = [match for line in lines if (match := _ARGUMENT.match(line))]
-    return {match[1]: match[2].strip() for match in found}
+    matches = [match for line in lines if (match := _ARGUMENT.match(line))]
+    return {match[1]: match[2].strip() for match in matches}
 
 
 def _kind(hint: Any) -> dict[str, Any]:
@@ -157,16 +158,17 @@ def _kind(hint: Any) -> dict[str, Any]:
 
 
 def reward_of(found: EnvironmentSpec, environment: Any, row: Mapping[str, str], prompt: str, text: str) -> float:
-    """What the environment, or the file's function, says in the end, cut to [0, 1]. Raises NoEnvironment, and what it raises."""
+    """The final reward from the environment or the file's function, clipped to [0, 1]. Raises NoEnvironment, and what it
+    raises."""
     if found.reward is None:
         value = environment.get_reward()
     else:
         columns = {name: [cell] for name, cell in row.items() if name not in ("prompts", "completions", "environments")}
-        wanted = inspect.signature(found.reward).parameters
-        given = {"prompts": [prompt], "completions": [text], "environments": [environment]} | columns
-        if not any(p.kind is p.VAR_KEYWORD for p in wanted.values()):
-            given = {name: value for name, value in given.items() if name in wanted}
-        values = found.reward(**given)
+        parameters = inspect.signature(found.reward).parameters
+        arguments = {"prompts": [prompt], "completions": [text], "environments": [environment]} | columns
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            arguments = {name: value for name, value in arguments.items() if name in parameters}
+        values = found.reward(**arguments)
         if len(values) != 1:
             raise NoEnvironment(f"It gave {str(values)[:80]} for one environment.")
         value = values[0]
@@ -178,10 +180,9 @@ def reward_of(found: EnvironmentSpec, environment: Any, row: Mapping[str, str], 
 
 # The first tool call in what a model wrote.
 #
-# Three forms are understood: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (the chat templates of Qwen, Hermes,
-# SmolLM), a turn that is nothing but such a JSON object (Llama 3, with "parameters"), and for small models
-# `<NAME>argument</NAME>`.
-# An environment may have a pattern of its own instead of the last (Blueprint.calls).
+# Three forms are understood: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (the chat templates of Qwen,
+# Hermes, SmolLM), a turn that is nothing but such a JSON object (Llama 3, with "parameters"), and for small models
+# `<NAME>argument</NAME>`. An environment may have its own pattern instead of the last (EnvironmentSpec.calls).
 
 _JSON_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 MAX_ARGUMENTS = 8192
@@ -198,7 +199,7 @@ class ToolCall:
 
 
 def first_call(text: str, found: EnvironmentSpec) -> ToolCall | None:
-    """The call that ends first; None where the turn holds none, so that it is the model's last."""
+    """The call that ends first; None if the turn holds none, which makes it the model's last."""
     calls = [call for call in (_json(text, found), _bare(text, found), _simple(text, found)) if call is not None]
     return min(calls, key=lambda call: call.end) if calls else None
 
@@ -222,13 +223,13 @@ def _parsed(text: str, end: int, found: EnvironmentSpec) -> ToolCall:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ToolCall("", {}, end, 'a call is {"name": ..., "arguments": {...}}')
-    given = value.get("arguments", value.get("parameters", {}))
-    if isinstance(given, str):  # some models write the arguments as JSON in JSON
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as JSON in JSON
         try:
-            given = json.loads(given)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            given = None
-    return _checked(value["name"], given, end, found)
+            arguments = None
+    return _checked(value["name"], arguments, end, found)
 
 
 def _simple(text: str, found: EnvironmentSpec) -> ToolCall | None:
@@ -242,7 +243,7 @@ def _simple(text: str, found: EnvironmentSpec) -> ToolCall | None:
 
 
 def _positional(name: str, text: str, end: int, found: EnvironmentSpec) -> ToolCall:
-    """Arguments as text: the whole of it for a tool with one, else separated by commas, in order."""
+    """Arguments as text: the whole text for a tool with one argument, else separated by commas, in order."""
     properties = found.schemas[name]["function"]["parameters"]["properties"]
     parts = [text] if len(properties) == 1 else text.split(",") if text.strip() else []
     if len(text) > MAX_ARGUMENTS or len(parts) > len(properties):
@@ -269,7 +270,7 @@ def _checked(name: str, given: Any, end: int, found: EnvironmentSpec) -> ToolCal
 
 
 def _typed(value: Any, kind: str) -> Any:
-    """Text that stands for a number or a truth value becomes one. Raises ValueError, RecursionError."""
+    """Convert text that represents a number or a truth value. Raises ValueError, RecursionError."""
     if not isinstance(value, str) or kind == "string":
         return value
     if kind == "integer":
@@ -281,20 +282,21 @@ def _typed(value: Any, kind: str) -> Any:
     return json.loads(value) if kind in ("array", "object") else value
 
 
-# An episode played from its beginning: what the environment answers is a pure function of the row and the model's turns.
+# Playing an episode from its beginning: what the environment answers is a pure function of the row and the model's
+# turns.
 #
-# So nothing lives between two turns: a worker that was killed, a pause or a restart in the middle of an episode loses nothing.
+# So nothing lives between two turns: a killed worker, a pause or a restart in the middle of an episode loses nothing.
 
 MAX_REPLY = 4000
 """Characters of an environment's reply that the model gets to read."""
 
 
 class EpisodeStep(msgspec.Struct, frozen=True, array_like=True):
-    """Where an episode stands after the model's last turn.
+    """The state of an episode after the model's last turn.
 
     replies: what the environment said to each call, in order. cut: characters of the last turn up to the end of its call, -1
-    where it has none (the episode is over). over: no further turn. reward: in [0, 1], where it is over. well_formed: the last
-    turn holds an answer.
+    if it has none (the episode is over). over: no further turn. reward: in [0, 1], if it is over. well_formed: the last turn
+    holds an answer.
     """
 
     replies: tuple[str, ...] = ()
@@ -305,11 +307,11 @@ class EpisodeStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 def start_environment(found: EnvironmentSpec, row: Mapping[str, str], prompt: str, seed: str) -> tuple[Any, str]:
-    """A new environment, reset with the row; and the prompt, with what reset() said behind it. Raises what the class raises."""
+    """A new environment, reset with the row; and the prompt followed by what reset() said. Raises what the class raises."""
     random.seed(seed)
     environment = found.made()
-    said = environment.reset(**row)
-    return environment, f"{prompt}\n\n{_text(said)}" if isinstance(said, str) and said else prompt
+    observation = environment.reset(**row)
+    return environment, f"{prompt}\n\n{_text(observation)}" if isinstance(observation, str) and observation else prompt
 
 
 def replay_episode(
@@ -337,14 +339,14 @@ def replay_episode(
 
 
 def _answer(environment: Any, call: ToolCall) -> str:
-    """The tool's result as text; an error is told to the model, as a result."""
+    """The tool's result as text; an error is given to the model as a result."""
     if call.error:
         return _text(f"error: {call.error}")
     try:
         return _text(getattr(environment, call.name)(**call.arguments))
     except MemoryError:
         raise
-    except Exception as error:  # the tool's: the model may do better in its next turn
+    except Exception as error:  # the tool's own error: the model may do better in its next turn
         return _text(f"error: {error}")
 
 

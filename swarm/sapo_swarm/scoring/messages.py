@@ -1,4 +1,4 @@
-"""What goes through the pipes between scorer and worker: msgpack frames after a four-byte length."""
+"""Messages through the pipes between scorer and worker: msgpack frames after a four-byte length."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from sapo_swarm.types import MAX_COMPLETION_BYTES, RewardRule, TaskRef
 
 MAX_FRAME = 64 * 2**20
 START_S = 180.0
-"""Longest start of a worker (it imports reasoning_gym and sympy), and longest reading of one task of the person's own, on a
-machine that is busy: a node steps back for others."""
+"""Longest start of a worker (it imports reasoning_gym and sympy), and longest reading of one custom task, on a busy machine:
+a node yields to other programs."""
 Stage = Literal["", "generate", "score", "worker"]
 
 
 class ScoringJob(msgspec.Struct, frozen=True, array_like=True):
-    """Regenerate a question and score texts against it (none: only the question is wanted).
+    """Regenerate a question and score texts against it (no texts: only the question is wanted).
 
-    turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another.
-    truth: the answer that the task itself gives is wanted too. It never leaves this machine. read: nothing is wanted but that
-    the task of the person's own is read. example: a whole completion that earns everything is wanted, in the form that is asked
-    for.
+    turns: of the model in one episode of the task's environment, to be answered; final: there is no room for another. truth:
+    the task's own answer is wanted too. It never leaves this machine. read: only have the custom task read. example: wanted
+    is a whole completion that earns the full reward, in the form that is asked for.
     """
 
     ref: TaskRef
@@ -36,14 +35,14 @@ class ScoringJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScoringReply(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to one Job. failure is empty on success; stage says where it failed.
+    """The answer to one ScoringJob. failure is empty on success; stage says where it failed.
 
-    stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was.
-    shortcut: places of the texts that a contrast cost something. costly: it failed for want of time or memory.
-    seconds: of processor time that the job took. tools: of the task's environment, as JSON. step: where an episode stands.
-    truth: the task's own answer, cut to MAX_COMPLETION_BYTES; "" where there is none (a judge decides, code decides). Of an
-    example the completion, "" where the task's own answer does not pass its own verifier. last: the
-    worker ran out of memory, and ends itself after this reply.
+    stage "generate": there is no such question here; "score": the texts were at fault; "worker": the worker was. shortcut:
+    indices of the texts that lost reward to a contrast. costly: it failed for lack of time or memory. seconds: of processor
+    time that the job took. tools: of the task's environment, as JSON. step: the state of the episode. truth: the task's own
+    answer, cut to MAX_COMPLETION_BYTES; "" if there is none (a judge decides, code decides). For an example: the completion,
+    "" if the task's own answer does not pass its own verifier. last: the worker ran out of memory, and exits after this
+    reply.
     """
 
     prompt: str = ""
@@ -80,7 +79,7 @@ class ConnectionLost(Exception):
 
 
 def write_frame(pipe: BinaryIO, payload: bytes) -> None:
-    """Into the pipe's buffer; the caller flushes."""
+    """Write into the pipe's buffer; the caller flushes."""
     pipe.write(len(payload).to_bytes(4, "little") + payload)
 
 

@@ -27,14 +27,14 @@ from sapo_swarm.scoring.messages import (
 from sapo_swarm.tasks.own import library
 
 JOB_S = 1.0
-"""The worker's own deadline a job, in processor time (worker.DEADLINE_S)."""
+"""The worker's own deadline per job, in processor time (worker.DEADLINE_S)."""
 MARGIN_S = 9.0
-"""So long past that deadline, on the wall's clock, the process is killed: a worker that steps back for other programs may
-get a small part of a core for a while."""
+"""This long past that deadline in wall time, the process is killed: a worker that yields to other programs may get only a
+small part of a core for a while."""
 JOBS_PER_FRAME = 64
 REST_S = 10.0
 WORK_AT_REST_S = 1.0
-"""A worker of which nothing is asked, and which uses so much processor time within REST_S, runs something of a verifier's on."""
+"""An idle worker that uses this much processor time within REST_S is still running something of a verifier's."""
 
 
 class ScorerUnavailable(SwarmError):
@@ -42,11 +42,12 @@ class ScorerUnavailable(SwarmError):
 
 
 class EndedAtStart(ScorerUnavailable):
-    """The worker ended before it said that it is ready."""
+    """The worker ended before it reported that it is ready."""
 
 
 def worker_command() -> list[str]:
-    """How to start a worker: a module of this interpreter, or a switch of a frozen app (see sapo_desktop.__main__)."""
+    """The command that starts a worker: a module of this interpreter, or a switch of a frozen app (see
+    sapo_desktop.__main__)."""
     if getattr(sys, "frozen", False):
         return [sys.executable, "--scorer-worker"]
     return [sys.executable, "-P", "-m", "sapo_swarm.scoring.worker"]
@@ -72,7 +73,7 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
 
 
 class Watchdog:
-    """A thread that ends a process once the due time passes; setting a later due time costs no wake-up."""
+    """A thread that ends a process once its deadline passes; setting a later deadline costs no wake-up."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -82,8 +83,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def guard(self, victim: subprocess.Popen[bytes], seconds: float, spent: float | None = None) -> None:
-        """Kill the process if neither `extend` nor `release` is called within so many seconds. spent: its processor time, where
-        it is killed only if it works on, now or later."""
+        """Kill the process unless `extend` or `release` is called within this time. spent: its processor time; then it is
+        killed only if it works on, now or later."""
         with self._condition:
             self._victim, self._due, self._spent = victim, time.monotonic() + seconds, spent
             if self._thread is None or not self._thread.is_alive():
@@ -92,18 +93,18 @@ class Watchdog:
             self._condition.notify()
 
     def rest(self, victim: subprocess.Popen[bytes]) -> None:
-        """Nothing is asked of the process any more: kill it if it works on."""
+        """The process is idle from now on: kill it if it works on."""
         self.guard(victim, REST_S, _processor_seconds(victim))
 
     def works_on(self) -> bool:
-        """Whether the process at rest worked on, or is gone."""
+        """Whether the idle process worked on, or is gone."""
         with self._condition:
             if self._victim is None or self._spent is None:
                 return False
             return not _processor_seconds(self._victim) - self._spent <= WORK_AT_REST_S
 
     def extend(self, seconds: float) -> None:
-        """The process has so many seconds more."""
+        """Give the process this many more seconds."""
         self._due = time.monotonic() + seconds
 
     def release(self) -> None:
@@ -130,7 +131,7 @@ class Watchdog:
 
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Infinite where it is gone."""
+    """Infinite if it is gone."""
     try:
         spent = psutil.Process(process.pid).cpu_times()
     except psutil.Error:
@@ -165,7 +166,7 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the worker if none runs; once more where it ends while it starts, as on a starved machine.
+        """Start the worker if none runs; retry once if it ends while starting, as on a starved machine.
 
         Raises ScorerUnavailable.
         """
@@ -196,10 +197,9 @@ class WorkerProcess:
         self._greet(process)
 
     def run(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
-        """One reply a job, in order. A job that kills or hangs the worker fails; the others are unaffected.
+        """One reply per job, in order. A job that kills or hangs the worker fails; the others are unaffected.
 
-        Where memory ran out, earlier jobs may have filled it: the job is tried once more in a worker of its own.
-        Raises ScorerUnavailable.
+        If memory ran out, earlier jobs may have filled it: the job is retried in a fresh worker. Raises ScorerUnavailable.
         """
         replies: list[ScoringReply] = []
         suspects = 0  # jobs to send one by one: replies of a dead worker may be lost in its buffer
@@ -237,8 +237,8 @@ class WorkerProcess:
             self._discard()
 
     def _has_read(self, jobs: Sequence[ScoringJob]) -> bool:
-        """Have the worker read the person's tasks that it does not know yet, with the time of a start: a large one takes long.
-        False when it died; that task gets the time of any other job from then on."""
+        """Have the worker read the custom tasks that it does not know yet, within the time of a start: a large one takes
+        long. False if it died; from then on that task gets the time of any other job."""
         for ref in (job.ref for job in jobs if library.is_own(job.ref)):
             name = ref.dataset
             if name in self._read or name in self._too_long or not library.has_task(name):
@@ -250,8 +250,8 @@ class WorkerProcess:
         return True
 
     def _exchange(self, jobs: Sequence[ScoringJob], replies: list[ScoringReply], patience_s: float) -> bool:
-        """Send one frame and append the replies, up to one after which the worker ends itself; False when it died before.
-        patience_s: for each reply."""
+        """Send one frame and append the replies, up to one after which the worker exits; False if it died before. patience_s:
+        for each reply."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return False
@@ -268,7 +268,7 @@ class WorkerProcess:
         except (ConnectionLost, OSError, ValueError):  # ValueError: closed from another thread, or a broken frame
             self._watchdog.release()
             return False
-        except BaseException:  # replies left in the pipe would be taken for those of other jobs
+        except BaseException:  # replies left in the pipe would be taken for other jobs' replies
             self._discard()
             raise
         self._watchdog.rest(process)

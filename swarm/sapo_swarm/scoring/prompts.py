@@ -1,4 +1,4 @@
-"""How a question becomes the conversation that a model continues, and where the answer stands in what it wrote."""
+"""How a question becomes the conversation that a model continues, and where the answer stands in the completion."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def build_messages(question: str, system: str = "", answer_format: AnswerFormat 
 
 
 def build_conversation(question: Question, answer_format: AnswerFormat = "tags") -> list[dict[str, str]]:
-    """The conversation of a task's question, under the task's system prompt where it has one. Raises BadTask."""
+    """The conversation of a task's question, under the task's system prompt if it has one. Raises BadTask."""
     return build_messages(question.prompt, library.task_system_prompt(question.ref), answer_format)
 
 
 def system_prompt(tasks: Sequence[str], answer_format: AnswerFormat = "tags") -> str:
-    """The system prompt of a model trained on these tasks: the one that all of them have, else the app's where one of them has
-    that; "" where neither is, or a task is not here any more or does not load."""
+    """The system prompt of a model trained on these tasks: the one that all of them share, else the app's if one of them uses
+    that; "" otherwise, or if a task no longer exists or does not load."""
     usual = SYSTEM_PROMPTS[answer_format]
     try:
-        found = {("" if name in CATALOGUE else library.load_task(name).spec.system) or usual for name in tasks}
+        prompts = {("" if name in CATALOGUE else library.load_task(name).spec.system) or usual for name in tasks}
     except (ValueError, KeyError):
         return ""
-    return found.pop() if len(found) == 1 else usual if usual in found else ""
+    return prompts.pop() if len(prompts) == 1 else usual if usual in prompts else ""
 
 
 def extract_answer(text: str) -> str | None:
@@ -61,27 +61,27 @@ def extract_answer(text: str) -> str | None:
 
 # The answer at the end of a completion, in the format that its prompt asked for. Linear in the length of the text.
 #
-# Whatever the format, the answer is the end: text behind it would be taught though nobody judges it.
+# Whatever the format, the answer is the end: text behind it would be trained on though nobody judges it.
 
 OPENING, CLOSING, BOX, THOUGHT = "<answer>", "</answer>", "\\boxed{", "</think>"
 _OBJECT = re.compile(r'\{\s*"answer"\s*:')
 """Where a JSON answer begins: its quotes cannot stand inside a JSON string."""
 _MARKED: tuple[AnswerFormat, ...] = ("tags", "boxed", "json")
 TAIL = 8
-"""Characters that may follow an answer: spaces and line breaks, which some models end every answer with, and what closes the
+"""Characters that may follow an answer: spaces and line breaks, with which some models end every answer, and what closes the
 formula or sentence around a box."""
 
 
 def after_reasoning(text: str, in_reasoning: bool = False) -> str:
-    """What follows the reasoning of a model that thinks before it answers; nothing where that never ended. Text without
-    reasoning stays whole. in_reasoning: the text begins within it."""
+    """What follows the reasoning of a model that reasons before it answers; nothing if the reasoning never ended. Text
+    without reasoning stays whole. in_reasoning: the text begins within it."""
     if THOUGHT in text:
         return text[text.rfind(THOUGHT) + len(THOUGHT) :]
     return "" if in_reasoning or text.lstrip().startswith("<think>") else text
 
 
 def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
-    """The answer, stripped, or None where the text does not end with one."""
+    """The answer, stripped, or None if the text does not end with one."""
     if answer_format == "tags":
         return _tagged(text)
     if answer_format == "boxed":
@@ -93,8 +93,8 @@ def written_answer(answer_format: AnswerFormat, text: str) -> str | None:
 
 
 def likely_answer(text: str) -> str:
-    """The answer of a text that may have any format: what ends it in one that marks answers, else what stands in tags, else its
-    last line that is not empty; "" where there is none."""
+    """The answer of a text in any format: the ending in a format that marks answers, else the content of tags, else the last
+    non-empty line; "" if there is none."""
     after = after_reasoning(text) or text
     marked = filter(None, (written_answer(form, after) for form in _MARKED))
     lines = (line.strip() for line in reversed(after.splitlines()) if line.strip())
@@ -102,7 +102,7 @@ def likely_answer(text: str) -> str:
 
 
 def before_answer(answer_format: AnswerFormat, text: str) -> str:
-    """What stands before the answer that is judged; the whole text where it does not end with one."""
+    """The text before the judged answer; the whole text if it does not end with one."""
     after = after_reasoning(text)
     if written_answer(answer_format, after) is None:
         return text
@@ -145,11 +145,11 @@ def _boxed(text: str) -> str | None:
 
 
 def _json_start(text: str) -> int:
-    return max((found.start() for found in _OBJECT.finditer(text)), default=-1)
+    return max((match.start() for match in _OBJECT.finditer(text)), default=-1)
 
 
 def _json(text: str) -> str | None:
-    """The last object, of one line or several, that holds an "answer", a text or a number, and nothing beside it."""
+    """The last object, on one line or several, that holds only an "answer", a text or a number."""
     end = text.rfind("}") + 1
     start = _json_start(text)
     if start < 0 or not _ends(text[end:], "`"):

@@ -1,10 +1,10 @@
-"""Python that a model wrote is run in a process of its own, which ends after each answer and can do nothing but calculate.
+"""Runs Python that a model wrote in a separate process, which ends after each answer and can only calculate.
 
-The scorer worker forks a starter before it denies itself processes; the starter forks a child for each answer. The child puts
-the worker's limits in force, and tighter ones, before it reads a line of the model's code: no files but the interpreter's,
-nothing written, no processes, no sockets, little memory, a deadline that the starter holds. It is told the expressions, never
-the values that they should have; whatever it answers is text, read by the worker as literals. So code that ends the process,
-patches built-ins or answers for the tests can only be wrong.
+The scorer worker forks a starter before it denies itself processes; the starter forks a child for each answer. The child
+applies the worker's limits, and tighter ones, before it reads a line of the model's code: no files but the interpreter's,
+nothing written, no processes, no sockets, little memory, a deadline that the starter enforces. It is given the expressions,
+never the values that they should have; whatever it answers is text, which the worker reads as literals. So code that ends the
+process, patches built-ins or answers in place of the tests can only be wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from types import ModuleType
 from sapo_swarm.scoring import sandbox
 
 ANSWER_S = 0.75
-"""Seconds of the wall's clock that an answer may run with all its tests."""
+"""Seconds of wall time that an answer may run with all its tests."""
 MEMORY_BYTES = 256 * 2**20
-"""Beyond what the starter has when it forks."""
+"""In addition to what the starter has when it forks."""
 MAX_REPLY = 64 * 2**10
 _LENGTH = struct.Struct("<I")
 
@@ -41,7 +41,7 @@ class PythonRunner:
         self._requests, self._replies = requests, replies
 
     def values(self, code: str, expressions: Sequence[str]) -> list[str]:
-        """repr() of each expression after the code ran; "" for one that raised. [] where the answer as a whole failed: it took
+        """repr() of each expression after the code ran; "" for one that raised. [] if the answer as a whole failed: it took
         too long, needed too much, or ended the process. Raises RunnerUnavailable."""
         request = json.dumps([code, list(expressions)]).encode()
         try:
@@ -56,16 +56,17 @@ class PythonRunner:
                 "Generated Python is only run where the kernel contains it (Linux with Landlock and seccomp)."
             )
         try:
-            found = json.loads(reply)
+            values = json.loads(reply)
         except (ValueError, RecursionError):
             return []
-        whole = isinstance(found, list) and len(found) == len(expressions) and all(isinstance(v, str) for v in found)
-        return found if whole else []
+        whole = isinstance(values, list) and len(values) == len(expressions) and all(isinstance(v, str) for v in values)
+        return values if whole else []
 
 
 @contextlib.contextmanager
 def _alarm_later() -> Iterator[None]:
-    """The worker's alarm rings once the block is done: what it left of a reply in the pipe would be the next answer's."""
+    """The worker's alarm fires only once the block is done: what it left of a reply in the pipe would be taken for the next
+    answer's."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
         yield
@@ -74,12 +75,12 @@ def _alarm_later() -> Iterator[None]:
 
 
 current: PythonRunner | None = None
-"""The worker's, where its tasks need one."""
+"""The worker's runner, if its tasks need one."""
 
 
 def start_python_runner(worker_pipes: Sequence[int]) -> None:
     """Fork the starter; call before the worker's limits are in force and before threads exist. worker_pipes: descriptors that
-    belong to the worker alone. Does nothing where processes cannot be forked."""
+    belong to the worker alone. Does nothing if processes cannot be forked."""
     global current
     if sys.platform == "win32":
         return
@@ -97,7 +98,7 @@ def start_python_runner(worker_pipes: Sequence[int]) -> None:
 
 
 def _starter(requests: int, replies: int) -> None:
-    """Answer requests until the worker is gone. What a child says is passed on unread."""
+    """Answer requests until the worker is gone. A child's output is passed on unread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         (length,) = _LENGTH.unpack(_read(requests, _LENGTH.size))
@@ -118,14 +119,14 @@ def _one(request: bytes) -> bytes:
         finally:
             os._exit(1)
     os.close(sending)
-    said, due = b"", time.monotonic() + ANSWER_S
+    output, due = b"", time.monotonic() + ANSWER_S
     try:
-        while len(said) <= MAX_REPLY and (left := due - time.monotonic()) > 0:
+        while len(output) <= MAX_REPLY and (left := due - time.monotonic()) > 0:
             if not select.select([receiving], [], [], left)[0]:
                 break
             if not (piece := os.read(receiving, 65536)):
-                return said
-            said += piece
+                return output
+            output += piece
         return b""
     finally:
         os.close(receiving)
@@ -135,7 +136,7 @@ def _one(request: bytes) -> bytes:
 
 
 def _child(request: bytes) -> None:
-    """Limits first, then the model's code."""
+    """Apply the limits, then run the model's code."""
     os.environ.clear()
     os.chdir("/")
     applied, _ = sandbox.apply_limits(_used() + MEMORY_BYTES)
@@ -144,7 +145,7 @@ def _child(request: bytes) -> None:
         os._exit(0)
     code, expressions = json.loads(request)
     dumps, write = json.dumps, os.write
-    module = sys.modules["answer"] = ModuleType("answer")  # dataclasses look their module up
+    module = sys.modules["answer"] = ModuleType("answer")  # dataclasses look up their module
     names = vars(module)
     exec(compile(code, "answer.py", "exec", dont_inherit=True), names)  # noqa: S102  (contained: see the module's docstring)
     values = []
@@ -158,7 +159,7 @@ def _child(request: bytes) -> None:
 
 
 def _used() -> int:
-    """Bytes of address space in use; only asked on Linux."""
+    """Bytes of address space in use; only called on Linux."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -167,13 +168,13 @@ def _used() -> int:
 
 
 def _read(descriptor: int, length: int) -> bytes:
-    found = b""
-    while len(found) < length:
-        piece = os.read(descriptor, length - len(found))
+    data = b""
+    while len(data) < length:
+        piece = os.read(descriptor, length - len(data))
         if not piece:
             raise OSError("the other end is gone")
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 def _write(descriptor: int, data: bytes) -> None:

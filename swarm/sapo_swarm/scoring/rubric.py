@@ -1,4 +1,4 @@
-"""Answers judged by a language model and a rubric: asking it, reading its verdict, how far it agrees with a person."""
+"""Answers judged by a language model with a rubric: asking it, reading its verdict, and its agreement with a person."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sapo_swarm.types import UNREADABLE
 if TYPE_CHECKING:
     import aiohttp
 
-# What a judge is asked, and its verdict in what it replies. Both the answer and the reply are text of a model: hostile.
+# What a judge is asked, and the verdict in its reply. Both the answer and the reply are model text: hostile.
 
 MAX_ANSWER = 8192
 """Characters of an answer that a judge is shown."""
@@ -43,7 +43,7 @@ line, YES or NO."""
 def build_judge_prompt(
     rubric: str, question: str, answer: str, token: Callable[[], str] = lambda: secrets.token_hex(6)
 ) -> str:
-    """The message to the judge. token: makes the mark that no answer can know before."""
+    """The message to the judge. token: makes the mark that no answer can know in advance."""
     return _ASK.format(mark=f"=== {token()}", rubric=rubric, question=question, answer=answer[:MAX_ANSWER])
 
 
@@ -53,21 +53,21 @@ def parse_verdict(reply: str) -> bool | None:
     return {"yes": True, "no": False}.get(lines[-1].lower()) if lines else None
 
 
-# A judge behind OpenAI's chat completions: a model of this machine (`serve-model`), or an endpoint of somebody else's.
+# A judge behind OpenAI's chat completions: a model on this machine (`serve-model`), or somebody else's endpoint.
 #
 # Error tree::
 #
-#     JudgeAway   no verdict can be had now; the message says what to do. What was judged before is remembered
+#     JudgeAway   no verdict is available now; the message says what to do. Earlier verdicts are remembered
 
 ATTEMPTS = 3
 DEADLINE_S = 120.0
-"""Of one call, from the connection to the last byte."""
+"""Seconds for one call, from the connection to the last byte."""
 LARGEST = 2**18
-"""Bytes of a reply that are read."""
+"""Maximum bytes of a reply that are read."""
 AT_ONCE = 4
 REMEMBERED = 20_000
 MAX_TOKENS = 200
-"""A judge may write."""
+"""Tokens that a judge may write."""
 _LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OK = 200
 Case = tuple[str, str, str]
@@ -75,16 +75,16 @@ Case = tuple[str, str, str]
 
 
 class JudgeAway(Exception):
-    """See the module's docstring."""
+    """See the comment above."""
 
 
 class BadEndpoint(ValueError):
-    """This is no address that a judge can be asked at; the message says which are."""
+    """No judge can be asked at this address; the message says which addresses are possible."""
 
 
 @dataclass(frozen=True)
 class JudgeEndpoint:
-    """url: up to and with /v1. model: as the endpoint calls it. key: "" where none is asked for."""
+    """url: up to and including /v1. model: as the endpoint calls it. key: "" if none is required."""
 
     url: str
     model: str
@@ -114,7 +114,8 @@ class _Reply(msgspec.Struct):
 
 
 def validate_judge_url(url: str) -> str:
-    """The address without a slash at its end. Raises BadEndpoint: https, or http on this machine, where nobody listens."""
+    """The address without a trailing slash. Raises BadEndpoint unless it is https, or http on this machine, where nobody
+    listens in."""
     text = url.strip().rstrip("/")
     try:
         parts = urlsplit(text)
@@ -129,10 +130,10 @@ def validate_judge_url(url: str) -> str:
 
 
 class RubricJudge:
-    """Asks one endpoint, a few answers at a time. A verdict is asked for once: what was judged is remembered, so that a round
-    that was interrupted pays for nothing twice.
+    """Asks one endpoint, a few answers at a time. Each verdict is asked for once and remembered, so that an interrupted round
+    pays for nothing twice.
 
-    pause: waits so many seconds between two attempts. tokens, calls: spent so far, as the endpoint says.
+    pause: waits this many seconds between two attempts. tokens, calls: spent so far, as the endpoint says.
     """
 
     def __init__(
@@ -146,11 +147,11 @@ class RubricJudge:
         self._known: OrderedDict[Case, bool] = OrderedDict()
 
     async def verdicts(self, cases: Sequence[Case]) -> list[bool | None]:
-        """Good or not, in order; None where the judge's reply holds no verdict, even when asked again. Raises JudgeAway."""
-        import aiohttp  # 200 ms: only where something is judged
+        """Good or not, in order; None if the judge's reply holds no verdict, even when asked again. Raises JudgeAway."""
+        import aiohttp  # 200 ms: only if something is judged
 
-        found: dict[Case, bool | None] = {case: self._known[case] for case in cases if case in self._known}
-        new = list(dict.fromkeys(case for case in cases if case not in found))
+        verdicts: dict[Case, bool | None] = {case: self._known[case] for case in cases if case in self._known}
+        new = list(dict.fromkeys(case for case in cases if case not in verdicts))
         gate = asyncio.Semaphore(AT_ONCE)
         away: list[JudgeAway] = []
         limits = aiohttp.ClientTimeout(total=self._deadline_s)
@@ -159,7 +160,7 @@ class RubricJudge:
 
             async def one(case: Case) -> bool | None:
                 async with gate:
-                    if away:  # the others in flight are waited for, nobody else is asked
+                    if away:  # those in flight are awaited, nobody else is asked
                         raise away[0]
                     try:
                         return self._remembered(case, await self._verdict(session, case))
@@ -167,19 +168,19 @@ class RubricJudge:
                         away.append(error)
                         raise
 
-            told = await asyncio.gather(*map(one, new), return_exceptions=True)
+            results_or_errors = await asyncio.gather(*map(one, new), return_exceptions=True)
         results = []
-        for result in told:
+        for result in results_or_errors:
             if isinstance(result, BaseException):
                 raise result
             results.append(result)
-        found |= dict(zip(new, results, strict=True))
-        if 2 * sum(said is None for said in found.values()) > max(1, len(found)):
+        verdicts |= dict(zip(new, results, strict=True))
+        if 2 * sum(said is None for said in verdicts.values()) > max(1, len(verdicts)):
             raise JudgeAway(
                 f"The judge at {self.endpoint.url} ends most replies with neither YES nor NO. Choose a larger model as judge. "
                 "The round's rollouts are kept."
             )
-        return [found[case] for case in cases]
+        return [verdicts[case] for case in cases]
 
     def _remembered(self, case: Case, said: bool | None) -> bool | None:
         if said is not None:
@@ -190,13 +191,13 @@ class RubricJudge:
 
     async def _verdict(self, session: aiohttp.ClientSession, case: Case) -> bool | None:
         for _ in range(2):
-            said = parse_verdict(await self._reply(session, build_judge_prompt(*case)))
-            if said is not None:
-                return said
+            verdict = parse_verdict(await self._reply(session, build_judge_prompt(*case)))
+            if verdict is not None:
+                return verdict
         return None
 
     async def _reply(self, session: aiohttp.ClientSession, message: str) -> str:
-        """What the judge says. Raises JudgeAway after ATTEMPTS."""
+        """The judge's reply. Raises JudgeAway after ATTEMPTS."""
         import aiohttp
 
         why = ""
@@ -255,17 +256,18 @@ def _refused(status: int) -> str:
 # How far a judge agrees with a person: accuracy and Cohen's kappa (Cohen 1960), each with a 95 % interval.
 
 LEAST = 20
-"""Ratings below which nothing is said of a judge."""
+"""With fewer ratings nothing is said about a judge."""
 LEAST_EACH = 5
 """Good ones, and bad ones: a judge that always says yes agrees with a person who rated nothing bad."""
 Z95 = 1.959963984540054
 
 
 class JudgeAgreement(msgspec.Struct, frozen=True):
-    """Over `items` answers that a person rated, `good` of them good. unreadable: the judge gave no verdict; they count as bad.
+    """Over `items` answers that a person rated, `good` of them good. unreadable: the judge gave no verdict; they count as
+    bad.
 
-    tokens: that the judge read and wrote for all of them, as it says. Intervals are of 95 %: Wilson's for the accuracy, for
-    kappa that of its asymptotic standard error (Fleiss, Cohen and Everitt 1969, at the observed table), cut to [-1, 1].
+    tokens: read and written by the judge for all of them, as it says. Intervals are 95 %: Wilson's for the accuracy, for
+    kappa that of its asymptotic standard error (Fleiss, Cohen and Everitt 1969, at the observed table), clipped to [-1, 1].
     """
 
     items: int
@@ -281,18 +283,18 @@ class JudgeAgreement(msgspec.Struct, frozen=True):
 
     @property
     def enough(self) -> bool:
-        """There are ratings of both kinds to say something."""
+        """There are enough ratings of both kinds."""
         return self.items >= LEAST and min(self.good, self.items - self.good) >= LEAST_EACH
 
 
 def compute_agreement(
     person: Sequence[bool], judge: Sequence[bool | None], wilson: tuple[float, float] = (0, 1), tokens: int = 0
 ) -> JudgeAgreement:
-    """person, judge: (N,) good or not, N > 0; None where the judge gave no verdict. wilson: the accuracy's interval."""
+    """person, judge: (N,) good or not, N > 0; None if the judge gave no verdict. wilson: the accuracy's interval."""
     n = len(person)
-    said = [verdict is True for verdict in judge]
+    judged_good = [verdict is True for verdict in judge]
     table = [[0.0, 0.0], [0.0, 0.0]]  # [person][judge], shares
-    for one, other in zip(person, said, strict=True):
+    for one, other in zip(person, judged_good, strict=True):
         table[one][other] += 1 / n
     observed = table[0][0] + table[1][1]
     rows = [sum(table[i]) for i in (0, 1)]
@@ -322,7 +324,8 @@ def _error(
     by_chance: float,
     n: int,
 ) -> float:
-    """The standard error of kappa. A table without a disagreement has none; then it is what one of them moves kappa by."""
+    """The standard error of kappa. A table without a disagreement has none; then it is the change of kappa that one
+    disagreement causes."""
     if observed >= 1.0:
         return math.sqrt(1.0 / n / n) / (1 - by_chance)
     scale = 1 - by_chance

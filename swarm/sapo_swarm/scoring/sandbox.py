@@ -13,17 +13,18 @@ from pathlib import Path
 
 from sapo_backends.errors import size_text
 
-# What the Linux kernel denies the scorer worker, whoever runs it: no_new_privs, Landlock for files, seccomp for the rest.
+# What the Linux kernel denies the scorer worker, whoever runs it: no_new_privs, Landlock for files, seccomp for the
+# rest.
 #
-# All by system calls through ctypes, because no package is needed for three of them. Where the kernel has one of them not, the
-# others hold, and `doctor` says which. See landlock(7), seccomp(2).
+# All by system calls through ctypes, because three of them need no package. If the kernel lacks one of them, the others
+# hold, and `doctor` says which. See landlock(7), seccomp(2).
 
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ = (1 << 2) | (1 << 3)
 """LANDLOCK_ACCESS_FS_READ_FILE, _READ_DIR."""
 _FILES_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Kinds of access to files that each version of Landlock knows."""
+"""Kinds of file access that each version of Landlock knows."""
 _BIND_CONNECT = 0b11
 _SCOPES = 0b11
 
@@ -67,14 +68,14 @@ _SYSCALLS = {
         },
     ),
 }  # fmt: skip
-"""Audit architecture, and the numbers of the system calls that are denied: also those by which a file changes hands or a process
-its pace, or who uses which file is watched, which Landlock does not know, and those of IPC by name."""
+"""Audit architecture, and the numbers of the denied system calls: including those that change a file's owner or a process's
+priority or watch who uses which file, which Landlock does not cover, and those of named IPC."""
 _COMMANDS = {"fcntl": (8, 10, 15, 1024), "ioctl": (0x40086602, 0x401C5820)}
-"""What two calls are denied for, as their second argument: F_SETOWN, F_SETSIG and F_SETOWN_EX, which let a pipe send any signal
-to another process, F_SETLEASE; FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR, the attributes of a file."""
+"""The second arguments for which two calls are denied: F_SETOWN, F_SETSIG and F_SETOWN_EX, which let a pipe send any signal
+to another process, F_SETLEASE; FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR, a file's attributes."""
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
-"""From here on, numbers of a second table of the same calls (x86_64)."""
+"""Numbers from here on belong to a second table of the same calls (x86_64)."""
 _LOAD, _EQUAL, _AT_LEAST, _SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 
@@ -82,13 +83,13 @@ PHRASES = (
     "reads nothing but the program's own files and your tasks",
     "no programs, processes or sockets from anywhere",
 )
-"""Of Landlock and of seccomp."""
+"""Phrases for Landlock and for seccomp."""
 
 
 def apply_kernel_limits(also: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
-    """Put in force what this kernel has: (in force, missing), as phrases for `doctor`. Irreversible, for this thread and what it
-    starts. Elsewhere than on Linux everything is missing. also: folders that may be read beside the program's own: the tasks
-    that the person made."""
+    """Apply what this kernel has: (in force, missing), as phrases for `doctor`. Irreversible, for this thread and what it
+    starts. On other systems than Linux everything is missing. also: folders that may be read besides the program's own: the
+    person's tasks."""
     files, calls = PHRASES
     if sys.platform != "linux":
         return [], [files, calls]
@@ -103,8 +104,8 @@ def apply_kernel_limits(also: Sequence[Path] = ()) -> tuple[list[str], list[str]
 
 
 def interpreter_folders() -> list[str]:
-    """Folders that the interpreter and its packages lie in. Of sys.path only what holds nothing but packages: it may name the
-    current folder, or one that the person's own files lie in."""
+    """The folders of the interpreter and its packages. From sys.path only those that hold nothing but packages: it may name
+    the current folder, or one that holds the person's own files."""
     roots = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     places = {str(Path(root, name)) for root in roots for name in ("lib", sys.platlibdir)}
     places |= {place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")}
@@ -115,7 +116,8 @@ def interpreter_folders() -> list[str]:
 
 
 def _restrict_files(libc: ctypes.CDLL, also: Sequence[Path]) -> bool:
-    """Landlock: reading beneath readable() and `also` only; no TCP, no signals to others where the kernel knows these."""
+    """Landlock: reading only beneath interpreter_folders() and `also`; no TCP and no signals to others if the kernel supports
+    that."""
     abi = int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     if abi < 1:
         return False
@@ -144,8 +146,8 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, place: str) -> None:
 
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
-    """seccomp: the calls of _SYSCALLS fail with EPERM. Let pass: a clone that makes a thread (clone3 sends callers to clone), a
-    signal to this process itself, its own limits, and all but _COMMANDS."""
+    """seccomp: the calls of _SYSCALLS fail with EPERM. Allowed are a clone that makes a thread (clone3 sends callers to
+    clone), a signal to this process itself, its own limits, and everything but _COMMANDS."""
     known = _SYSCALLS.get(platform.machine())
     if known is None:
         return False
@@ -160,7 +162,7 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
     ]
     harmless = {"clone": (_SET, _CLONE_THREAD), "tgkill": (_EQUAL, os.getpid()), "prlimit64": (_EQUAL, 0)}
     for name, number in numbers.items():
-        if name in harmless:  # by its first argument
+        if name in harmless:  # decided by its first argument
             how, value = harmless[name]
             program += [_line(_EQUAL, number, 0, 4), _line(_LOAD, 16), _line(how, value, 1, 0)]
             program += [_line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)]
@@ -210,9 +212,9 @@ def _deny(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def apply_limits(memory_bytes: int = MEMORY_BYTES, readable: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
-    """Put every limit in force that this platform has: (in force, missing), as phrases for `doctor`. Irreversible.
+    """Apply every limit that this platform has: (in force, missing), as phrases for `doctor`. Irreversible.
 
-    readable: folders beside the program's own files.
+    readable: folders besides the program's own files.
     """
     applied: list[str] = []
     missing: list[str] = []
@@ -236,10 +238,10 @@ def _limit(name: str, value: int) -> bool:
     except ImportError:  # Windows
         return False
     try:
-        which = getattr(resource, name)
-        hard = resource.getrlimit(which)[1]
+        resource_id = getattr(resource, name)
+        hard = resource.getrlimit(resource_id)[1]
         ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (ceiling, ceiling))
+        resource.setrlimit(resource_id, (ceiling, ceiling))
     except (AttributeError, OSError, ValueError):  # macOS has no working RLIMIT_AS
         return False
     return True

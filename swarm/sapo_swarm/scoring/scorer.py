@@ -34,9 +34,8 @@ Verdicts = tuple[tuple[float, ...], tuple[bool, ...]]
 async def judged_groups(
     judge: RubricJudge | None, groups: Sequence[tuple[TaskRef, str, Sequence[str]]], rule: RewardRule
 ) -> list[Verdicts]:
-    """groups: (reference, its question's text, texts). A text without an answer earns nothing and is not shown to the judge,
-    nor is any where the question is "". Raises JudgeAway, BadTask.
-    """
+    """groups: (reference, text of its question, texts). A text without an answer earns nothing and is not shown to the judge,
+    nor is any text whose question is "". Raises JudgeAway, BadTask."""
     if judge is None:
         raise JudgeAway(
             f"Task {groups[0][0].dataset!r} is judged by a model, and none is set. See: sapo-desktop tasks judge --help"
@@ -44,9 +43,9 @@ async def judged_groups(
     table = []
     for ref, question, texts in groups:
         spec = library.load_task(ref.dataset).spec
-        said = [after_reasoning(cap_completion(text), rule.in_reasoning) if question else "" for text in texts]
+        answers = [after_reasoning(cap_completion(text), rule.in_reasoning) if question else "" for text in texts]
         table.append(
-            [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in said]
+            [(spec.rubric, question, extract_answer(spec.extract, text, rule.answer_format) or "") for text in answers]
         )
     cases = [case for row in table for case in row if case[2]]
     passed = dict(zip(cases, await judge.verdicts(cases), strict=True))
@@ -65,8 +64,8 @@ async def judged_groups(
 
 @dataclass(frozen=True, slots=True)
 class UnanswerableQuestion:
-    """A reference that regenerates no question here: treat as "no such task". costly: finding that out took all the time or
-    memory that a job may have, or the worker."""
+    """A reference that regenerates no question here: treat as "no such task". costly: finding that out took all of a job's
+    time or memory, or the worker."""
 
     ref: TaskRef
     reason: str
@@ -75,8 +74,8 @@ class UnanswerableQuestion:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTexts:
-    """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text; places of the
-    texts that would earn more were it not for other questions that they answer too (RewardRule.contrast)."""
+    """Rewards in [0, 1] and whether each text held an answer, in the order of the texts; the question's text; indices of the
+    texts whose reward was reduced because they also answer other questions (RewardRule.contrast)."""
 
     rewards: tuple[float, ...]
     well_formed: tuple[bool, ...]
@@ -89,7 +88,7 @@ V = TypeVar("V")
 MAX_TURN = 2**16
 """Characters of a model's turn that an environment gets to see."""
 REMEMBERED = 4096
-"""References whose uselessness is remembered."""
+"""References that are remembered as useless."""
 
 
 class ScoringFailed(Exception):
@@ -105,11 +104,11 @@ class ScoringFailed(Exception):
 class Scorer:
     """A pool of one limited worker. Calls made together share a round-trip through the pipe.
 
-    `async with Scorer() as scorer:` starts the worker in the background (0.8 s, once).
-    command: another way to start a worker than this interpreter (tests start one with hostile verifiers). niceness: of the
-    worker's process, so that judging external groups steps back for everything else. answer_format: where every answer that
-    this scorer judges stands, whatever the other settings of a rule. judge: of the tasks that are judged by a rubric.
-    in_reasoning: see RewardRule; set once the model is known.
+    `async with Scorer() as scorer:` starts the worker in the background (0.8 s, once). command: another way to start a worker
+    than this interpreter (tests start one with hostile verifiers). niceness: of the worker's process, so that judging
+    external groups yields to everything else. answer_format: where every answer that this scorer judges stands, whatever the
+    other settings of a rule. judge: for tasks that are judged by a rubric. in_reasoning: see RewardRule; set once the model
+    is known.
     """
 
     def __init__(
@@ -154,13 +153,13 @@ class Scorer:
     async def questions(
         self, refs: Sequence[TaskRef], spent: list[float] | None = None
     ) -> list[Question | UnanswerableQuestion]:
-        """Regenerate questions, in order. spent: gets the processor seconds of each. Raises ScorerUnavailable."""
+        """Regenerate questions, in order. spent: receives the processor seconds of each. Raises ScorerUnavailable."""
         replies = await self._submit([ScoringJob(ref) for ref in refs])
         _tell(spent, replies)
         return [_question(ref, reply) for ref, reply in zip(refs, replies, strict=True)]
 
     async def truth(self, question: Question) -> str:
-        """The answer that the task itself gives; "" where it gives none, or makes another question of the reference here.
+        """The task's own answer; "" if it gives none, or the reference makes another question here.
 
         Raises ScorerUnavailable.
         """
@@ -168,8 +167,8 @@ class Scorer:
         return reply.truth if reply.prompt == question.prompt else ""
 
     async def examples(self, refs: Sequence[TaskRef]) -> list[tuple[Question, str] | None]:
-        """Of each reference its question and a completion that earns everything, in the form that its prompt asks for; None
-        where the task gives no answer that passes its own verifier, or no such question. Raises ScorerUnavailable."""
+        """For each reference its question and a completion that earns the full reward, in the form that its prompt asks for;
+        None if the task gives no answer that passes its own verifier, or has no such question. Raises ScorerUnavailable."""
         jobs = [ScoringJob(ref, rule=self._rule(STRICT), example=True) for ref in refs]
         replies = await self._submit(jobs)
         return [
@@ -203,28 +202,27 @@ class Scorer:
     ) -> list[ScoredTexts]:
         """Score what this machine's own model wrote. Raises ScorerUnavailable, JudgeAway.
 
-        Groups of judged tasks go to the judge instead of the worker.
-
-        A worker that had to be stopped may have been stopped for a reason that is gone (the computer slept, memory was
-        short), so its groups are tried once more. What cannot be scored then is no right answer.
+        Groups of judged tasks go to the judge instead of the worker. A worker may have been stopped for a reason that no
+        longer applies (the computer slept, memory was short), so its groups are tried once more. What still cannot be scored
+        counts as wrong.
         """
         if any(library.is_judged(ref) for ref, _ in groups):  # all of them: a run holds judged tasks or verified ones
             return await self._judged(groups)
-        found = await self.score_many(groups, rule)
-        again = [i for i, result in enumerate(found) if isinstance(result, ScoringFailed) and result.fault == "worker"]
+        scored = await self.score_many(groups, rule)
+        again = [i for i, result in enumerate(scored) if isinstance(result, ScoringFailed) and result.fault == "worker"]
         if again:
             for i, result in zip(again, await self.score_many([groups[i] for i in again], rule), strict=True):
-                found[i] = result
-        for failure in (result for result in found if isinstance(result, ScoringFailed)):
+                scored[i] = result
+        for failure in (result for result in scored if isinstance(result, ScoringFailed)):
             _log.warning("%s It counts as wrong.", failure)
         return [
             result if isinstance(result, ScoredTexts) else ScoredTexts((0.0,) * len(texts), (False,) * len(texts))
-            for result, (_, texts) in zip(found, groups, strict=True)
+            for result, (_, texts) in zip(scored, groups, strict=True)
         ]
 
     async def _judged(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[ScoredTexts]:
-        found = await self.questions([ref for ref, _ in groups])
-        prompts = [question.prompt if isinstance(question, Question) else "" for question in found]
+        questions = await self.questions([ref for ref, _ in groups])
+        prompts = [question.prompt if isinstance(question, Question) else "" for question in questions]
         asked = [(ref, prompt, texts) for (ref, texts), prompt in zip(groups, prompts, strict=True)]
         return [ScoredTexts(*verdicts) for verdicts in await judged_groups(self.judge, asked, self._rule(STRICT))]
 
@@ -234,7 +232,7 @@ class Scorer:
     async def play(
         self, episodes: Sequence[tuple[TaskRef, Sequence[str]]], final: bool = False, rule: RewardRule = STRICT
     ) -> list[EpisodeStep]:
-        """What each episode's environment says to the model's turns so far. final: there is no further turn, only a reward.
+        """Each environment's answer to the model's turns so far. final: there is no further turn, only a reward.
 
         An episode that cannot be played (an environment that raises, hangs or takes all memory) is over, without a reward.
         Raises ScorerUnavailable.
@@ -254,15 +252,15 @@ class Scorer:
         return [EpisodeStep(well_formed=False) if reply.step is None else reply.step for reply in replies]
 
     def tools(self, ref: TaskRef) -> tuple[dict[str, Any], ...]:
-        """The tools of the environment that a question comes from, as JSON Schema; known once it was asked for."""
+        """The tools of the environment that a question comes from, as JSON Schema; known once the question was asked for."""
         return self._tools.get(ref.generator, ())
 
     async def _submit(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
-        """One reply a job. A question known to take more than a job may have is not generated again."""
-        known = [self._hopeless.get(job.ref) for job in jobs]
-        fresh = [job for job, reply in zip(jobs, known, strict=True) if reply is None]
-        found = iter(await self._run(fresh) if fresh else ())
-        return [next(found) if reply is None else reply for reply in known]
+        """One reply per job. A question known to exceed a job's limits is not generated again."""
+        failures = [self._hopeless.get(job.ref) for job in jobs]
+        fresh = [job for job, reply in zip(jobs, failures, strict=True) if reply is None]
+        replies = iter(await self._run(fresh) if fresh else ())
+        return [next(replies) if reply is None else reply for reply in failures]
 
     async def _run(self, jobs: Sequence[ScoringJob]) -> list[ScoringReply]:
         loop = asyncio.get_running_loop()
@@ -299,7 +297,7 @@ class Scorer:
                 start += len(jobs)
 
     def _prewarm(self) -> None:
-        with contextlib.suppress(ScorerUnavailable):  # the first real call raises it where somebody listens
+        with contextlib.suppress(ScorerUnavailable):  # the first real call raises it to its caller
             self.worker.start()
 
 

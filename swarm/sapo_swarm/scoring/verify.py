@@ -1,4 +1,4 @@
-"""One text against one regenerated entry, in the scorer worker; never an entry that came off the wire."""
+"""One text against one regenerated entry, in the scorer worker; never an entry that came over the network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import EnvironmentVerifier
 from sapo_swarm.types import STRICT, RewardRule
 
-# Verifiers of our own, for datasets whose reasoning_gym scorer would run the answer or can be made to explode.
+# Our own verifiers, for datasets whose reasoning_gym scorer would run the answer or can be made to explode.
 #
-# Each gives the same verdict as reasoning_gym's on honest answers (held by a property test) and 0 on everything else.
+# Each gives the same verdict as reasoning_gym's on honest answers (checked by a property test) and 0 on everything
+# else.
 
 Entry = Mapping[str, Any]
 Verifier = Callable[[str, Entry], float]
@@ -33,18 +34,18 @@ _NOT_A_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])", re.IGNORE
 
 
 def _nested(answer: str) -> Any:
-    """A list or tuple literal as lists, by way of JSON. Raises ValueError, RecursionError."""
+    """A list or tuple literal as lists, parsed as JSON. Raises ValueError, RecursionError."""
     items = json.loads(f"[{answer.translate(_LITERAL)}]")
     return items[0] if len(items) == 1 and isinstance(items[0], list) else items  # "[1], [2]" is a tuple too
 
 
 def _rows(answer: str) -> str:
-    """A nested list literal in the form of the oracle's lines. Raises ValueError, TypeError, RecursionError."""
+    """A nested list literal in the form of the reference answer's lines. Raises ValueError, TypeError, RecursionError."""
     return "\n".join(" ".join(str(cell) for cell in row) for row in _nested(answer))
 
 
 def binary_matrix(answer: str, entry: Entry) -> float:
-    """1.0 for the oracle's rows of numbers, 0.1 for the same matrix as a list of lists."""
+    """1.0 for the reference answer's rows of numbers, 0.1 for the same matrix as a list of lists."""
     if answer == entry["answer"]:
         return 1.0
     try:
@@ -54,7 +55,7 @@ def binary_matrix(answer: str, entry: Entry) -> float:
 
 
 def spiral_matrix(answer: str, entry: Entry) -> float:
-    """1.0 for the oracle's numbers with spaces between, 0.1 for the same as a list."""
+    """1.0 for the reference answer's numbers separated by spaces, 0.1 for the same as a list."""
     oracle = entry["answer"].strip()
     if answer.strip() == oracle:
         return 1.0
@@ -65,7 +66,7 @@ def spiral_matrix(answer: str, entry: Entry) -> float:
 
 
 def string_insertion(answer: str, entry: Entry) -> float:
-    """1.0 for the oracle's string, 0.1 for the same as a list of characters."""
+    """1.0 for the reference answer's string, 0.1 for the same as a list of characters."""
     if answer == entry["answer"]:
         return 1.0
     try:
@@ -117,19 +118,19 @@ def is_formula(answer: str, entry: Entry) -> bool:
 
 
 GUARDS: dict[str, Guard] = {"propositional_logic": is_formula}
-"""Asked before the dataset's own scorer; False is a verdict of 0."""
+"""Called before the dataset's own scorer; False is a verdict of 0."""
 
 
 def names_no_number(answer: str, entry: Entry) -> bool:
-    """True for NaN or infinity in an answer whose oracle has none: comparisons with them pass where they should not
+    """True for NaN or infinity in an answer whose reference has none: comparisons with them succeed where they should not
     (number_sorting gives [NaN, NaN, ...] full marks)."""
     return _NOT_A_NUMBER.search(answer) is not None and answer != entry["answer"]
 
 
-# One text against one regenerated entry. Runs in the scorer worker; never on an entry that came off the wire.
+# One text against one regenerated entry. Runs in the scorer worker; never on an entry that came over the network.
 
 FATAL = (MemoryError,)
-"""Not a verdict: the group fails and its source is struck."""
+"""No verdict: the group fails and its source is struck."""
 
 
 class DeadlineExceeded(BaseException):
@@ -137,9 +138,10 @@ class DeadlineExceeded(BaseException):
 
 
 def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any], preset: str = "") -> float:
-    """What the dataset's verifier (or ours) says; may raise anything that reasoning_gym raises.
+    """The score from the dataset's verifier (or ours); may raise anything that reasoning_gym raises.
 
-    Where the library gives full marks to more than a right answer, only the right one has them, except in preset `library`.
+    If the library gives full marks to more than a right answer, only the right one gets them here, except in preset
+    `library`.
     """
     own = VERIFIERS.get(name)
     if own is not None:
@@ -147,11 +149,11 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any], prese
     guard = GUARDS.get(name)
     if (guard is not None and not guard(answer, entry)) or names_no_number(answer, entry):
         return 0.0
-    found = float(dataset.score_answer(answer, entry))
+    score = float(dataset.score_answer(answer, entry))
     exact = EXACT.get(name)
-    if exact is not None and found >= 1.0 and preset != LIBRARY_PRESET and not exact(answer, entry):
+    if exact is not None and score >= 1.0 and preset != LIBRARY_PRESET and not exact(answer, entry):
         return 0.0
-    return found
+    return score
 
 
 def score_text(
@@ -159,9 +161,9 @@ def score_text(
 ) -> tuple[float, bool]:
     """(reward in [0, 1], well formed); preset: the reference's. Without partial credit the reward is 1.0 or 0.0.
 
-    Well formed: the text ends with a non-empty answer in the rule's format, behind its reasoning, and only such a text earns
-    anything; or it holds an answer where the person's own task looks for one elsewhere. An exception in a verifier is a
-    verdict of 0; raises MemoryError and DeadlineExceeded only.
+    Well formed: the text ends with a non-empty answer in the rule's format, after its reasoning, and only such a text earns
+    anything; or it holds an answer where the custom task looks for one instead. An exception in a verifier is a verdict of 0;
+    raises only MemoryError and DeadlineExceeded.
     """
     text = after_reasoning(cap_completion(text), rule.in_reasoning)
     own = dataset if isinstance(dataset, OwnTask) else None
@@ -178,7 +180,7 @@ def score_episode(
 ) -> tuple[float, bool]:
     """(reward, well formed) of an episode: the environment's verdict, and the other verifiers on the model's last turn.
 
-    Where the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
+    If the environment is the only one, the last turn may have any form. Raises MemoryError, DeadlineExceeded.
     """
     text = after_reasoning(cap_completion(text), rule.in_reasoning)
     alone = all(isinstance(part, EnvironmentVerifier) for part in task.spec.verifier)

@@ -1,7 +1,7 @@
 """The scorer worker: regenerates questions and scores texts for one parent, over stdin and stdout.
 
-Start it as `python -m sapo_swarm.scoring.worker` with PYTHONHASHSEED=0 (some generators iterate over sets). It ends
-when its stdin does. Each job has a deadline inside (an alarm, where the platform has one); the parent holds another.
+Start it as `python -m sapo_swarm.scoring.worker` with PYTHONHASHSEED=0 (some generators iterate over sets). It ends when its
+stdin does. Each job has an internal deadline (an alarm, if the platform has one); the parent enforces another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sapo_swarm.tasks.own.spec import JsonSchema, PythonTests, right_answer
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 DEADLINE_S = 1.0
-"""Of processor time, not of the wall's: on a busy machine an honest job may wait, and nobody is to blame for that."""
+"""Processor time, not wall time: on a busy machine an honest job may wait through no fault of its own."""
 ORPHAN_GRACE_S = 10.0
 """How long a worker whose parent died may hang in C code before it ends itself."""
 FLUSH_S = 0.002
@@ -65,7 +65,7 @@ def take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 class _Deadline:
-    """Raises DeadlineExceeded in the block after DEADLINE_S, and again every 50 ms where a bare except ate it."""
+    """Raises DeadlineExceeded in the block after DEADLINE_S, and again every 50 ms in case a bare except swallowed it."""
 
     rang: ClassVar[bool] = False
 
@@ -89,7 +89,7 @@ class _Deadline:
 
     @property
     def passed(self) -> bool:
-        """The block took too long, whether or not the alarm was heard."""
+        """The block took too long, whether or not the alarm was noticed."""
         return self.rang or self.seconds > DEADLINE_S
 
     @property
@@ -99,20 +99,20 @@ class _Deadline:
 
 
 def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
-    """Dataset and entry of a reference, from the cache when the question was asked for a moment ago."""
+    """Dataset and entry of a reference, from the cache if the question was asked for a moment ago."""
     from sapo_swarm.tasks.questions import generate_entry
 
-    found = _entries.pop(ref, None)
-    if found is None:
+    entry = _entries.pop(ref, None)
+    if entry is None:
         decimal.setcontext(fresh_context())
-        found = generate_entry(ref)
+        entry = generate_entry(ref)
         if library.is_own(ref):
-            _open(ref, *found)
+            _open(ref, *entry)
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
-    _entries[ref] = found
+    _entries[ref] = entry
     decimal.setcontext(fresh_context())  # a verdict must not depend on whether the cache was hit
-    return found
+    return entry
 
 
 def answer_job(job: ScoringJob) -> ScoringReply:
@@ -141,8 +141,10 @@ def answer_job(job: ScoringJob) -> ScoringReply:
                     others = _others(job)
                     stage = "score"
                 if reward and others:
-                    found = (score_text(text, job.ref.dataset, *other, job.rule, job.ref.preset)[0] for other in others)
-                    elsewhere = max(found)
+                    scores = (
+                        score_text(text, job.ref.dataset, *other, job.rule, job.ref.preset)[0] for other in others
+                    )
+                    elsewhere = max(scores)
                     if elsewhere:
                         reward = max(0.0, reward - elsewhere)
                         shortcut.append(len(rewards))
@@ -161,8 +163,8 @@ def answer_job(job: ScoringJob) -> ScoringReply:
 
 
 def _example(job: ScoringJob, dataset: Any, entry: dict[str, Any]) -> str:
-    """The task's own answer as a completion, where the task's own verifier gives it everything; else "". Raises as a verifier
-    does."""
+    """The task's own answer as a completion, if the task's own verifier gives it the full reward; else "". Raises as a
+    verifier does."""
     own = dataset if isinstance(dataset, OwnTask) else None
     answer = entry.get("answer") if own is None else right_answer(own.spec, entry["row"])
     if answer is None or not str(answer).strip():
@@ -174,8 +176,8 @@ def _example(job: ScoringJob, dataset: Any, entry: dict[str, Any]) -> str:
 
 
 def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
-    """Load the task's code and look its schema over: what cannot work is told of, not judged by. An environment adds to the
-    question what it says when it is reset."""
+    """Load the task's code and check its schema: what cannot work is reported, not used for judging. An environment adds to
+    the question what it says when it is reset."""
     if declares_verifier(task.spec, PythonTests):
         declared.require_runner()
     if declares_verifier(task.spec, JsonSchema):
@@ -190,10 +192,10 @@ def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
 def _episode(job: ScoringJob, task: OwnTask, entry: dict[str, Any], deadline: _Deadline) -> ScoringReply:
     """The question with its tools, or the environment's answer to the model's last turn; a text is an episode of one turn.
     Raises as the environment does."""
-    found, prompt, row = load_environment_spec(task.code), str(entry["question"]), entry["row"]
+    spec, prompt, row = load_environment_spec(task.code), str(entry["question"]), entry["row"]
 
     def played(turns: tuple[str, ...], final: bool) -> EpisodeStep:
-        step = replay_episode(found, row, prompt, job.ref.label, turns, task.spec.turns, final)
+        step = replay_episode(spec, row, prompt, job.ref.label, turns, task.spec.turns, final)
         if not step.over:
             return step
         reward, formed = score_episode(task, row, turns[-1], step.reward, job.rule)
@@ -203,24 +205,24 @@ def _episode(job: ScoringJob, task: OwnTask, entry: dict[str, Any], deadline: _D
         return ScoringReply(prompt, step=played(job.turns, job.final), seconds=deadline.seconds)
     ends = [played((text,), True) for text in job.texts]
     rewards, formed = tuple(step.reward for step in ends), tuple(step.well_formed for step in ends)
-    tools = msgspec.json.encode(list(found.schemas.values())).decode()
+    tools = msgspec.json.encode(list(spec.schemas.values())).decode()
     return ScoringReply(prompt, rewards, formed, tools=tools, seconds=deadline.seconds)
 
 
 def _others(job: ScoringJob) -> list[tuple[Any, dict[str, Any]]]:
     """Datasets and entries of the questions that a right answer is contrasted with; those that do not exist are left out."""
-    found: list[tuple[Any, dict[str, Any]]] = []
-    asked = _regenerate(job.ref)[1]["question"]
+    entries: list[tuple[Any, dict[str, Any]]] = []
+    question = _regenerate(job.ref)[1]["question"]
     for ref in contrast_refs(job.ref, job.rule.contrast):
         try:
             other = _regenerate(ref)
-            if not library.is_own(ref) or other[1]["question"] != asked:  # few rows: the seed may draw the same one
-                found.append(other)
+            if not library.is_own(ref) or other[1]["question"] != question:  # few rows: the seed may draw the same one
+                entries.append(other)
         except MemoryError:
             raise
-        except Exception:  # not the deadline's; a generator may raise anything
+        except Exception:  # not the deadline's: a generator may raise anything
             continue
-    return found
+    return entries
 
 
 def _reason(error: BaseException) -> str:
@@ -232,17 +234,17 @@ def _reason(error: BaseException) -> str:
 
 
 def _prepare(ref: TaskRef) -> None:
-    """Read the task of a reference and load its reward function before the clock of its job runs: both may take a while."""
+    """Read the task of a reference and load its reward function before the clock of its job starts: both may take a while."""
     from sapo_swarm.tasks.questions import preload_task
 
     task = preload_task(ref)
     if task is not None and task.code:
-        with contextlib.suppress(BaseException):  # told of, and given no reward for, when the first text is judged
+        with contextlib.suppress(BaseException):  # reported, without a reward, when the first text is judged
             load_environment_spec(task.code) if task.spec.turns else load_reward(task.code)
 
 
 def serve_jobs(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
-    """Answer batches until the parent goes away: a frame of jobs in, one frame a job out."""
+    """Answer batches until the parent goes away: one frame of jobs in, one frame per job out."""
     decoder = msgspec.msgpack.Decoder(tuple[ScoringJob, ...])
     encoder = msgspec.msgpack.Encoder()
     read: set[str] = set()
@@ -260,7 +262,7 @@ def serve_jobs(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
             _prepare(job.ref)
             reply = ScoringReply() if job.read else answer_job(job)
             write_frame(sink, encoder.encode(reply))
-            if reply.last:  # what filled the memory may stay in it, and would fail the jobs of others
+            if reply.last:  # what filled the memory may stay, and would fail others' jobs
                 sink.flush()
                 return
             if time.monotonic() - flushed > FLUSH_S:
@@ -280,7 +282,7 @@ def main() -> int:
     if library.runs_generated():
         python_runner.start_python_runner(
             (source.fileno(), sink.fileno())
-        )  # now: later neither processes nor memory are to be had
+        )  # now: later neither processes nor memory are available
     if sys.platform != "win32":
         signal.signal(signal.SIGPROF, _Deadline.on_alarm)
     try:

@@ -1,7 +1,5 @@
 """The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, which are held
-out,
-and what an answer must also be where the library gives full marks to more than the truth.
-"""
+out, and the stricter checks for answers where the library gives full marks to more than the truth."""
 
 from __future__ import annotations
 
@@ -22,11 +20,12 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
-# Strict means exact: what an answer must also be where the library's own rule gives full marks to more than the truth.
+# Strict means exact: additional checks for answers where the library's own rule gives full marks to more than the
+# truth.
 #
-# reasoning_gym compares with a tolerance (decimal_arithmetic: one unit of the last decimal place that a term may have), or
-# reads what it looks for out of any text around it. Each check here is asked of answers that the library calls right, and
-# False is a verdict of 0; so the exact rule never accepts what the library does not. Preset `library` goes without.
+# reasoning_gym compares with a tolerance (decimal_arithmetic: one unit of the last decimal place that a term may have),
+# or accepts the answer inside any surrounding text. Each check here applies to answers that the library calls right,
+# and False is a verdict of 0; so the exact rule never accepts what the library does not. Preset `library` does without.
 
 Exact = Callable[[str, Mapping[str, Any]], bool]
 
@@ -41,37 +40,37 @@ _PERSON = re.compile(r"([A-Za-z]+) is an? ([a-z]+)")
 
 
 def parse_plain_number(text: str) -> Decimal | None:
-    """The value of a plain number, None for everything else; no precision is lost."""
+    """The value of a plain number, None for anything else; no precision is lost."""
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
 def same_number(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The truth's value, however many zeros it is written with, and nothing around it."""
+    """The truth's value, with any number of zeros, and nothing around it."""
     return parse_plain_number(answer) is not None and parse_plain_number(answer) == parse_plain_number(entry["answer"])
 
 
 def number_format(answer: str, entry: Mapping[str, Any]) -> bool:
     """The candidate, as the question shows it or as the library holds it."""
-    known = entry["metadata"]
-    written = [text for value, text in zip(known["candidates"], known["formatted_candidates"], strict=True)
-               if value == known["solution"]]  # fmt: skip
+    metadata = entry["metadata"]
+    written = [text for value, text in zip(metadata["candidates"], metadata["formatted_candidates"], strict=True)
+               if value == metadata["solution"]]  # fmt: skip
     plain = answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
     right = {parse_plain_number(text.replace(",", "")) for text in (*written, entry["answer"])}
     return parse_plain_number(plain) is not None and parse_plain_number(plain) in right
 
 
 def number_sorting(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The numbers themselves in their order."""
+    """The numbers themselves, in order."""
     try:
-        given, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
+        numbers, truth = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
     except (ValueError, RecursionError):
         return False
-    values = [parse_plain_number(str(item)) for item in given]
+    values = [parse_plain_number(str(item)) for item in numbers]
     return None not in values and values == [parse_plain_number(str(item)) for item in truth]
 
 
 def power_function(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Three significant figures, as the question asks, or the whole number that the library gives as its truth."""
+    """Three significant figures, as the question asks, or the integer that the library gives as its truth."""
     truth = parse_plain_number(entry["answer"])
     if truth is None:
         return False
@@ -79,20 +78,20 @@ def power_function(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def pool_matrix(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The truth's numbers, each to its two decimal places."""
-    given, truth = ([[parse_plain_number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
+    """The truth's numbers, each to two decimal places."""
+    matrix, truth = ([[parse_plain_number(cell) for cell in line.split()] for line in text.splitlines() if line.strip()]
                     for text in (answer, entry["answer"]))  # fmt: skip
-    return given == truth and not any(cell is None for row in given for cell in row)
+    return matrix == truth and not any(cell is None for row in matrix for cell in row)
 
 
 def knights_knaves(answer: str, entry: Mapping[str, Any]) -> bool:
     """Everybody once with their role, in any order, and no other words."""
-    found, truth = (_people(text) for text in (answer, entry["answer"]))
-    return found is not None and found == truth
+    people, truth = (_people(text) for text in (answer, entry["answer"]))
+    return people is not None and people == truth
 
 
 def _people(text: str) -> list[tuple[str, str]] | None:
-    """Name and role of each, sorted; None where something else is said."""
+    """Name and role of each, sorted; None if anything else is said."""
     parts = re.split(r", and |, | and ", text.removesuffix("."))
     matches = [_PERSON.fullmatch(part) for part in parts]
     return sorted((m[1].lower(), m[2]) for m in matches if m) if all(matches) else None
@@ -104,7 +103,7 @@ def letter_jumble(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def require_full_match(pattern: re.Pattern[str]) -> Exact:
-    """Nothing but an answer in the form that the question asks for: text around it was judged by nobody."""
+    """Accepts only an answer in the form that the question asks for: text around it would go unjudged."""
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
 
@@ -123,7 +122,7 @@ EXACT: dict[str, Exact] = {
     "survo": require_full_match(_NUMBER_GRID),
     "time_intervals": require_full_match(_DURATION),
 }
-"""By task. In the first kind a wrong value passes the library's rule, in the second any text around the answer does."""
+"""By task. In the first kind the library's rule accepts a wrong value, in the second any text around the answer."""
 
 
 # The other safe reasoning_gym datasets, each with the one preset `default` (the library's own settings).
@@ -136,7 +135,7 @@ EXACT: dict[str, Exact] = {
 
 DEFAULT_PRESET = "default"
 LIBRARY_PRESET = "library"
-"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (exact.py)."""
+"""The settings of `paper` or `default`, judged by reasoning_gym's own rule where ours is stricter (EXACT)."""
 
 EXTRA_DATASETS: tuple[str, ...] = (
     "ab",
@@ -224,15 +223,15 @@ EXTRA: dict[str, Mapping[str, Mapping[str, object]]] = {
 }
 
 
-# The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, and how long
-# an answer may be.
+# The allow-list of tasks with their named presets (difficulty settings of reasoning_gym), which seeds train, and how
+# long an answer may be.
 #
 # `paper` holds the settings that the SAPO authors shipped; `starter` is tuned so that the bundled model sometimes
-# succeeds; `hard` is for models of a billion parameters and more. `easy` is what the bundled model was trained on where
-# `starter` asks for more. `library` is `paper` under the library's own rule, where ours is stricter.
+# succeeds; `hard` is for models with a billion parameters and more. `easy` is what the bundled model was trained on
+# where `starter` asks for more. `library` is `paper` under the library's own rule, where ours is stricter.
 #
-# reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the ranges of training and held-out
-# seeds are separated by more than any index that is used.
+# reasoning_gym makes item i of seed s from Random(s + i), so nearby seeds share items: the ranges of training and
+# held-out seeds are further apart than any index that is used.
 
 Settings = Mapping[str, object]
 _MOST_TOKENS = 8192
@@ -245,7 +244,7 @@ class UnknownTask(SwarmError, ValueError):
 
 
 class NoSuchTask(UnknownTask):
-    """Nothing of that name is here: neither the app's, nor the person's own."""
+    """No task has that name: neither the app's, nor the person's own."""
 
 
 _CATALOGUE: dict[str, dict[str, Settings]] = {
@@ -337,7 +336,7 @@ CATALOGUE: Mapping[str, Mapping[str, Settings]] = MappingProxyType(
 )
 PRESETS = frozenset(preset for presets in CATALOGUE.values() for preset in presets)
 STRICT_PRESETS = PRESETS - {LIBRARY_PRESET}
-"""Those under whose rule full marks need a right answer."""
+"""Presets under whose rule full marks need a right answer."""
 
 
 def preset_settings(dataset: str, preset: str) -> Settings:
@@ -354,8 +353,8 @@ def preset_settings(dataset: str, preset: str) -> Settings:
 
 
 def preset_of(dataset: str, preset: str) -> str:
-    """The preset to use where one name is set for many tasks: that one, `default` for a task without difficulties, `own` for
-    one of the person's.
+    """The preset to use when one name is set for many tasks: that one, `default` for a task without difficulties, `own` for a
+    custom task.
 
     Raises UnknownTask.
     """
@@ -368,7 +367,7 @@ def preset_of(dataset: str, preset: str) -> str:
 
 
 def is_own(dataset: str) -> bool:
-    """The name is that of a task of the person's own; the catalogue's names cannot be taken."""
+    """The name is that of a custom task; the catalogue's names cannot be taken."""
     return dataset not in CATALOGUE and library.has_task(dataset)
 
 
@@ -399,8 +398,8 @@ def train_seed(node_key: str, swarm: str, round_number: int, slot: int, seed: in
 
 
 def contrast_refs(ref: TaskRef, count: int) -> list[TaskRef]:
-    """Other questions of the same task, the same on every node. The chance that one is the question itself is 1 in 2^31, but in
-    tasks with few questions it may read the same."""
+    """Other questions of the same task, the same on every node. The chance that one has the question's own seed is 1 in 2^31,
+    but in tasks with few questions it may read the same."""
     text = f"sapo-contrast-v1|{ref.seed}|{ref.index}"
     digests = [hashlib.sha256(f"{text}|{number}".encode()).digest() for number in range(count)]
     seeds = [int.from_bytes(digest[:8], "big") % TRAIN_LIMIT for digest in digests]
@@ -415,38 +414,38 @@ def held_out(dataset: str, preset: str, index: int) -> TaskRef:
 
 
 def is_train(ref: TaskRef) -> bool:
-    """True when the reference can be trained on: item 0 of a train seed. Anything else could reach held-out items, and items far
-    from 0 take some generators seconds."""
+    """Whether the reference can be trained on: item 0 of a train seed. Anything else could reach held-out items, and items
+    far from 0 take some generators seconds."""
     return ref.index == 0 and ref.seed < TRAIN_LIMIT
 
 
 def task_tokens(config: RunConfig) -> Mapping[str, int]:
-    """Task -> tokens as run.task_tokens says. Raises BadTask."""
-    found = {}
+    """Task -> token limit from run.task_tokens. Raises BadTask."""
+    tokens = {}
     for entry in config.task_tokens:
         task, equals, number = entry.rpartition("=")
         if not equals or not number.isdecimal() or not 1 <= int(number) <= _MOST_TOKENS:
             raise BadTask(
                 f"run.task_tokens: {entry!r} is not a task with its tokens, such as bf=256 (1 to {_MOST_TOKENS})."
             )
-        found[task.strip()] = int(number)
-    return found
+        tokens[task.strip()] = int(number)
+    return tokens
 
 
 def new_tokens(config: RunConfig, task: str) -> int:
-    """Of a completion, for a question of that task: run.task_tokens goes first, then max_new_tokens of an own task's task.toml
-    unless the model reasons first; never more than run.max_new_tokens. Raises BadTask."""
+    """Token limit of a completion for a question of that task: run.task_tokens goes first, then max_new_tokens of a custom
+    task's task.toml unless the model reasons first; never more than run.max_new_tokens. Raises BadTask."""
     return tokens_needed(config, task, library.load_task(task).spec.max_new_tokens if is_own(task) else 0)
 
 
 def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
-    """The same where the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
-    wanted = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
-    return min(wanted or config.max_new_tokens, config.max_new_tokens)
+    """The same if the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
+    tokens = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
+    return min(tokens or config.max_new_tokens, config.max_new_tokens)
 
 
 def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
-    """The settings with these limits of answers in force (task -> tokens, events.TrialMeasured), where the person chose none.
+    """The settings with these answer limits in force (task -> tokens, events.TrialMeasured), unless the person chose some.
     Raises BadTask."""
     if not limits or config.max_new_tokens != RunConfig().max_new_tokens:
         return config

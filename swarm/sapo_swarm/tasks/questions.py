@@ -20,11 +20,12 @@ from sapo_swarm.tasks.own.folder import OwnTask, generator_id
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef
 
-# reasoning_gym's datasets, imported without matplotlib, and without pycosat where that is not installed.
+# reasoning_gym's datasets, imported without matplotlib, and without pycosat if that is not installed.
 #
-# cellpylib, which game_of_life steps with, imports matplotlib for plots that nobody asks for here: 30 of the 112 MB of a scorer
-# worker, and a third of its start (`python -X importtime -c 'import reasoning_gym'`). pycosat, which zebra_puzzles alone needs,
-# has to be compiled where it is installed, and not every machine has a compiler (packaging/no_compiler.py).
+# cellpylib, which game_of_life steps with, imports matplotlib for plots that nobody uses here: 30 of the 112 MB of a
+# scorer worker, and a third of its start (`python -X importtime -c 'import reasoning_gym'`). pycosat, which only
+# zebra_puzzles needs, has to be compiled on installation, and not every machine has a compiler
+# (packaging/no_compiler.py).
 
 _UNUSED = (
     "matplotlib",
@@ -38,7 +39,7 @@ _UNUSED = (
 
 
 class _NotInstalled(ModuleType):
-    """pycosat where there is none: says so when it is used."""
+    """Stands in for a missing pycosat: says so when it is used."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -50,20 +51,20 @@ class _NotInstalled(ModuleType):
 
 @contextmanager
 def _empty(names: tuple[str, ...]) -> Iterator[None]:
-    """Modules of these names with nothing in them, for what is imported meanwhile. Those that are loaded stay."""
-    made: list[str] = []
+    """Empty modules of these names, for imports inside the block. Loaded modules stay."""
+    added: list[str] = []
     for name in names:
         if name not in sys.modules:
             parent, _, child = name.rpartition(".")
             sys.modules[name] = module = ModuleType(name)
             setattr(module, "Axes3D", None)  # noqa: B010 - imported by name
-            if parent in made:
+            if parent in added:
                 setattr(sys.modules[parent], child, module)
-            made.append(name)
+            added.append(name)
     try:
         yield
     finally:
-        for name in made:
+        for name in added:
             del sys.modules[name]
 
 
@@ -76,7 +77,7 @@ with nullcontext() if "matplotlib" in sys.modules else _empty(_UNUSED):
 # From a TaskRef to its question. Imports reasoning_gym: called in the scorer worker and the starter's recipe only.
 
 READS_DATA = frozenset({"figlet_font", "group_anagrams", "spell_backward"})
-"""Datasets that read up to 10 MB when they are made: one object a preset serves every seed (equality is tested)."""
+"""Datasets that read up to 10 MB when they are created: one object per preset serves every seed (equality is tested)."""
 _shared: dict[tuple[str, str], Any] = {}
 
 
@@ -100,21 +101,21 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
             entry = dataset[ref.index]
     except Exception as error:
         raise NoSuchQuestion(f"{ref.label} does not regenerate: {type(error).__name__}: {error}") from error
-    if entry["answer"] == "":  # base_conversion writes 0 as no digits at all: nobody can answer that
+    if entry["answer"] == "":  # base_conversion writes 0 with no digits: nobody can answer that
         raise NoSuchQuestion(f"{ref.label} has an empty true answer.")
     return dataset, entry
 
 
 def preload_task(ref: TaskRef) -> OwnTask | None:
-    """The task of a reference, where it is one of the person's: reading many rows may take longer than an answer may."""
+    """The task of a reference, if it is a custom one: reading many rows may take longer than an answer may."""
     if library.is_own(ref):
-        with contextlib.suppress(BadTask, KeyError):  # told of when the question is asked for
+        with contextlib.suppress(BadTask, KeyError):  # reported when the question is asked for
             return library.load_task(ref.dataset)
     return None
 
 
 def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
-    """The task and the row: held-out rows by their index, training rows by the seed; one never reaches the other's."""
+    """The task and the row: held-out rows by index, training rows by seed; neither reaches the other's rows."""
     try:
         task = library.load_task(ref.dataset)
     except (BadTask, KeyError) as error:
@@ -133,7 +134,7 @@ def _own_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
 
 
 def _train_row(task: OwnTask, ref: TaskRef) -> dict[str, str]:
-    """A row of the reference's level of difficulty, of all rows where it names none."""
+    """A row of the reference's level of difficulty, of all rows if it names none."""
     if ref.preset == library.PRESET:
         return task.train[ref.seed % len(task.train)]
     places = task.levels.get(ref.preset)

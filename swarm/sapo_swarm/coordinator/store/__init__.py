@@ -1,4 +1,4 @@
-"""What a coordinator keeps: one interface, SQLite by default, Redis or Valkey by URL."""
+"""What a coordinator stores: one interface, SQLite by default, Redis or Valkey by URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def open_store(settings: CoordinatorSettings) -> Store:
-    """The store that the settings name, not yet opened. Raises StoreFormat for an address of another kind."""
+    """The store that the settings name, not opened yet. Raises StoreFormat for an address of another kind."""
     limits = PoolLimits(
         capacity=settings.pool_groups,
         capacity_bytes=settings.pool_bytes,

@@ -1,8 +1,8 @@
-"""What a coordinator keeps, and the one interface both stores implement.
+"""What a coordinator stores, and the one interface that both stores implement.
 
-A store is the only state there is: handlers are stateless, several coordinators may share one Redis. `exchange` is
-the hot path: it stores groups once, samples and counts, in one step. All methods raise StoreUnavailable when
-the store cannot answer; nothing blocks the event loop.
+A store holds the only state: handlers are stateless, and several coordinators may share one Redis. `exchange` is the hot
+path: it stores groups once, samples and counts, in one step. All methods raise StoreUnavailable if the store cannot answer;
+nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class StoreError(SwarmError):
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer now; the request may be tried again."""
+    """The store does not answer now; the request may be retried."""
 
 
 class StoreFormat(StoreError):
-    """The store holds something that this version does not read; the message says what to do."""
+    """The store holds something that this version cannot read; the message says what to do."""
 
 
 def invite_verdict(invite: InviteRecord | None, now: float, idle_s: float = 0.0) -> str:
-    """INVITE_OK, or why the invite admits nobody any more. idle_s: see PoolLimits."""
+    """INVITE_OK, or why the invite no longer admits anybody. idle_s: see PoolLimits."""
     if invite is None:
         return INVITE_UNKNOWN
     if invite.revoked:
@@ -53,18 +53,18 @@ def invite_verdict(invite: InviteRecord | None, now: float, idle_s: float = 0.0)
 
 
 class Store(Protocol):
-    """See the module. Every method is atomic; `durable` writes survive a power cut where the store can promise it."""
+    """See the module. Every method is atomic; durable writes survive a power cut if the store can promise that."""
 
     async def open(self) -> None:
         """Connect and read what is needed. Raises StoreUnavailable, StoreFormat."""
         ...
 
     async def close(self) -> None:
-        """Write what waits and let go."""
+        """Write what is pending and release the store."""
         ...
 
     async def ping(self) -> None:
-        """Returns when the store takes a write. Raises StoreUnavailable."""
+        """Returns once the store accepts a write. Raises StoreUnavailable."""
         ...
 
     async def swarm(self) -> SwarmRecord | None:
@@ -88,17 +88,16 @@ class Store(Protocol):
         ...
 
     async def revoke_invite(self, hash: str) -> list[str]:
-        """Revoke, and ban every node that it admitted ("invite revoked"): their ids. Durable."""
+        """Revoke, and ban every node that it admitted ("invite revoked"); returns their ids. Durable."""
         ...
 
     async def admit(self, member: Member, now: float) -> str:
-        """Enter a member by member.invite ("" only where the swarm is open), using it once.
+        """Admit a member by member.invite ("" only if the swarm is open), using it once.
 
-        INVITE_OK, why the invite does not admit it, or SWARM_FULL.
-
-        Where the swarm is full, members give way that Member.gives_way() says may.
-        A node that is a member already uses nothing up, unless it came without an invite and has a good one now; its name
-        and model are updated, its ban stays. One that was silent for longer than limits.idle_s is a member no more. Durable.
+        Returns INVITE_OK, why the invite does not admit it, or SWARM_FULL. If the swarm is full, members for which
+        Member.gives_way() holds are removed. A node that is already a member uses nothing up, unless it came without an
+        invite and has a valid one now; its name and model are updated, its ban stays. One that was silent for longer than
+        limits.idle_s is no longer a member. Durable.
         """
         ...
 
@@ -119,15 +118,15 @@ class Store(Protocol):
         ...
 
     async def put_task(self, task: TaskUpload) -> None:
-        """Store a task of members' own in the place of its earlier version. Durable."""
+        """Store a member's custom task, replacing its earlier version. Durable."""
         ...
 
     async def drop_task(self, name: str) -> bool:
-        """Forget a task. False where there is none of this name. Durable."""
+        """Forget a task. False if there is none of this name. Durable."""
         ...
 
     async def tasks(self) -> list[TaskOffer]:
-        """The tasks of members' own, by name; at most task_offer.MAX_TASKS were stored."""
+        """The members' custom tasks, by name; at most wire.MAX_TASKS were stored."""
         ...
 
     async def task(self, hash: str) -> TaskUpload | None:
@@ -139,15 +138,15 @@ class Store(Protocol):
         ...
 
     async def exchange(self, exchange: RoundExchange) -> ExchangeOutcome:
-        """Store an upload once, sample for its sender, count both; nothing of a banned node, whenever its upload began."""
+        """Store an upload once, sample for its sender, count both; nothing for a banned node, whenever its upload began."""
         ...
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
-        """A sample for everybody, at most one group a source, within a reply's bytes. It is nobody's uptake."""
+        """A sample for everybody, at most one group per source, within a reply's bytes. It counts as nobody's uptake."""
         ...
 
     async def leave(self, node: str) -> int:
-        """Drop the node's groups from the pool: how many. It stays a member."""
+        """Drop the node's groups from the pool; returns how many. It stays a member."""
         ...
 
     async def stats(self, now: float, limit: int) -> WindowStats:

@@ -32,14 +32,14 @@ from sapo_swarm.coordinator.store.redis_registry import (
 )
 from sapo_swarm.protocol.wire import PER_SOURCE
 
-# Who drew whose groups, until the server knows: it goes along with the next exchange, or alone soon after.
+# Who drew whose groups, until the server knows: sent along with the next exchange, or alone soon after.
 
 CREDITED_S = 1.0
-"""After which a sample is credited where no other call came."""
+"""A sample is credited after this time if no other call came."""
 
 
 class SamplingCredits:
-    """write: tells the server what `taken()` gave, for that minute. What a killed coordinator has not told is lost."""
+    """write: sends the server what `taken()` returned, for that minute. What a killed coordinator has not sent is lost."""
 
     def __init__(self, write: Callable[[int, list[Any]], Awaitable[object]]) -> None:
         self._write = write
@@ -48,31 +48,31 @@ class SamplingCredits:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, drawer: str, sources: Iterable[str], minute: int) -> None:
-        """A sample was given out."""
+        """Record a sample that was given out."""
         self._drawn.update((drawer, source) for source in sources)
         self._minute = minute
         if self._drawn and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._soon())
 
     def taken(self) -> list[Any]:
-        """Drawer, source and times of each pair; counts as told from now on."""
+        """Drawer, source and count of each pair; they count as sent from now on."""
         drawn, self._drawn = self._drawn, Counter()
         return [part for (drawer, source), times in drawn.items() for part in (drawer, source, times)]
 
     async def tell(self) -> None:
-        """Now. Raises what the server raises."""
+        """Send now. Raises what the server raises."""
         if self._drawn:
             await self._write(self._minute, self.taken())
 
     async def _soon(self, wait_s: float = CREDITED_S) -> None:
-        """What no exchange took along by then. A store that is away loses it."""
+        """Send what no exchange took along by then. If the store is away, it is lost."""
         await asyncio.sleep(wait_s)
         with contextlib.suppress(StoreUnavailable):
             async with translate_redis_errors():
                 await self.tell()
 
     async def close(self) -> None:
-        """Tell what is left."""
+        """Send what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -82,31 +82,32 @@ class SamplingCredits:
 
 # The shared store: Redis or Valkey >= 7.0, so that several coordinators can serve one swarm.
 #
-# A pool of keys with lifetimes: an exchange is one Lua call, which also reads random groups for the sample (a call more while
-# the pool is thin). Who drew what is credited with the next call, or within a second, so a killed coordinator may lose the
-# credit of its last samples, never a group. Nothing scans. The server's own maxmemory bounds bytes; with `appendonly yes` and
-# `appendfsync always` an acknowledged group survives what SQLite's would, with `everysec` all but the last two seconds'.
-# With Sentinel (sentinel://) a group is acknowledged when a replica has it too: the death of the primary loses none.
+# A pool of keys with lifetimes: an exchange is one Lua call, which also reads random groups for the sample (one more
+# call while the pool is thin). Who drew what is credited with the next call, or within a second, so a killed
+# coordinator may lose the credit of its last samples, never a group. Nothing scans. The server's own maxmemory limits
+# bytes; with `appendonly yes` and `appendfsync always` an acknowledged group survives what SQLite's would, with
+# `everysec` all but the last two seconds'. With Sentinel (sentinel://) a group is acknowledged once a replica has it
+# too: the death of the primary loses none.
 
 SMALL_POOL = 64
-"""A pool so small is read whole."""
+"""A pool this small is read whole."""
 SPARE = 3
-"""Slots that are read beyond the groups that are missing: some are the reader's own, of one source, or gone."""
+"""Slots read beyond the missing groups: some are the reader's own, of one source, or gone."""
 MAX_READS = 8
 """Reads for one sample at most."""
 ONE_INVITE = 16
-"""Samples that do not look for groups of another invite, after one that looked and met none."""
+"""Samples that skip looking for groups of another invite, after one that looked and found none."""
 
 
 class _Draw(SampleDraw):
-    """A sample of what was read. read: by source, all that the reader may have."""
+    """A sample from what was read. read: by source, everything that the reader may have."""
 
     def __init__(self, exchange: RoundExchange) -> None:
         super().__init__(exchange.want, exchange.node, exchange.have, exchange.accepts)
         self.read: dict[str, dict[bytes, PoolEntry]] = {}
 
     def offer(self, slots: Iterable[bytes | str | None]) -> None:
-        """What some slots hold, None where nothing: one of each source is taken unless its invite has its share."""
+        """The content of some slots, None for empty ones: one of each source is taken unless its invite has its share."""
         for raw in slots:
             entry = None if raw is None else unpack_record(raw, PoolEntry)
             if entry is None or not self.fits(entry):
@@ -117,12 +118,12 @@ class _Draw(SampleDraw):
 
     @property
     def enough(self) -> bool:
-        """With those of a crowded invite there are as many sources as groups are wanted."""
+        """Together with those of a crowded invite there are as many sources as groups wanted."""
         return len(self.read) >= self.want
 
     @property
     def left_out(self) -> bool:
-        """Of a source nothing was taken."""
+        """Nothing was taken from some source."""
         return len(self.read) > len(self.of_node)
 
 
@@ -263,8 +264,8 @@ class RedisStore(RedisTasks):
     async def _sample(
         self, exchange: RoundExchange, live: int, first: dict[int, bytes | None], per_source: int = 1
     ) -> list[PoolEntry]:
-        """Uniform over so many live groups: random places in the order of age, none twice, until enough sources are found; see
-        GroupPool.sample. first: some, read already. (While others upload, a place moves on to the next group.)"""
+        """Uniform over `live` groups: random positions in the order of age, none twice, until enough sources are found; see
+        GroupPool.sample. first: some that were read already. (While others upload, a position shifts to the next group.)"""
         draw = _Draw(exchange)
         tried = set(first)
         draw.offer(first.values())
@@ -291,8 +292,8 @@ class RedisStore(RedisTasks):
         return draw.fill(self._rng, per_source, sources, lambda node: draw.read[node].values())
 
     async def _prune_if_due(self, now: float) -> None:
-        """Take minutes that left the window out of its totals; the first coordinator to come does it for all. After a clock was
-        set back, by more than those of coordinators may differ, they are counted anew."""
+        """Subtract minutes that left the window from its totals; the first coordinator to come does it for all. After a clock
+        was set back by more than coordinators' clocks may differ, the totals are counted anew."""
         edge = int(now) // MINUTE - WINDOW_MINUTES
         if edge != self._pruned:
             self._pruned = edge

@@ -1,4 +1,4 @@
-"""What the Redis store keeps for long: the swarm, its invites, members and their tasks; and its connection."""
+"""What the Redis store keeps long-term: the swarm, its invites, members and their tasks; and its connection."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.protocol.wire import TaskOffer, TaskUpload
 from sapo_swarm.types import UNREADABLE
 
-# What every call of the Redis store needs: one error for whatever goes wrong on the way, and records as msgpack.
+# What every call of the Redis store needs: one error for whatever fails on the way, and records as msgpack.
 
 
 @contextlib.asynccontextmanager
 async def translate_redis_errors() -> AsyncIterator[None]:
-    """Whatever goes wrong on the way is StoreUnavailable."""
+    """Whatever fails on the way becomes StoreUnavailable."""
     try:
         yield
     except (TimeoutError, RedisError, OSError) as error:
@@ -61,7 +61,7 @@ def unpack_record(raw: bytes | str, kind: Any) -> Any:
         raise StoreFormat(f"The store holds a {kind.__name__} that does not read: {error}.") from error
 
 
-# The Redis store's connection, and what it keeps for long: the swarm, its invites and members.
+# The Redis store's connection, and what it keeps long-term: the swarm, its invites and members.
 
 log = logging.getLogger("sapo.coordinator")
 TIMEOUT_S = 2.0
@@ -71,7 +71,7 @@ REPLICA_MS = 1000
 
 
 class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the primary that Sentinel names; whoever finds all of them in use waits for one."""
+    """Connections to the primary that Sentinel names; callers wait if all of them are in use."""
 
 
 class RedisRegistry:
@@ -97,7 +97,7 @@ class RedisRegistry:
         self._scripts: dict[str, AsyncScript] = {}
 
     async def open(self) -> None:
-        """Raises StoreUnavailable, StoreFormat (too old a server)."""
+        """Raises StoreUnavailable, StoreFormat (server too old)."""
         redis = self._redis = self._connected()
         try:
             async with translate_redis_errors():
@@ -121,8 +121,8 @@ class RedisRegistry:
         ]
         name, _, db = parts.path.strip("/").partition("/")
         self._sentinel = Sentinel(hosts, sentinel_kwargs=waits)  # type: ignore[no-untyped-call]
-        found = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
-        return cast(Redis, found)
+        server = self._sentinel.master_for(name, connection_pool_class=_PrimaryPool, db=int(db or 0), **bounds)
+        return cast(Redis, server)
 
     async def close(self) -> None:
         """See Store."""
@@ -130,8 +130,8 @@ class RedisRegistry:
             await self._redis.aclose(close_connection_pool=True)
             self._redis = None
             self._scripts.clear()
-        for one in self._sentinel.sentinels if self._sentinel is not None else ():
-            await one.aclose()
+        for sentinel in self._sentinel.sentinels if self._sentinel is not None else ():
+            await sentinel.aclose()
 
     async def ping(self) -> None:
         """See Store."""
@@ -188,9 +188,9 @@ class RedisRegistry:
             nodes = sorted(node.decode() for node in await await_reply(self._server.smembers(self._key("by:", hash))))
             rows = await await_reply(self._server.hmget(self._key("members"), nodes)) if nodes else []
             bans = await await_reply(self._server.hmget(self._key("banned"), nodes)) if nodes else []
-        # who was silent for long and came back by another invite stands in the sets of both
-        found = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
-        admitted = [member for member in found if member.invite == hash]
+        # a node that was silent for long and came back by another invite is in the sets of both
+        members = (member_of(raw, banned) for raw, banned in zip(rows, bans, strict=True) if raw)
+        admitted = [member for member in members if member.invite == hash]
         for member in admitted:
             await self.ban(member.node, member.banned or "invite revoked")
         return [member.node for member in admitted]
@@ -254,10 +254,10 @@ class RedisRegistry:
             await self._replicated()
 
     async def _replicated(self) -> None:
-        """Where there is a replica, wait until one has everything that was written so far, for at most REPLICA_MS.
+        """If there is a replica, wait until one has everything written so far, for at most REPLICA_MS.
 
-        A primary that is replaced (Sentinel) must have one: raises StoreUnavailable without. WAIT speaks of the writes of its
-        own connection, so a last write goes before it: replication keeps the order.
+        A primary that can be replaced (Sentinel) must have one: raises StoreUnavailable without. WAIT covers only the writes
+        of its own connection, so a last write precedes it: replication keeps the order.
         """
         info: dict[str, Any] = {} if self.fails_over else await self._server.info("replication")
         if not (self.fails_over or info.get("connected_slaves")):
@@ -279,7 +279,7 @@ class RedisRegistry:
         return self.prefix + "".join(map(str, parts))
 
     async def _run(self, script: str, key: str, *arguments: Any) -> Any:
-        """Run one of redis_scripts; `key` tells a cluster where."""
+        """Run one of redis_scripts; `key` tells a cluster which node."""
         server = self._server
         if script not in self._scripts:
             self._scripts[script] = server.register_script(script)
@@ -293,13 +293,13 @@ class RedisRegistry:
 
 
 def member_of(raw: bytes, banned: bytes | None) -> Member:
-    """A member's record with its ban, which lies beside it."""
+    """A member's record with its ban, which is stored beside it."""
     member: Member = unpack_record(raw, Member)
     return msgspec.structs.replace(member, banned=(banned or b"").decode())
 
 
 def seen_member(member: Member, at: float | None) -> Member:
-    """The member with the time of its last exchange, which lies beside it too."""
+    """The member with the time of its last exchange, which is stored beside it too."""
     return member if at is None else msgspec.structs.replace(member, seen=at)
 
 
@@ -317,7 +317,7 @@ def _invite(hash: str, row: dict[bytes, bytes]) -> InviteRecord:
     )
 
 
-# Who comes into a swarm in the Redis store, and who gives way where it is full.
+# Who is admitted to a swarm in the Redis store, and who is removed if it is full.
 
 
 class RedisMembers(RedisRegistry):
@@ -347,18 +347,20 @@ class RedisMembers(RedisRegistry):
             if verdict == SWARM_FULL.encode() and await self._make_room(now, is_open):
                 verdict = await self._run(scripts.ADMIT, "members", *arguments)
             if verdict in (b"known", b"invited"):
-                known = await self.member(member.node)
-                if known is None:  # it gave way just now
+                member_before = await self.member(member.node)
+                if member_before is None:  # it gave way just now
                     return await self.admit(member, now)
-                mine = member.invite if verdict == b"invited" else known.invite
-                updated = msgspec.structs.replace(known, name=member.name, model=member.model, banned="", invite=mine)
+                mine = member.invite if verdict == b"invited" else member_before.invite
+                updated = msgspec.structs.replace(
+                    member_before, name=member.name, model=member.model, banned="", invite=mine
+                )
                 await await_reply(self._server.hset(self._key("members"), member.node, pack_record(updated)))
                 verdict = INVITE_OK.encode()
             await self._replicated()
         return str(verdict.decode())
 
     async def _make_room(self, now: float, is_open: bool) -> bool:
-        """In a full swarm: whether members gave way. It reads the members in pieces."""
+        """In a full swarm: whether members were removed. It reads the members in pieces."""
         if abs(now - self._looked) < LOOK_EVERY_S:
             return False
         self._looked = now
@@ -372,7 +374,7 @@ class RedisMembers(RedisRegistry):
         return True
 
     async def _drop(self, rows: dict[bytes, bytes], now: float, is_open: bool) -> int:
-        """How many of these members gave way."""
+        """How many of these members were removed."""
         nodes: list[Any] = list(rows)
         async with self._server.pipeline(transaction=False) as pipe:
             pipe.hmget(self._key("banned"), nodes)
@@ -386,11 +388,11 @@ class RedisMembers(RedisRegistry):
         return int(await self._run(scripts.DROP_MEMBERS, "members", *arguments)) if arguments else 0
 
 
-# What the Redis store keeps of tasks of members' own: an offer and its content for each name.
+# What the Redis store keeps of members' custom tasks: an offer and its content for each name.
 
 
 class RedisTasks(RedisMembers):
-    """The part of RedisStore that is about tasks. Offers lie apart from contents: they are read often."""
+    """The part of RedisStore for tasks. Offers are stored apart from contents: they are read often."""
 
     async def put_task(self, task: TaskUpload) -> None:
         """See Store."""
@@ -402,10 +404,10 @@ class RedisTasks(RedisMembers):
     async def drop_task(self, name: str) -> bool:
         """See Store."""
         async with translate_redis_errors():
-            known = await await_reply(self._server.hdel(self._key("tasks"), name))
+            existed = await await_reply(self._server.hdel(self._key("tasks"), name))
             await await_reply(self._server.hdel(self._key("task bodies"), name))
             await self._replicated()
-        return bool(known)
+        return bool(existed)
 
     async def tasks(self) -> list[TaskOffer]:
         """See Store."""
@@ -420,5 +422,5 @@ class RedisTasks(RedisMembers):
             return None
         async with translate_redis_errors():
             raw = await await_reply(self._server.hget(self._key("task bodies"), name))
-        found: TaskUpload | None = None if raw is None else unpack_record(raw, TaskUpload)
-        return found if found is not None and found.offer.hash == hash else None
+        upload: TaskUpload | None = None if raw is None else unpack_record(raw, TaskUpload)
+        return upload if upload is not None and upload.offer.hash == hash else None

@@ -27,7 +27,7 @@ local function credit(p, minute, from, last)
   if last > from then redis.call('EXPIRE', p..'mind:'..minute, 7200) end
 end
 """
-"""ARGV[from] to ARGV[last]: (who drew, whose group, how many times), one after the other."""
+"""ARGV[from] to ARGV[last]: triples of (who drew, whose group, how often)."""
 CREDIT = (
     _CREDIT
     + """
@@ -43,7 +43,7 @@ local function placed(p, ahead, place)
   return slot and redis.call('GET', p..'slot:'..slot)
 end
 """
-"""Live groups by their place, 0 the newest. Slots dated ahead come before it, dead ones behind the last."""
+"""Live groups by their position, 0 the newest. Slots dated ahead come before it, dead ones after the last."""
 READ = (
     _PLACED
     + """
@@ -52,7 +52,7 @@ for i = 3, #ARGV do found[i - 2] = placed(ARGV[1], ahead, ARGV[i]) or false end
 return found
 """
 ).replace("AHEAD_S", str(AHEAD_S))
-"""ARGV[2]: now; then places."""
+"""ARGV[2]: now; then positions."""
 
 EXCHANGE = (
     _CREDIT
@@ -220,7 +220,7 @@ for i = 2, #ARGV, 4 do
 end
 return dropped
 """
-"""ARGV[2] on: (node, its record, when it was seen, its invite); of those, which are as they were read."""
+"""ARGV[2] on: (node, its record, when it was seen, its invite); drops those that are still as they were read."""
 
 PRUNE = """
 local p, edge, oldest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

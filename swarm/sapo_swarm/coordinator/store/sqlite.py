@@ -59,7 +59,7 @@ class SQLiteRegistry:
         invites: Iterable[InviteRecord],
         tasks: Iterable[TaskUpload],
     ) -> None:
-        """What the file holds."""
+        """Load the file's content."""
         self._tasks = {task.offer.name: task for task in tasks}
         self._swarm = swarm
         self._members = {member.node: member for member in members}
@@ -109,29 +109,29 @@ class SQLiteRegistry:
     async def admit(self, member: Member, now: float) -> str:
         """See Store."""
         statements: list[Statement] = []
-        known, gone = self._members.get(member.node), list[Member]()
+        before, gone = self._members.get(member.node), list[Member]()
         invite = self._invites.get(member.invite)
         verdict = invite_verdict(invite, now, self.limits.idle_s)
-        if known is not None and not known.idle(now, self.limits.idle_s):
-            if invite is not None and verdict == INVITE_OK and not known.invite:
+        if before is not None and not before.idle(now, self.limits.idle_s):
+            if invite is not None and verdict == INVITE_OK and not before.invite:
                 known_by = invite.hash
                 statements.append(self._used(invite, now))
             else:
-                known_by = known.invite
+                known_by = before.invite
             member = msgspec.structs.replace(
                 member,
-                joined=known.joined,
+                joined=before.joined,
                 invite=known_by,
-                banned=known.banned,
-                key=known.key,
-                waiting=known.waiting,
-                seen=known.seen,
+                banned=before.banned,
+                key=before.key,
+                waiting=before.waiting,
+                seen=before.seen,
             )
         else:
             needs_invite = bool(member.invite) or self._swarm is None or not self._swarm.open
             if needs_invite and verdict != INVITE_OK:
                 return verdict
-            if known is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
+            if before is None and len(self._members) >= self.limits.members and not (gone := self._giving_way(now)):
                 return SWARM_FULL
             if needs_invite and invite is not None:
                 statements.append(self._used(invite, now))
@@ -144,7 +144,7 @@ class SQLiteRegistry:
         try:
             await self._write([*statements, _member_row(member)], durable=True)
         except StoreUnavailable:
-            self._never_admitted(member, known, used_up)
+            self._never_admitted(member, before, used_up)
             self._members = {old.node: old for old in gone} | self._members
             raise
         self._forget_uptake(old.node for old in gone if old.node not in self._members)
@@ -155,12 +155,12 @@ class SQLiteRegistry:
         return _invite_row(used)
 
     def _giving_way(self, now: float) -> list[Member]:
-        """Of a full swarm, members whose places are a newcomer's."""
+        """In a full swarm, members whose places a newcomer may take."""
         if abs(now - self._looked) < LOOK_EVERY_S:
             return []
         is_open = self._swarm is not None and self._swarm.open
-        found = (member for member in self._members.values() if member.gives_way(now, self.limits.idle_s, is_open))
-        gone = list(islice(found, GIVE_WAY))
+        candidates = (member for member in self._members.values() if member.gives_way(now, self.limits.idle_s, is_open))
+        gone = list(islice(candidates, GIVE_WAY))
         if len(gone) < GIVE_WAY:
             self._looked = now
         return gone
@@ -228,13 +228,13 @@ class SQLiteRegistry:
         return next((task for task in self._tasks.values() if task.offer.hash == hash), None)
 
     def _known_of_old(self, now: float) -> list[Statement]:
-        """Members from before it was kept when they were seen: their silence counts from now on."""
+        """Members stored before last exchanges were recorded: their silence counts from now on."""
         old = [msgspec.structs.replace(member, seen=now) for member in self._members.values() if not member.seen]
         self._members.update({member.node: member for member in old})
         return [_member_row(member) for member in old]
 
     def _seen(self, node: str, now: float) -> list[Statement]:
-        """The member exchanges now: what keeps that, the first time or where it is time to."""
+        """The member exchanges now: the statements that store that, the first time or when it is due again."""
         member = self._members.get(node)
         if member is None or (member.seen > member.joined and abs(now - member.seen) < SEEN_EVERY_S):
             return []
@@ -242,11 +242,11 @@ class SQLiteRegistry:
         return [_member_row(seen)]
 
     def _forget_groups(self, node: str) -> int:
-        """Take a node's groups out of the pool, with the next write out of the file too: how many."""
+        """Take a node's groups out of the pool, and with the next write out of the file too; returns how many."""
         raise NotImplementedError
 
     def _forget_uptake(self, nodes: Iterable[str]) -> None:
-        """In memory: how often groups of these were drawn."""
+        """Forget, in memory, how often groups of these nodes were drawn."""
         raise NotImplementedError
 
     async def _write(self, statements: list[Statement], durable: bool = False) -> None:
@@ -267,13 +267,13 @@ def _member_row(member: Member) -> Statement:
     return "INSERT OR REPLACE INTO members VALUES (?,?)", (member.node, _pack(member))
 
 
-# The embedded store: the pool in memory, SQLite in WAL behind it, one writer thread with group commit.
+# The embedded store: the pool in memory, SQLite in WAL mode behind it, one writer thread with group commit.
 #
 # An exchange is answered after its transaction committed, so an acknowledged group survives a killed process; the log
 # is fsynced every second, so a power cut may lose that much. Invites, bans and identities are fsynced at once.
 
 PROBE = "0" * 32
-"""A nonce that nobody uses: what is written to see whether writing works."""
+"""A nonce that nobody uses: written to test whether writing works."""
 _COUNT = "INSERT INTO minutes VALUES (?,?,?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
@@ -288,9 +288,9 @@ class SQLiteStore(SQLiteRegistry):
         self._flusher: asyncio.Task[None] | None = None
 
     def _forget(self) -> None:
-        """Nothing in memory: as before the file is read."""
+        """Clear the memory: as before the file is read."""
         self._pool = GroupPool(self.limits)
-        self._gone: list[int] = []  # keys that are no longer in the pool, until the file is known to have dropped them
+        self._gone: list[int] = []  # keys gone from the pool, until the file is known to have dropped them
         self._nonces: RecentKeys[bool] = RecentKeys(self.limits.nonces_kept_s)
         self._rounds: RecentKeys[tuple[bool, ...]] = RecentKeys(self.limits.rounds_kept_s)
         self._counters = WindowCounters()
@@ -308,7 +308,7 @@ class SQLiteStore(SQLiteRegistry):
             raise
         self._forget()
         self._enter(rows.swarm, rows.members, rows.invites, rows.tasks)
-        now = time.time()  # rows ahead of it are of a clock that was set back: they came first
+        now = time.time()  # rows ahead of it are from a clock that was set back: they came first
         for nonce, at in sorted(rows.nonces, key=lambda row: row[1] <= now):
             self._nonces.put(bytes.fromhex(nonce), True, at)
         for round_id, (at, stored) in sorted(rows.rounds, key=lambda row: row[1][0] <= now):
@@ -339,7 +339,7 @@ class SQLiteStore(SQLiteRegistry):
             self._writer = None
 
     async def ping(self) -> None:
-        """See Store. Writes a row: a full disk answers every reading question."""
+        """See Store. Writes a row: a full disk still answers every read."""
         await self._write([("INSERT OR REPLACE INTO nonces VALUES (?,?)", (PROBE, time.time()))])
 
     # The hot path
@@ -361,15 +361,15 @@ class SQLiteStore(SQLiteRegistry):
         statements = self._expire(exchange.now)
         statements.append(("INSERT OR IGNORE INTO nonces VALUES (?,?)", (exchange.nonce, exchange.now)))
         statements += self._seen(exchange.node, exchange.now)
-        known = self._rounds.get(bytes.fromhex(exchange.round_id))
+        earlier = self._rounds.get(bytes.fromhex(exchange.round_id))
         added: list[int] = []
-        stored = self._store(exchange, statements, added) if known is None else known
+        stored = self._store(exchange, statements, added) if earlier is None else earlier
         try:
             await self._write(statements)
         except StoreUnavailable:
-            self._undo(exchange, known is None, added)
+            self._undo(exchange, earlier is None, added)
             raise
-        if known is None:
+        if earlier is None:
             self._count(exchange.now, {**exchange.counts, "rounds": 1, f"g/{exchange.node}": float(sum(stored))})
         return self._answer(exchange, stored)
 
@@ -442,8 +442,8 @@ class SQLiteStore(SQLiteRegistry):
             )
         for entry in sampled:
             self._uptake[entry.node] = self._uptake.get(entry.node, 0) + 1
-            who = self._receipts.setdefault(entry.node, {})
-            who[exchange.node] = who.get(exchange.node, 0) + 1
+            draws = self._receipts.setdefault(entry.node, {})
+            draws[exchange.node] = draws.get(exchange.node, 0) + 1
         self._count(exchange.now, Counter(f"d/{entry.node}" for entry in sampled))
         self._counters.mark_seen(exchange.node, exchange.now)
         return ExchangeOutcome(
@@ -465,15 +465,15 @@ class SQLiteStore(SQLiteRegistry):
         return True
 
     def _expire(self, now: float) -> list[Statement]:
-        """Forget what is past its time."""
+        """Forget what has expired."""
         self._gone += self._pool.expire(now)
         minute = int(now) // MINUTE
         statements: list[Statement] = []
         if minute != self._pruned:
             self._pruned, edge = minute, self._counters.prune(now)
             self._receipts = {
-                node: who
-                for node, who in self._receipts.items()
+                node: draws
+                for node, draws in self._receipts.items()
                 if abs(now - self._counters.seen.get(node, 0.0)) < 3600
             }
             statements = [
@@ -497,7 +497,7 @@ class SQLiteStore(SQLiteRegistry):
         gone, self._gone = self._gone, []
         try:
             await super()._write([*(("DELETE FROM groups WHERE key=?", (key,)) for key in gone), *statements], durable)
-        except BaseException:  # cancelled, say: whether it was written is not known, and it may be written twice
+        except BaseException:  # such as cancelled: it may or may not be written, and may be written twice
             self._gone += gone
             raise
 

@@ -1,4 +1,4 @@
-"""The one thread that writes to SQLite: it takes every waiting job into one transaction (group commit)."""
+"""The single thread that writes to SQLite: it takes every waiting job into one transaction (group commit)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Statement = tuple[str, tuple[Any, ...]]
 SCHEMA_VERSION = 1
 DROP_MEMBER = "DELETE FROM members WHERE node=?"
 BATCH = 256
-"""Jobs in a transaction at most: bounds the wait of the first."""
+"""Most jobs in a transaction: limits the wait of the first."""
 SYNC_EVERY_S = 1.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS swarm (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL);
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS uptake (node TEXT PRIMARY KEY, times INTEGER NOT NULL
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """What the file held at start."""
+    """What the file held at the start."""
 
     swarm: SwarmRecord | None
     members: list[Member]
@@ -71,7 +71,7 @@ _Uptake = tuple[str, Annotated[int, Meta(ge=0)]]
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The file, made with mode 0600 when missing. Raises StoreUnavailable, StoreFormat."""
+    """The file, created with mode 0600 if missing. Raises StoreUnavailable, StoreFormat."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -80,7 +80,7 @@ def open_database(path: Path) -> sqlite3.Connection:
             failed.callback(connection.close)
             _prepare(connection, path)
             failed.pop_all()
-    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file makes messages that are no text
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file gives messages that are not text
         raise StoreUnavailable(f"The store {path} does not open: {error}. Is another coordinator using it?") from error
     return connection
 
@@ -143,7 +143,7 @@ class _Job:
 
 
 class SqliteWriter:
-    """Jobs in, acknowledgements out after their commit. A job's statements are in one transaction."""
+    """Takes jobs and acknowledges them after their commit. A job's statements are in one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
@@ -155,11 +155,11 @@ class SqliteWriter:
         self._told = False
 
     def start(self) -> None:
-        """Begin to take jobs."""
+        """Start taking jobs."""
         self._thread.start()
 
     async def stop(self) -> None:
-        """Write what waits, then close the file."""
+        """Write what is pending, then close the file."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -172,7 +172,7 @@ class SqliteWriter:
         await done
 
     def write_behind(self, statements: list[Statement]) -> None:
-        """Write some time soon; a failure is forgotten. Also gives the thread its chance to fsync."""
+        """Write soon; a failure is ignored. Also gives the thread its chance to fsync."""
         self._jobs.put(_Job(statements, False, None))
 
     def _run(self) -> None:
@@ -199,7 +199,7 @@ class SqliteWriter:
             return None
         durable = any(job.durable for job in jobs)
         try:
-            # FULL: the fsync is part of the commit. One that fails undoes it, so the file never holds what was refused.
+            # FULL: the fsync is part of the commit. A failed one undoes it, so the file never holds what was refused.
             self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN")
             for sql, parameters in by_kind(statements):
@@ -214,8 +214,8 @@ class SqliteWriter:
         return None
 
     def _sync(self) -> None:
-        """fsync the write-ahead log, or leave it to the next time. (Closing this descriptor drops no SQLite lock: those are on
-        the database.)"""
+        """fsync the write-ahead log, or leave it to the next time. (Closing this descriptor drops no SQLite lock: those are
+        on the database.)"""
         try:
             handle = os.open(self._wal, os.O_RDWR)
             try:
@@ -230,10 +230,11 @@ class SqliteWriter:
 
 
 def by_kind(statements: list[Statement]) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    """Statements of one text together, so that SQLite runs each kind in one call; what deletes comes last, but of members first.
+    """Group statements of the same text, so that SQLite runs each kind in one call; deletions come last, but those of members
+    first.
 
-    The order within a kind stays. Keys of groups are never used twice, so a group that came and went within one batch
-    is inserted, then deleted. A member that gave way may join again within the batch.
+    The order within a kind stays. Keys of groups are never reused, so a group that came and went within one batch is
+    inserted, then deleted. A member that was removed may join again within the batch.
     """
     kinds: dict[str, list[tuple[Any, ...]]] = {}
     for sql, parameters in statements:

@@ -27,7 +27,7 @@ EVERY_S = 2.0
 MAX_WATCHERS = 64
 """Open event streams at most; the page shows its first figures to everybody else."""
 OF_NETWORK = 8
-"""Of them those of one /24 or /64 (loopback is exempt)."""
+"""Most of these from one /24 or /64 (loopback is exempt)."""
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -86,7 +86,7 @@ class _Page:
             headers=_headers() | {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         self._watchers[network] += 1
-        # A stream lives long: it must not count as a request that is being served.
+        # A stream lives long: it must not count as a request being served.
         self.coordinator.metrics.in_flight -= 1
         try:
             await response.prepare(request)

@@ -1,1 +1,1 @@
-"""Whether the node works now: limits, schedule, sensors, what the person asked for."""
+"""Whether the node works now: limits, schedule, sensors, and the person's requests."""

@@ -1,4 +1,5 @@
-"""Readings of the machine: psutil where it serves, Linux' own files where a test or psutil needs them. None: not available."""
+"""Readings of the machine: from psutil if it serves, or from Linux's own files for tests and what psutil lacks. None: not
+available."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class PowerMonitor:
         self._sysfs = sysfs
 
     def read(self) -> tuple[bool | None, float | None]:
-        """(on battery, charge in percent); None for what this machine does not have or tell."""
+        """(on battery, charge in percent); None for what this machine does not have or report."""
         if LINUX:
             return device_files.read_power_supplies(self._sysfs)
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
@@ -34,21 +35,21 @@ class PowerMonitor:
 
 
 class OtherLoad:
-    """CPU that other programs use. Whoever steps back (nice) takes nothing from the person and is not counted on Linux."""
+    """CPU that other programs use. On Linux programs that step back (nice) take nothing from the person and do not count."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process, self._cores = process, psutil.cpu_count() or 1
         self._last = self._now()
 
     def _now(self) -> tuple[float, float, float]:
-        """Seconds: clock, busy of all cores, of these what is ours."""
+        """Seconds: clock, busy time of all cores, our share of that."""
         times, own = psutil.cpu_times(), self._process.cpu_times()
         busy = times.user + times.system
         niced = LINUX and self._process.nice() > 0
         return time.monotonic(), busy, own.system + (0.0 if niced else own.user)
 
     def percent(self) -> float:
-        """Since the last call, of all cores."""
+        """Percent of all cores since the last call."""
         (then, busy_then, own_then), self._last = self._last, self._now()
         now, busy, own = self._last
         room = (now - then) * self._cores
@@ -67,7 +68,7 @@ class MachineMonitor:
         self._load = OtherLoad(self._process)
 
     def readings(self, idle: bool = False, metered: bool = False) -> MachineReadings:
-        """idle: ask when keyboard or mouse were last touched, too. metered: ask of the network, too."""
+        """idle: also ask when keyboard or mouse were last touched. metered: also ask about the network."""
         on_battery, charge = self._power.read()
         return MachineReadings(
             on_battery=on_battery,
@@ -88,7 +89,7 @@ class MachineMonitor:
     def _free_disk(self) -> int | None:
         try:
             return shutil.disk_usage(self._folder).free
-        except OSError:  # a disk that was taken out is told of by whoever writes to it
+        except OSError:  # a removed disk is reported by whoever writes to it
             return None
 
     def celsius(self) -> float | None:
@@ -96,8 +97,8 @@ class MachineMonitor:
         if LINUX:
             return device_files.read_cpu_celsius(self._sysfs)
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-        found = [reading.current for readings in sensors.values() for reading in readings]
-        return float(max(found)) if found else None
+        temperatures = [reading.current for readings in sensors.values() for reading in readings]
+        return float(max(temperatures)) if temperatures else None
 
     def usage(self) -> tuple[int, float]:
         """Resident bytes and CPU percent (100 = one core) of this process and its children."""

@@ -33,7 +33,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES = 24 * 60
 WEEK_MINUTES = 7 * DAY_MINUTES
 Window = tuple[int, int]
-"""First minute of the week (Monday 00:00 is 0), and how many minutes from there."""
+"""First minute of the week (Monday 00:00 is 0), and length in minutes."""
 
 _RULE = re.compile(
     r"(?:(?P<day>[a-z]{3})(?:-(?P<last>[a-z]{3}))?)?\s*(?:(?P<begin>\d{1,2}:\d\d)-(?P<end>\d{1,2}:\d\d))?"
@@ -49,13 +49,13 @@ def parse_schedule(text: str) -> tuple[Window, ...]:
 
 
 def _windows(rule: str) -> list[Window]:
-    found = _RULE.fullmatch(rule)
-    if found is None or not rule:
+    match = _RULE.fullmatch(rule)
+    if match is None or not rule:
         raise ValueError(f"{rule!r} is no schedule. {_HOW}")
-    first = _day(found["day"] or DAYS[0], rule)
-    last = _day(found["last"] or found["day"] or DAYS[-1], rule)
+    first = _day(match["day"] or DAYS[0], rule)
+    last = _day(match["last"] or match["day"] or DAYS[-1], rule)
     days = range(first, first + 1 + (last - first) % 7)
-    begin, end = (_minute(found["begin"], rule), _minute(found["end"], rule)) if found["begin"] else (0, DAY_MINUTES)
+    begin, end = (_minute(match["begin"], rule), _minute(match["end"], rule)) if match["begin"] else (0, DAY_MINUTES)
     length = (end - begin) % DAY_MINUTES or DAY_MINUTES
     return [(day % 7 * DAY_MINUTES + begin, length) for day in days]
 
@@ -74,7 +74,7 @@ def _minute(clock: str, rule: str) -> int:
 
 
 def minutes_until_open(windows: tuple[Window, ...], minute: int) -> int:
-    """Minutes of the week until work is allowed: 0 when it is now. minute: since Monday 00:00, local time."""
+    """Minutes until work is allowed: 0 if it is now. minute: since Monday 00:00, local time."""
     if not windows or any((minute - start) % WEEK_MINUTES < length for start, length in windows):
         return 0
     return min((start - minute) % WEEK_MINUTES for start, _ in windows)
@@ -86,7 +86,7 @@ def format_week_minute(minute: int) -> str:
     return f"{DAYS[day].capitalize()} {rest // 60:02d}:{rest % 60:02d}"
 
 
-# What the person allows a node: visible switches, and presets that do nothing but set them. No coordinator can change one.
+# What the person allows a node: visible switches, and presets that only set them. No coordinator can change one.
 
 
 class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -170,7 +170,7 @@ class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = 10
 
     def __post_init__(self) -> None:
-        """Raises ValueError with a sentence when the schedule is none."""
+        """Raises ValueError with a sentence if the schedule is invalid."""
         parse_schedule(self.schedule)
 
 
@@ -206,16 +206,16 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "nice": 0,
     },
 }
-"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are the person's alone; balanced is the default."""
+"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are left to the person; balanced is the default."""
 
 
 # When a node holds back, and how far: pure rules over the limits, readings of the machine and the clock.
 #
-# Every rule has two thresholds (where it begins, and a margin before it ends) and a dwell, so that a value near a line does
-# not make training flap. Steps: EASE is half the threads and half the micro-batch, SLOW rests as long as it works besides,
-# PAUSE stops and keeps what is finished. A rule may rise from step to step at once; it falls no sooner than a dwell after its
-# last change, and having fallen rises no sooner than a dwell after that. Only a pause for memory (free,
-# or waited for), disk or heat waits for nothing. A change of the limits counts at once.
+# Every rule has two thresholds (where it begins, and a margin before it ends) and a dwell, so that a value near a line
+# does not make training flap. Levels: EASE is half the threads and half the micro-batch, SLOW additionally rests as
+# long as it works, PAUSE stops and keeps what is finished. A rule may rise from level to level at once; it falls no
+# sooner than a dwell after its last change, and having fallen rises no sooner than a dwell after that. Only a pause for
+# memory (free, or waited for), disk or heat ignores the dwell. A change of the limits applies at once.
 
 
 class ThrottleLevel(IntEnum):
@@ -228,7 +228,7 @@ class ThrottleLevel(IntEnum):
 
 
 class ComputeBudget(msgspec.Struct, frozen=True):
-    """share: of threads and micro-batch. duty: of the time that is worked."""
+    """share: of threads and micro-batch. duty: of the time that is spent working."""
 
     share: float = 1.0
     duty: float = 1.0
@@ -245,7 +245,7 @@ OVERRIDE = "r runs anyway for 1 h"
 
 
 class GovernorHold(msgspec.Struct, frozen=True):
-    """One rule that holds. reason: what is so. lifts: when it lets go ("once plugged in"). since: seconds of the steady clock.
+    """One rule that holds. reason: the cause. lifts: when it lets go ("once plugged in"). since: seconds of the steady clock.
 
     floor: nothing overrides it.
     """
@@ -259,12 +259,12 @@ class GovernorHold(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Of a pause: why, and every way out."""
+        """For a pause: why, and every way out."""
         return f"Paused: {self.reason} · goes on {self.lifts}{'' if self.floor else f' · {OVERRIDE}'}"
 
     @property
     def aside(self) -> str:
-        """Of a lesser step: the end of another sentence."""
+        """For a lesser level: the end of another sentence."""
         return f" · slower: {self.reason}, full speed {self.lifts}"
 
 
@@ -278,11 +278,11 @@ class RuleDecision(msgspec.Struct, frozen=True):
 
 FREE = RuleDecision(ThrottleLevel.RUN)
 Ask = Callable[[ResourceLimits, MachineReadings, ThrottleLevel], RuleDecision]
-"""(limits, readings, the rule's level now) -> what it wants. The level decides which of the two thresholds counts."""
+"""(limits, readings, the rule's current level) -> what it wants. The level decides which of the two thresholds applies."""
 
 
 class GovernorRule(msgspec.Struct, frozen=True):
-    """dwell: seconds. floor: see Hold. urgent: a pause waits for no dwell. escalates: EASE becomes SLOW after a dwell."""
+    """dwell: seconds. floor: see GovernorHold. urgent: a pause ignores the dwell. escalates: EASE becomes SLOW after a dwell."""
 
     code: str
     ask: Ask
@@ -293,7 +293,7 @@ class GovernorRule(msgspec.Struct, frozen=True):
 
 
 class RuleState(msgspec.Struct, frozen=True):
-    """A rule at one moment. since: of its last change. fell: that change was downwards."""
+    """A rule at one moment. since: its last change. fell: that change was downwards."""
 
     wish: RuleDecision = FREE
     since: float = float("-inf")
@@ -301,7 +301,7 @@ class RuleState(msgspec.Struct, frozen=True):
 
 
 class GovernorState(msgspec.Struct, frozen=True):
-    """All rules at one moment, in the order of RULES; with the limits under which they were asked."""
+    """All rules at one moment, in the order of RULES; with the limits they were evaluated under."""
 
     limits: ResourceLimits | None = None
     rules: tuple[RuleState, ...] = ()
@@ -319,8 +319,8 @@ class GovernorState(msgspec.Struct, frozen=True):
 
 def advance_rules(state: GovernorState, limits: ResourceLimits, now: MachineReadings, clock: float) -> GovernorState:
     """The rules a moment later. clock: seconds of the steady clock, never less than before."""
-    known = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
-    moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, known, strict=True))
+    states = state.rules if state.limits == limits else (RuleState(),) * len(RULES)
+    moved = (_move(rule, old, limits, now, clock) for rule, old in zip(RULES, states, strict=True))
     return GovernorState(limits, tuple(moved))
 
 
@@ -343,37 +343,37 @@ def _move(rule: GovernorRule, old: RuleState, limits: ResourceLimits, now: Machi
 
 _GB = 1e9
 COOLER = 8.0
-"""Degrees below a line that end a hold for heat."""
+"""A hold for heat ends this many degrees below its line."""
 SLACK = 1.25
-"""Times the free memory or disk that ends a hold for it."""
+"""A hold for free memory or disk ends at this multiple of its line."""
 CHARGED = 5.0
 QUIETER = 10.0
 CALMER, QUIET_FAN = 0.5, 0.8
-"""Times the line: where a hold for waiting, and one for a fan, end."""
+"""Factors on the line: where a hold for memory waits, and one for a fan, ends."""
 TOUCH_S = 30.0
-"""Keyboard or mouse touched within so many seconds: somebody is there."""
+"""Keyboard or mouse touched within this many seconds: somebody is there."""
 
 
 def _memory(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
     if now.free_memory is None or not limits.min_free_memory:
         return FREE
-    free, least = now.free_memory, limits.min_free_memory * _GB
+    free, minimum = now.free_memory, limits.min_free_memory * _GB
     reason = f"only {size_text(free)} of memory free"
-    if free < least * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
-        return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(least * SLACK)}: close something")
-    if free < 2 * least * (SLACK if level else 1.0):
-        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * least * SLACK)}")
+    if free < minimum * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
+        return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(minimum * SLACK)}: close something")
+    if free < 2 * minimum * (SLACK if level else 1.0):
+        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * minimum * SLACK)}")
     return FREE
 
 
 def _disk(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    least = limits.min_free_disk * _GB
-    if now.free_disk is None or now.free_disk >= least * (SLACK if level else 1.0):
+    minimum = limits.min_free_disk * _GB
+    if now.free_disk is None or now.free_disk >= minimum * (SLACK if level else 1.0):
         return FREE
     return RuleDecision(
         ThrottleLevel.PAUSE,
         f"only {size_text(now.free_disk)} of disk free",
-        f"at {size_text(least * SLACK)}: make room",
+        f"at {size_text(minimum * SLACK)}: make room",
     )
 
 
@@ -406,14 +406,14 @@ def _heat(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) ->
 
 
 def _pressure(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    """Slower from the line on, a pause from the level above it; each lets go two levels below where it begins, or at nominal."""
-    line, found = limits.slow_thermal_pressure, now.thermal_pressure
-    if found is None or not line:
+    """Slower from the line on, a pause from the level above it; each ends two levels below where it begins, or at nominal."""
+    line, pressure = limits.slow_thermal_pressure, now.thermal_pressure
+    if pressure is None or not line:
         return FREE
-    reason = f"macOS tells of {NAMES[found]} thermal pressure"
-    if found >= (max(line, 1) if level == ThrottleLevel.PAUSE else line + 1):
+    reason = f"macOS tells of {NAMES[pressure]} thermal pressure"
+    if pressure >= (max(line, 1) if level == ThrottleLevel.PAUSE else line + 1):
         return RuleDecision(ThrottleLevel.PAUSE, reason, f"once it is {NAMES[line - 1]}")
-    if found >= (max(line - 1, 1) if level else line):
+    if pressure >= (max(line - 1, 1) if level else line):
         return RuleDecision(ThrottleLevel.EASE, reason, f"once it is {NAMES[max(line - 2, 0)]}")
     return FREE
 
@@ -431,7 +431,7 @@ def _schedule(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLeve
 
 
 def _person(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    """Holds at a touch, lets go when nothing was touched for away_minutes."""
+    """Holds at a touch, ends after away_minutes without one."""
     if now.idle_s is None or not (limits.pause_when_active or limits.slow_when_active):
         return FREE
     if now.idle_s >= (60 * limits.away_minutes if level else TOUCH_S):
@@ -441,7 +441,7 @@ def _person(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) 
 
 
 def _wait(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    """Where programs wait for memory, the machine is about to stand still, however much of it looks free."""
+    """When programs wait for memory, the machine is about to stand still, however much of it looks free."""
     line = limits.slow_memory_wait
     if now.memory_wait is None or not line or now.memory_wait <= line * (CALMER if level else 1.0):
         return FREE
@@ -495,13 +495,14 @@ RULES = (
     GovernorRule("person_active", _person),
     GovernorRule("other_load", _load),
 )
-"""Of rules that hold alike the first is told of: those that nothing overrides come first."""
+"""Of equally strong rules the first is reported: those that nothing overrides come first."""
 
 
-# How many bytes of a day the exchange with a swarm may take. It holds the exchange alone: training goes on without it.
+# How many bytes per day the exchange with a swarm may use. This holds the exchange alone: training continues without
+# it.
 #
-# The count outlives the node: it is a day's, whichever model trains. A day is the local date; one that lies a day back (a
-# time zone, a clock that was set) is still the same day, so that no trip begins the count anew.
+# The count outlives the node: it is per day, whichever model trains. A day is the local date; a date that lies one day
+# back (a time zone, a clock that was set) still counts as the same day, so that no trip resets the count.
 
 FILE = "network.json"
 CODE = "data_cap"
@@ -517,7 +518,7 @@ class DataDay(msgspec.Struct, frozen=True):
 
 
 def advance_data_day(day: DataDay, date: str) -> DataDay:
-    """The count as it is on that date: the same where it is that day's or that of the day after it, else a new one."""
+    """The count for that date: unchanged if it is the count's day or the day before it, else a new one."""
     if day.date == date:
         return day
     with contextlib.suppress(ValueError):
@@ -527,13 +528,13 @@ def advance_data_day(day: DataDay, date: str) -> DataDay:
 
 
 def add_data_usage(day: DataDay, size: int) -> DataDay:
-    """After an exchange of so many bytes."""
+    """The count after an exchange of this many bytes."""
     return DataDay(day.date, day.used + size, max(day.most, size))
 
 
 def data_cap_hold(day: DataDay, limits: ResourceLimits) -> GovernorHold | None:
-    """Of the exchange, from where another one as large as the day's largest would go beyond the cap. Only another day or
-    another limit lifts it: what is used stays used."""
+    """The hold on the exchange, once another one as large as the day's largest would exceed the cap. Only another day or
+    another limit lifts it: bytes used stay used."""
     cap = limits.max_network_mb_a_day
     if not cap or day.used + day.most <= cap * MB:
         return None
@@ -542,7 +543,7 @@ def data_cap_hold(day: DataDay, limits: ResourceLimits) -> GovernorHold | None:
 
 
 def load_data_day(path: Path) -> DataDay:
-    """As it was kept; a new one where nothing can be read."""
+    """The saved count; a new one if nothing can be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=DataDay)
     except (OSError, *UNREADABLE):
@@ -551,7 +552,7 @@ def load_data_day(path: Path) -> DataDay:
 
 @dataclass
 class DataCap:
-    """path: where the count is kept. limits: of now. wall: Unix time."""
+    """path: where the count is saved. limits: the current ones. wall: Unix time."""
 
     path: Path
     limits: Callable[[], ResourceLimits]
@@ -563,12 +564,12 @@ class DataCap:
 
     @property
     def today(self) -> DataDay:
-        """The count of now."""
+        """The current count."""
         return advance_data_day(self._day, time.strftime("%Y-%m-%d", local_time(self.wall())))
 
     def count(self, ever: int) -> GovernorHold | None:
-        """ever: bytes that the connection sent and received since it was made. What is new is counted and kept; what holds
-        the next exchange. A disk that refuses it loses only what the next session would have known."""
+        """Count and save the new bytes; returns what holds the next exchange. ever: bytes that the connection sent and
+        received since it was made. If the disk refuses, only the next session loses count."""
         new, self._seen = ever - self._seen, ever
         self._day = add_data_usage(self.today, new) if new else self.today
         if new:

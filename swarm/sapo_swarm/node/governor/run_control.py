@@ -19,19 +19,19 @@ from sapo_swarm.node.governor.rules import EFFORTS, FULL, ComputeBudget, Governo
 from sapo_swarm.node.journal import EventBus, JournalError
 from sapo_swarm.node.round_context import NodeActivity
 
-# What the person asked of the node, beside what the limits say: pure functions of requests and the clock.
+# The person's requests to the node, besides the limits: pure functions of requests and the clock.
 
 VERBS = ("pause", "resume", "finish", "snooze", "hold", "renew", "release", "run_anyway", "obey", "stop")
 FOREVER = float("inf")
 HOLDERS = 16
-"""The newest that count: one that was killed never releases the node."""
+"""The newest holders that count: one that was killed never releases the node."""
 STATES = 1000
-"""Of the newest that are looked at for how the last session ended."""
+"""The newest states that are searched for how the last session ended."""
 
 
 class RunRequests(msgspec.Struct, frozen=True):
-    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: who needs
-    the machine for a chat or a measurement, and until when, whatever else was asked for. holds: of the governor, the
+    """paused_until / anyway_until: seconds of the steady clock, 0 = not. finish: pause once the round is done. held: who
+    needs the machine for a chat or a measurement, and until when, whatever else was asked for. holds: of the governor, the
     strongest first. done: why there is nothing left to do, as a sentence."""
 
     paused_until: float = 0.0
@@ -45,12 +45,12 @@ class RunRequests(msgspec.Struct, frozen=True):
 
 
 class BadCommand(ValueError):
-    """No such verb or a duration that makes no sense."""
+    """There is no such verb, or the duration makes no sense."""
 
 
 def apply_command(requests: RunRequests, verb: str, for_s: float, now: float, holder: int = 0) -> RunRequests:
-    """The requests after a command. for_s: 0 = without end. holder: who holds, renews or releases; what is renewed is a hold
-    that nobody ended meanwhile. Raises BadCommand."""
+    """The requests after a command. for_s: 0 = without end. holder: who holds, renews or releases; a renewal counts only if
+    the hold was not ended meanwhile. Raises BadCommand."""
     if for_s < 0 or for_s > 30 * 86400:
         raise BadCommand("for_s must be between 0 (no end) and 2592000 seconds (30 days).")
     until = now + for_s if for_s else FOREVER
@@ -84,7 +84,7 @@ def last_pause(events: Iterable[Event]) -> StateChanged | None:
 
 
 def find_obstacle(requests: RunRequests, now: float, wall: float) -> tuple[str, str] | None:
-    """(reason code, sentence) of what keeps the node from working now, or None. wall: the same moment in Unix time."""
+    """(reason code, sentence) for what keeps the node from working now, or None. wall: the same moment in Unix time."""
     if requests.failure or requests.done:
         return ("failure", requests.failure) if requests.failure else ("done", requests.done)
     if requests.paused_until > now:
@@ -101,24 +101,24 @@ def find_obstacle(requests: RunRequests, now: float, wall: float) -> tuple[str, 
 
 
 def is_held(requests: RunRequests, now: float) -> bool:
-    """Somebody needs the machine, and said so lately."""
+    """Somebody needs the machine, and said so recently."""
     return any(until > now for _, until in requests.held)
 
 
 def strongest_hold(requests: RunRequests, now: float) -> GovernorHold | None:
-    """The hold that counts: while the person runs anyway, only those that nothing overrides do."""
+    """The hold that counts: while the person runs anyway, only those that nothing overrides count."""
     anyway = requests.anyway_until > now
     return next((hold for hold in requests.holds if hold.floor or not anyway), None)
 
 
 def compute_budget(requests: RunRequests, now: float) -> ComputeBudget:
-    """How much of the machine the node takes."""
+    """How much of the machine the node may use."""
     hold = strongest_hold(requests, now)
     return EFFORTS[hold.level if hold else ThrottleLevel.RUN]
 
 
 def running_note(requests: RunRequests, now: float, wall: float) -> str:
-    """What a working node has to say besides, as the end of a sentence: which rule slows it, until when it runs anyway."""
+    """What a working node adds to its sentence: which rule slows it, until when it runs anyway."""
     hold = strongest_hold(requests, now)
     slower = hold.aside if hold is not None and hold.level < ThrottleLevel.PAUSE else ""
     if requests.anyway_until <= now:
@@ -128,7 +128,7 @@ def running_note(requests: RunRequests, now: float, wall: float) -> str:
 
 
 def format_moment(then: float, now: float) -> str:
-    """A moment to come as people say it: 18:00 today, Tue 07:30 on another day of this week, Tue 24 Nov, 07:30 later."""
+    """A future moment as people say it: 18:00 today, Tue 07:30 on another day of this week, Tue 24 Nov, 07:30 later."""
     at, today = local_time(then), local_time(now)
     if at[:3] == today[:3]:
         return time.strftime("%H:%M", at)
@@ -136,7 +136,7 @@ def format_moment(then: float, now: float) -> str:
 
 
 def pending_note(requests: RunRequests, state: str, now: float = 0.0) -> str:
-    """What was asked for and has not happened yet, as the end of a sentence; "" when nothing is."""
+    """Pending requests, as the end of a sentence; "" if there are none."""
     if requests.stop and state not in ("stopped", "failed"):
         return " · stops as soon as it can"
     if state == "starting" and (requests.paused_until > now or is_held(requests, now)):
@@ -145,12 +145,12 @@ def pending_note(requests: RunRequests, state: str, now: float = 0.0) -> str:
 
 
 def round_done(requests: RunRequests) -> RunRequests:
-    """After a round: a wish to finish becomes a pause."""
+    """After a round: a request to finish becomes a pause."""
     return msgspec.structs.replace(requests, finish=False, paused_until=FOREVER) if requests.finish else requests
 
 
 PATIENCE_S = 1.0
-"""A waiting node looks again at least so often."""
+"""A waiting node checks at least this often."""
 FAILURES_TO_PAUSE = 5
 HALF = 0.5
 """Share of threads and batches after memory ran out."""
@@ -163,8 +163,9 @@ class RunControl:
     threads or micro-batches changed. deaths: sessions in a row that the system ended for want of memory.
     pause: it begins in this one, until the person goes on.
 
-    doing: what is worked on where it is no round of practice; before: rounds before the first of these; notice: what is said
-    beside every sentence of a working node."""
+    doing: the current work if it is no round of practice; before: rounds before the first round of practice; notice: appended
+    to every sentence of a working node.
+    """
 
     def __init__(
         self,
@@ -189,24 +190,24 @@ class RunControl:
         self._told = (FULL, False)
 
     def command(self, verb: str, for_s: float, holder: int = 0) -> None:
-        """What the person asks for. for_s, holder: see requests.command. Raises BadCommand."""
+        """A request from the person. for_s, holder: see apply_command. Raises BadCommand."""
         self.request(apply_command(self.requests, verb, for_s, steady_seconds(), holder))
 
     def request(self, requests: RunRequests) -> None:
-        """What is wanted from now on. Pauses and stops interrupt the engine at once."""
+        """Set the requests that apply from now on. Pauses and stops interrupt the engine at once."""
         self._become(requests, interrupt=True)
 
     def hold(self, holds: Sequence[GovernorHold]) -> None:
-        """What the automatic limits say now. They wait for an update to end: half of one is worth nothing, and where holds
-        come faster than an update takes, the model would never learn."""
+        """The current holds of the automatic limits. They wait for an update to end: half an update is worth nothing, and if
+        holds came faster than an update takes, the model would never learn."""
         if tuple(holds) != self.requests.holds:
             requests = msgspec.structs.replace(self.requests, holds=tuple(holds))
             self._become(requests, interrupt=self._activity.phase != "update")
 
     def effort(self) -> ComputeBudget:
-        """How much of the machine the node takes now. When it changes while the node works, that is told."""
-        asked, now = compute_budget(self.requests, steady_seconds()), self._activity
-        effort_now = msgspec.structs.replace(asked, share=asked.share * self._share)
+        """How much of the machine the node may use now. A change while the node works is published."""
+        budget, now = compute_budget(self.requests, steady_seconds()), self._activity
+        effort_now = msgspec.structs.replace(budget, share=budget.share * self._share)
         if self._told != (told := (effort_now, self.requests.anyway_until > steady_seconds())):
             self._told = told
             if now.state in ("running", "finishing"):
@@ -214,7 +215,7 @@ class RunControl:
         return effort_now
 
     def besides(self) -> str:
-        """What is asked for and has not happened yet, which rule slows the work: the end of the status sentence."""
+        """Pending requests and the rule that slows the work: the end of the status sentence."""
         slower = running_note(self.requests, steady_seconds(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
         return self._pending() + slower + less + (self.notice if self.working else "")
@@ -224,12 +225,12 @@ class RunControl:
 
     @property
     def working(self) -> bool:
-        """Whether a round is worked on."""
+        """Whether a round is being worked on."""
         return self._activity.state in ("running", "finishing")
 
     def ease(self) -> None:
-        """Apply the effort. Rollouts begun with more threads are continued with fewer; what is sampled is kept. An update comes
-        to its end."""
+        """Apply the budget. Rollouts begun with more threads are continued with fewer; what was sampled is kept. An update
+        runs to its end."""
         now = self.effort()
         if self._take(now.share, now.duty) and self._activity.phase == "generate":
             self._cancel.cancel()
@@ -251,8 +252,8 @@ class RunControl:
         self.wake()
 
     def _soon(self, state: NodeState, sentence: str) -> None:
-        """Say it without waiting for the journal: commands come from places that cannot wait. Not where the state is another one
-        by then."""
+        """Publish the state without waiting for the journal: commands come from places that cannot wait. Dropped if the state
+        has changed by then."""
         self._activity.state = state
 
         async def say() -> None:
@@ -264,19 +265,19 @@ class RunControl:
         task.add_done_callback(self._saying.discard)
 
     def wake(self) -> None:
-        """Something changed that a waiting node should look at."""
+        """Wake a waiting node: something changed."""
         self._changed.set()
 
     async def may_work(self, round_number: int) -> bool:
-        """True at once when nothing is in the way; else wait for the next change (once "paused" was said) and return False."""
-        self._changed.clear()  # before looking: what changes while "paused" is being said counts
-        found = find_obstacle(self.requests, steady_seconds(), time.time())
-        if found is None:
+        """True at once if nothing is in the way; else publish the obstacle, wait for the next change and return False."""
+        self._changed.clear()  # first: a change while "paused" is being published counts
+        obstacle = find_obstacle(self.requests, steady_seconds(), time.time())
+        if obstacle is None:
             self._cancel.reset()
             if self._activity.state != ("finishing" if self.requests.finish else "running"):
                 await self._working(round_number)
             return True
-        reason, sentence = found
+        reason, sentence = obstacle
         if (self._activity.state, self._activity.reason) != ("paused", reason):
             await self.say("paused", sentence, reason)
             return False
@@ -298,25 +299,25 @@ class RunControl:
         return f"Finishing {work[0].lower()}{work[1:]}, then pausing · space goes on"
 
     def tell(self, doing: str, before: int, notice: str) -> None:
-        """See the class; a node that works says so where anything of it is another."""
+        """Arguments: see the class; a working node publishes any change."""
         if (self.doing, self.before, self.notice) == (doing, before, notice):
             return
-        said, now = self.notice != notice or self.doing != doing, self._activity
+        changed, now = self.notice != notice or self.doing != doing, self._activity
         self.doing, self.before, self.notice = doing, before, notice
-        if said and now.state == "running":
+        if changed and now.state == "running":
             self._soon("running", self._working_on(now.round))
 
     async def settled(self) -> None:
-        """Returns when everything that was to be said is said."""
+        """Returns once everything pending is published."""
         await asyncio.gather(*self._saying)
 
     def succeeded(self) -> None:
-        """A round is done: failures in a row begin anew, and a wish to finish becomes a pause."""
+        """A round is done: reset the count of consecutive failures; a request to finish becomes a pause."""
         self._failures, self._refused = 0, False
         self.requests = round_done(self.requests)
 
     def nothing_left(self, sentence: str) -> None:
-        """The run has nothing left to learn: it pauses, and the person may let it go on."""
+        """The run has nothing left to learn: it pauses, and the person may resume it."""
         self.request(msgspec.structs.replace(self.requests, done=sentence))
 
     def weights_replaced(self) -> None:
@@ -325,8 +326,8 @@ class RunControl:
             self.request(msgspec.structs.replace(self.requests, done="", paused_until=FOREVER))
 
     async def failed(self, error: Exception) -> None:
-        """Back off 2^n s; a full disk or the fifth failure in a row pause with the reason. Out of memory: once more with half of
-        threads and batches, which stays so for the session, then a pause."""
+        """Back off 2^n s; a full disk or the fifth consecutive failure pauses with the reason. Out of memory: try again with
+        half of the threads and batches, for the rest of the session, then pause."""
         self._failures += 1
         text = f"{type(error).__name__}: {error}"
         with contextlib.suppress(JournalError):
@@ -348,21 +349,21 @@ class RunControl:
         await self._wait(wait)
 
     async def say(self, state: NodeState, sentence: str, reason: str = "") -> None:
-        """Be in this state from now on, and tell of it."""
+        """Enter this state and publish it."""
         now = self._activity
         now.state, now.sentence, now.reason, now.since = state, sentence, reason, time.time()
         now.phase = now.phase if state in ("starting", "running", "finishing") else None
         clock, wall, until = steady_seconds(), time.time(), 0.0
         if state == "starting" and (then := self._pending()):
-            found = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
-            sentence, reason = sentence + then, found[0] if found else ""
+            obstacle = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
+            sentence, reason = sentence + then, obstacle[0] if obstacle else ""
         if state in ("running", "finishing"):
             sentence += running_note(self.requests, clock, wall) + self.notice
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         changed = StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until)
         try:
             await self._bus.publish(changed)
-        except JournalError:  # a full disk must not keep the node from saying so
+        except JournalError:  # a full disk must not keep the node from reporting it
             self._bus.stream(changed)
 
     async def log(self, level: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the machine tells: power, heat, fans, memory, network, and when somebody last touched it."""
+"""What the machine reports: power, heat, fans, memory, network, and when somebody last touched it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-# What the governor is told of the machine.
+# The readings that the governor gets.
 
 
 class MachineReadings(msgspec.Struct, frozen=True):
-    """The machine at one moment; None where it cannot be read. memory and disk in bytes.
+    """The machine at one moment; None for what cannot be read. memory and disk in bytes.
 
-    idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time.
-    charge: of the battery, in percent. other_load: percent of all cores that other programs use. fan_rpm: of the fastest fan.
+    idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time. charge: of
+    the battery, in percent. other_load: percent of all cores that other programs use. fan_rpm: of the fastest fan.
     memory_wait: percent of the time in which a program waits for memory. metered: the network is paid by volume.
-    thermal_pressure: of macOS, 0 (nominal) to 4; see macos.NAMES.
+    thermal_pressure: macOS's, 0 (nominal) to 4; see NAMES.
     """
 
     on_battery: bool | None = None
@@ -39,9 +39,9 @@ class MachineReadings(msgspec.Struct, frozen=True):
     thermal_pressure: int | None = None
 
 
-# What Linux tells in files: power supplies, temperatures, fans, the lid, and how long programs wait for memory.
+# What Linux reports in files: power supplies, temperatures, fans, the lid, and how long programs wait for memory.
 #
-# Of a file that is not there, or that holds nonsense, nothing is known: None. proc, sysfs: Linux' trees, which a test may make.
+# A file that is missing or holds nonsense gives None. proc, sysfs: Linux's trees, which tests may fake.
 
 SYSFS, PROC = Path("/sys"), Path("/proc")
 _PROCESSOR = re.compile(
@@ -50,9 +50,9 @@ _PROCESSOR = re.compile(
 _BOARD = "acpitz"
 """A sensor near the processor, where there is no better one."""
 _ONLINE = frozenset("12")
-"""Of a supply: at a fixed voltage, at one that was agreed on."""
+"""Values of a supply's `online`: at a fixed voltage, at a negotiated one."""
 HOTTEST, FASTEST = 150.0, 30_000.0
-"""Degrees and revolutions a minute above which a sensor is broken."""
+"""Degrees and revolutions per minute above which a sensor is broken."""
 
 
 def read_kernel_file(path: Path) -> str:
@@ -64,7 +64,7 @@ def read_kernel_file(path: Path) -> str:
 
 
 def _numbers(paths: Iterable[Path], least: float, most: float) -> Iterator[float]:
-    """Whole numbers within bounds, one a file; what is none is left out."""
+    """Whole numbers within bounds, one per file; anything else is left out."""
     for path in paths:
         text = read_kernel_file(path)
         if re.fullmatch(r"-?\d{1,9}", text) and least <= float(text) <= most:
@@ -89,14 +89,14 @@ def read_power_supplies(sysfs: Path) -> tuple[bool | None, float | None]:
 
 def read_cpu_celsius(sysfs: Path) -> float | None:
     """The hottest sensor of the processor; else that of the board."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    temperatures: dict[bool, list[float]] = {True: [], False: []}
     for chip in (sysfs / "class" / "hwmon").glob("hwmon*"):
         if (name := read_kernel_file(chip / "name")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
-            found[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
+            temperatures[name != _BOARD] += _numbers(chip.glob("temp*_input"), 1, 1000 * HOTTEST)
     for zone in (sysfs / "class" / "thermal").glob("thermal_zone*"):
         if (name := read_kernel_file(zone / "type")) and (_PROCESSOR.fullmatch(name) or name == _BOARD):
-            found[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
-    degrees = found[True] or found[False]
+            temperatures[name != _BOARD] += _numbers([zone / "temp"], 1, 1000 * HOTTEST)
+    degrees = temperatures[True] or temperatures[False]
     return max(degrees) / 1000 if degrees else None
 
 
@@ -113,11 +113,11 @@ def lid_closed(proc: Path) -> bool | None:
 
 def memory_wait(proc: Path) -> float | None:
     """Percent of the last ten seconds in which some program waited for memory (pressure stall information)."""
-    found = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
-    return min(float(found[1]), 100.0) if found else None
+    match = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
+    return min(float(match[1]), 100.0) if match else None
 
 
-# What Linux' services tell over D-Bus, asked with the program gdbus: is the session idle, is the network metered.
+# What Linux's services report over D-Bus, asked with the program gdbus: is the session idle, is the network metered.
 
 LIMIT_S = 2.0
 MESSAGE_BUS_LOOK_EVERY_S = 30.0
@@ -143,7 +143,7 @@ def command_output(command: Sequence[str]) -> str:
 
 
 def call_dbus(bus: str, name: str, path: str, method: str, *arguments: str) -> str:
-    """The reply of a method as gdbus prints it, such as "(<uint32 1>,)"; "" where nobody answers. bus: session or system."""
+    """A method's reply as gdbus prints it, such as "(<uint32 1>,)"; "" if nobody answers. bus: session or system."""
     return command_output(["gdbus", "call", f"--{bus}", "-d", name, "-o", path, "-m", method, *arguments])
 
 
@@ -152,34 +152,35 @@ def _property(name: str, path: str, interface: str, prop: str) -> str:
 
 
 class SessionIdle:
-    """logind's hint, which desktops set after their own time without a touch.
+    """logind's idle hint, which desktops set after their own time without a touch.
 
-    Desktops that never set it leave it "not idle" for ever: only once it was seen to be set does "not idle" mean a person.
+    Desktops that never set it leave it at "not idle" for ever: only once it has been set does "not idle" mean that a person
+    is there.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._used = clock, False
 
     def __call__(self) -> float | None:
-        """Seconds without a touch; inf: not known now; None: there is no logind."""
+        """Seconds without a touch; inf: unknown now; None: there is no logind."""
         hint = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleHint")
         if "<true>" not in hint:
             return None if not hint else 0.0 if self._used else math.inf
         self._used = True
         since = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleSinceHintMonotonic")
-        found = re.search(r"uint64 (\d{1,18})", since)
-        return max(0.0, self._clock() - int(found[1]) / 1e6) if found else math.inf
+        match = re.search(r"uint64 (\d{1,18})", since)
+        return max(0.0, self._clock() - int(match[1]) / 1e6) if match else math.inf
 
 
 class MeteredConnection:
-    """Whether the network is paid by volume, by NetworkManager's word; asked at most every LOOK_EVERY_S seconds."""
+    """Whether the network is paid by volume, according to NetworkManager; asked at most every LOOK_EVERY_S seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._looked = clock, -math.inf
         self._known: bool | None = None
 
     def read(self) -> bool | None:
-        """None where nobody says. NetworkManager's guesses count as answers."""
+        """None if there is no answer. NetworkManager's guesses count as answers."""
         if sys.platform.startswith("linux") and self._clock() - self._looked >= MESSAGE_BUS_LOOK_EVERY_S:
             self._looked = self._clock()
             answer = re.search(r"uint32 (\d+)", _property(*_NETWORK, _NETWORK[0], "Metered"))
@@ -187,21 +188,22 @@ class MeteredConnection:
         return self._known
 
 
-# How long ago somebody last touched keyboard or mouse. None where the platform does not say; never what was typed.
+# How long ago somebody last touched keyboard or mouse. None if the platform does not say; never what was typed.
 #
-# Linux: the terminals' own clocks (any terminal, a remote one too), on GNOME and KDE the desktop's, and logind's hint. macOS:
-# the input system's registry entry. Windows: GetLastInputInfo.
+# Linux: the terminals' own clocks (any terminal, a remote one too), the desktop's on GNOME and KDE, and logind's hint.
+# macOS: the input system's registry entry. Windows: GetLastInputInfo.
 
 IDLE_LOOK_EVERY_S = 5.0
 AGAIN_S = 60.0
-"""A way that did not answer is asked again after so long: a desktop starts after the node at login, a busy machine is slow."""
+"""A way that did not answer is asked again after this time: at login a desktop starts after the node, and a busy machine is
+slow."""
 _DESKTOPS = (
     ("org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core", "org.gnome.Mutter.IdleMonitor.GetIdletime"),
     ("org.freedesktop.ScreenSaver", "/ScreenSaver", "org.freedesktop.ScreenSaver.GetSessionIdleTime"),
 )
 """Name on the session bus, object, method; each answers in milliseconds."""
 IdleAsk = Callable[[], float | None]
-"""Seconds; inf: not known now; None: no answer."""
+"""Seconds; inf: unknown now; None: no answer."""
 
 
 class IdleClock:
@@ -214,7 +216,7 @@ class IdleClock:
         self._seconds: float | None = None
 
     def seconds(self) -> float | None:
-        """Seconds without a touch, by the way that saw the latest one."""
+        """Seconds without a touch, by whichever way saw the latest one."""
         now = self._clock()
         if now - self._looked >= IDLE_LOOK_EVERY_S:
             self._looked = now
@@ -226,7 +228,7 @@ class IdleClock:
 
 
 def platform_ways() -> list[IdleAsk]:
-    """The ways of asking that this platform may have; each answers None where it has not."""
+    """The ways of asking that may work on this platform; each answers None if it does not."""
     if sys.platform == "darwin":
         return [_registry]
     if sys.platform == "win32":
@@ -235,7 +237,7 @@ def platform_ways() -> list[IdleAsk]:
 
 
 def _terminals() -> float | None:
-    """Terminal devices keep when they were last read, to about eight seconds."""
+    """Terminal devices record when they were last read, to about eight seconds."""
     devices = [*Path("/dev/pts").glob("[0-9]*"), *Path("/dev").glob("tty[1-9]*")]
     return _since(devices, time.time())
 
@@ -247,7 +249,7 @@ def _since(devices: Iterable[Path], now: float) -> float | None:
             ago.append(now - device.stat().st_atime)
         except OSError:  # closed meanwhile
             continue
-    return min((seconds for seconds in ago if seconds >= 0), default=None)  # less: the clock was set back since
+    return min((seconds for seconds in ago if seconds >= 0), default=None)  # negative: the clock was set back since
 
 
 def _on_bus(name: str, path: str, method: str) -> IdleAsk:
@@ -256,8 +258,8 @@ def _on_bus(name: str, path: str, method: str) -> IdleAsk:
 
 def parse_dbus_idle(reply: str) -> float | None:
     """Seconds from a D-Bus reply such as "(uint64 61234,)"."""
-    found = re.search(r"\(uint\d+ (\d+),?\)", reply)
-    return int(found[1]) / 1e3 if found else None
+    match = re.search(r"\(uint\d+ (\d+),?\)", reply)
+    return int(match[1]) / 1e3 if match else None
 
 
 def _registry() -> float | None:
@@ -266,8 +268,8 @@ def _registry() -> float | None:
 
 def parse_ioreg_idle(reply: str) -> float | None:
     """Seconds from ioreg's line `"HIDIdleTime" = 61234000000`."""
-    found = re.search(r'"HIDIdleTime" = (\d+)', reply)
-    return int(found[1]) / 1e9 if found else None
+    match = re.search(r'"HIDIdleTime" = (\d+)', reply)
+    return int(match[1]) / 1e9 if match else None
 
 
 def _last_input() -> float | None:
@@ -284,20 +286,20 @@ def _last_input() -> float | None:
     return ((ctypes.windll.kernel32.GetTickCount() - answer.tick) & 0xFFFFFFFF) / 1e3
 
 
-# How hard macOS holds itself back because it is warm. It tells no temperature without root; this it tells everybody.
+# How far macOS throttles itself because of heat. It reveals no temperature without root, but this to everybody.
 
 MACOS_LOOK_EVERY_S = 5.0
 NAMES = ("nominal", "moderate", "heavy", "trapping", "sleeping")
-"""Of the levels 0 to 4, as Apple's powermetrics spells them. From "heavy" on the processor is slowed down."""
+"""Names of the levels 0 to 4, as Apple's powermetrics spells them. From "heavy" on the processor is slowed down."""
 NOTIFIED = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 LIMITS = ("/usr/bin/pmset", "-g", "therm")
 _SLOWED = ((100, 0), (80, 1), (50, 2), (1, 3))
-"""Percent of its speed that the processor is left at least -> level, for macOS versions that tell no level."""
+"""Lower bound of the processor's speed in percent -> level, for macOS versions that report no level."""
 MacosAsk = Callable[[Sequence[str]], str]
 
 
 class ThermalPressure:
-    """Asks at most every LOOK_EVERY_S seconds. platform: as sys.platform has it. ask: what a program prints."""
+    """Asks at most every LOOK_EVERY_S seconds. platform: as in sys.platform. ask: returns what a program prints."""
 
     def __init__(
         self, platform: str = sys.platform, ask: MacosAsk = command_output, clock: Callable[[], float] = time.monotonic
@@ -318,15 +320,15 @@ class ThermalPressure:
 
 def parse_notifyutil_level(reply: str) -> int | None:
     """The level from notifyutil's line `com.apple.system.thermalpressurelevel 0`."""
-    found = re.fullmatch(r"\S+ (\d)", reply.strip())
-    return int(found[1]) if found and int(found[1]) < len(NAMES) else None
+    match = re.fullmatch(r"\S+ (\d)", reply.strip())
+    return int(match[1]) if match and int(match[1]) < len(NAMES) else None
 
 
 def parse_pmset_level(reply: str) -> int | None:
-    """The level by what pmset says: the limits `CPU_Speed_Limit = 72` and `CPU_Scheduler_Limit = 100` of Intel's, or notes that
-    nothing was recorded."""
+    """The level from pmset's output: the limits `CPU_Speed_Limit = 72` and `CPU_Scheduler_Limit = 100` on Intel, or notes
+    that nothing was recorded."""
     limits = [int(percent) for percent in re.findall(r"CPU_S(?:peed|cheduler)_Limit\s*=\s*(\d{1,3})\b", reply)]
     if not limits:
         return 0 if re.search(r"No thermal warning level has been recorded", reply) else None
     left = min(limits)
-    return next((level for least, level in _SLOWED if left >= least), 4)
+    return next((level for threshold, level in _SLOWED if left >= threshold), 4)

@@ -1,6 +1,5 @@
-"""Once a second: what the machine says, the limits that follow from it, and what the node does to the machine for it: step
-back, keep it awake, stop at the memory wall.
-"""
+"""Once a second: readings of the machine, the limits that follow from them, and what the node does to the machine: step back,
+keep it awake, stop at the memory limit."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ from sapo_swarm.node.governor.sensors import PROC, MachineReadings, read_kernel_
 from sapo_swarm.node.journal import EventBus
 from sapo_swarm.types import UNREADABLE
 
-# Keeps the machine from going to sleep by itself while the node works: a program of the platform that holds the wish for
-# as long as it runs, and ends with the node. What the person does (closing the lid, the power key) is never held back.
+# Keeps the machine from going to sleep by itself while the node works: a program of the platform that inhibits sleep as
+# long as it runs, and ends with the node. What the person does (closing the lid, the power key) is never blocked.
 
 LOG = logging.getLogger(__name__)
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
 def inhibitor_command(platform: str = sys.platform) -> Sequence[str]:
-    """The program that holds the wish; () where the platform has none."""
+    """The program that inhibits sleep; () if the platform has none."""
     if platform == "darwin":
         return "/usr/bin/caffeinate", "-i", "-w", str(os.getpid())
     if platform.startswith("linux"):
@@ -47,7 +46,7 @@ def inhibitor_command(platform: str = sys.platform) -> Sequence[str]:
 
 
 def should_keep_awake(limits: ResourceLimits, now: MachineReadings, working: bool) -> bool:
-    """Only where the person asked for it, while the node works, and never on battery."""
+    """Only if the person asked for it, while the node works, and never on battery."""
     return limits.keep_awake and working and not now.on_battery
 
 
@@ -60,7 +59,8 @@ class SleepInhibitor:
         self._wanted = False
 
     def want(self, wanted: bool) -> None:
-        """Keep it awake from now on, or no more. Where that cannot be had, it is logged once and nothing else happens."""
+        """Keep the machine awake from now on, or no longer. If that is not possible, it is logged once and nothing else
+        happens."""
         if wanted == self._wanted:
             if self._child is not None and self._child.poll() is not None:
                 self._give_up(f"{self._command[0]} ended by itself")
@@ -97,15 +97,15 @@ class SleepInhibitor:
             child.wait()
 
 
-# How far a node steps back for other programs of the processor.
+# How far a node yields the processor to other programs.
 
 
 def step_back(nice: int, proc: Path = PROC) -> None:
-    """By that niceness from now on; more than it has, never less. Nothing where the system has no such thing.
+    """Use that niceness from now on; it is only ever raised. Does nothing if the system has no niceness.
 
-    Desktops' Linux shares the processor among sessions first, each with a niceness of its own, and only within a session among
-    processes: a node that leads its session (in the background, at login) sets the session's too. In a terminal the session is
-    the person's. Windows has classes instead.
+    Desktop Linux shares the processor among sessions first, each with its own niceness, and only within a session among
+    processes: a node that leads its session (in the background, at login) sets the session's too. In a terminal the session
+    is the person's. Windows has priority classes instead.
     """
     if sys.platform == "win32":
         if nice:
@@ -121,44 +121,44 @@ def step_back(nice: int, proc: Path = PROC) -> None:
 
 
 def windows_class(nice: int) -> int:
-    """The priority class that comes nearest: BELOW_NORMAL, from 15 on IDLE. Children of the process inherit it."""
+    """The nearest priority class: BELOW_NORMAL, from 15 on IDLE. Children of the process inherit it."""
     return 0x40 if nice >= 15 else 0x4000
 
 
-# Memory that runs out: the wall that a person may set, how it shows, and what the last session's end says of it.
+# Running out of memory: the limit that a person may set, how it shows, and what the end of the last session says about
+# it.
 #
-# An engine that is refused memory says so and the node goes on with half (RunControl.failed). A process that the system ends
-# for
-# want of memory says nothing; but Linux counts these ends, so a session that neither ended by itself nor outlived the count is
-# known by the next one.
+# An engine that is refused memory says so, and the node continues with half (RunControl.failed). A process that the
+# system kills for lack of memory says nothing; but Linux counts these kills, so the next session recognises one that
+# neither ended by itself nor left the count unchanged.
 
 FILE = "session.json"
 LEAST_GB = 0.5
 
 
 def limit_process_memory(gb: float) -> bool:
-    """From now on this process gets no more memory of its own than that, in GB, or LEAST_GB, which it needs to say anything at
-    all; what it asks for beyond is refused. 0 = no wall.
+    """From now on this process gets at most this much memory in GB, but no less than LEAST_GB, which it needs to say anything
+    at all; requests beyond it are refused. 0 = no limit.
 
-    False where the system has none that holds (only Linux counts what a process really asked for).
+    False if the system has no effective limit (only Linux counts what a process really asked for).
     """
     if sys.platform != "linux":
         return False
     import resource
 
-    most, hard = (
+    limit, hard = (
         int(max(gb, LEAST_GB) * 1e9) if gb else resource.RLIM_INFINITY,
         resource.getrlimit(resource.RLIMIT_DATA)[1],
     )
     if hard != resource.RLIM_INFINITY:
-        most = hard if most == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return True
 
 
 class LastSession(msgspec.Struct, frozen=True):
-    """What a session leaves behind while it runs. boot: of the system; kills: processes that it ended for want of memory by
-    then; deaths: sessions before that ended so, one after the other, without a new round."""
+    """What a session leaves behind while it runs. boot: of the system; kills: processes killed for lack of memory by then;
+    deaths: consecutive earlier sessions that ended that way without a new round."""
 
     boot: str
     kills: int
@@ -168,9 +168,10 @@ class LastSession(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def track_oom_deaths(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[int]:
-    """Around a session of the model in that folder: how many before it, in a row, the system ended for want of memory.
+    """Wraps a session of the model in that folder; yields how many consecutive sessions before it the system killed for lack
+    of memory.
 
-    rounds: done by now. Where the system counts no such ends, or the disk refuses the note, it is 0.
+    rounds: done by now. 0 if the system counts no such kills, or the disk refuses the note.
     """
     path = folder / FILE
     boot, kills = read_kernel_file(proc / "sys" / "kernel" / "random" / "boot_id"), _kills(proc)
@@ -188,8 +189,8 @@ def track_oom_deaths(folder: Path, rounds: int, proc: Path = PROC) -> Iterator[i
 
 
 def _kills(proc: Path) -> int | None:
-    found = re.search(r"^oom_kill (\d{1,18})$", read_kernel_file(proc / "vmstat"), re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^oom_kill (\d{1,18})$", read_kernel_file(proc / "vmstat"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _read(path: Path) -> LastSession | None:
@@ -199,27 +200,27 @@ def _read(path: Path) -> LastSession | None:
         return None
 
 
-# Once a second: what the machine says, the limits that follow from it, and how fast the node is.
+# Once a second: readings of the machine, the limits that follow from them, and how fast the node is.
 
 TICK_S = 1.0
 _SMOOTH = 0.2
-"""Weight of the newest round in the seconds of a round."""
+"""Weight of the newest round in the smoothed seconds per round."""
 
 
 @dataclass
 class GovernorTicker:
-    """tokens_per_s: sampled, in the last round and its stage. round_s: smoothed seconds from one round's end to the next's."""
+    """tokens_per_s: sampled in the last round and its stage. round_s: smoothed seconds from one round's end to the next's."""
 
     tokens_per_s: float | None = None
     round_s: float | None = None
     _last: float = 0.0
 
     def paused(self) -> None:
-        """A pause is no slow round."""
+        """Keeps a pause from counting as a slow round."""
         self._last = 0.0
 
     def count(self, events: Sequence[Event]) -> None:
-        """A round is done, with these events."""
+        """Count a finished round with these events."""
         (done,) = (event for event in events if isinstance(event, RoundFinished))
         if not done.examples:
             self.tokens_per_s = done.tokens_generated / max(done.seconds.get("generate", 0.0), 1e-6)
@@ -237,10 +238,10 @@ async def run_governor(
     pace: GovernorTicker,
     bus: EventBus,
 ) -> None:
-    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. What cannot be read now is logged,
-    once, and the limits hold as they did."""
+    """Until cancelled, once a second: read the machine, apply the limits, stream the vitals. A failed reading is logged once,
+    and the previous limits stay in force."""
     state, awake, failed = GovernorState(), SleepInhibitor(), ""
-    thread = ThreadPoolExecutor(1, "awake")  # Windows ties the wish to the thread that has it
+    thread = ThreadPoolExecutor(1, "awake")  # on Windows the request belongs to its thread
 
     def want(wish: bool) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(thread, awake.want, wish)
@@ -250,7 +251,7 @@ async def run_governor(
             try:
                 state = await _beat(state, want, machine, allowed, run_control, pace, bus)
                 failed = ""
-            except Exception as error:  # out of files, a sensor's driver: the limits are heeded all the same
+            except Exception as error:  # out of files, a sensor's driver: the limits still apply
                 if failed != (failed := f"{type(error).__name__}: {error}"):
                     LOG.exception("The machine cannot be read now")
             await asyncio.sleep(TICK_S)

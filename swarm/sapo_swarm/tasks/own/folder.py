@@ -1,4 +1,4 @@
-"""A task as a folder on the disk, and as bytes that travel to the members of a swarm: both are the same canonical content."""
+"""A task as a folder on disk, and as bytes that travel to the members of a swarm: both have the same canonical content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sapo_swarm.tasks.own.spec import (
     validate_spec,
 )
 
-# A task as a folder: reading, writing, and the SHA-256 over its canonical content that names its version.
+# A task as a folder: reading, writing, and the SHA-256 over its canonical content that identifies its version.
 
 SPEC, TRAIN, HELD_OUT, ROWS = "task.toml", "train.jsonl", "heldout.jsonl", "rows.jsonl"
 SCHEMA, FIXTURE, CODE, ENVIRONMENT = "schema.json", "fixture.sqlite", "reward.py", "environment.py"
@@ -44,22 +44,22 @@ MAX_SCHEMA = 64 * 2**10
 MAX_FIXTURE = 8 * 2**20
 MAX_CODE = 256 * 2**10
 PREFIX = "task-"
-"""Begins the generator of a TaskRef of an own task; the beginning of its digest follows."""
+"""Prefix of the generator in an own task's TaskRef; the beginning of its digest follows."""
 DIGITS = 32
 HEADER = b"sapo-task-v1\n"
 """Begins the canonical bytes of a task."""
 NO_VERSION = ("name", "description", "licence")
-"""Say nothing about what is asked or how it is judged: changing them makes no new version."""
+"""These fields say nothing about what is asked or how it is judged: changing them makes no new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTask:
     """A task in memory. digest: SHA-256 in hex of everything that decides questions and verdicts; train_digest: of the same
-    without the held-out rows, which names the task in a swarm that does not have them.
+    without the held-out rows, which identifies the task in a swarm that does not have them.
 
     problems: sentences on rows that were left out. fixture: the SQLite file's bytes. schema: of schema.json, parsed. code: of
-    reward.py or environment.py, never run here. levels: of difficulty, as places of training rows; {} where there are none.
-    examples: training rows that questions may show with their answers, () where the task shows none.
+    reward.py or environment.py, never run here. levels: of difficulty, as indices of training rows; {} if there are none.
+    examples: training rows that questions may show with their answers, () if the task shows none.
     """
 
     spec: TaskSpec
@@ -75,7 +75,7 @@ class OwnTask:
     examples: tuple[Row, ...] = field(default=(), compare=False)
 
     def question(self, row: Row) -> str:
-        """What is asked for a row, behind the task's worked examples where it has some."""
+        """The question for a row, after the task's worked examples if it has some."""
         return ask_with_examples(self.spec, self.examples, row) if self.examples else self.spec.fill(row)
 
     @property
@@ -85,17 +85,18 @@ class OwnTask:
 
     @property
     def generator(self) -> str:
-        """The generator of this version's references."""
+        """The generator of references to this version."""
         return generator_id(self.digest)
 
 
 def generator_id(digest: str) -> str:
-    """The generator of the references of the version with this digest."""
+    """The generator of references to the version with this digest."""
     return f"{PREFIX}{digest[:DIGITS]}"
 
 
 def read_task(folder: Path, need_held_out: bool = True) -> OwnTask:
-    """The task in a folder. need_held_out: a task of a swarm may come without. Raises BadTask, also for what the disk refuses."""
+    """The task in a folder. need_held_out: a task from a swarm may come without held-out rows. Raises BadTask, also if the
+    disk refuses."""
     try:
         text = decode_text(read_bytes(folder / SPEC, MAX_SPEC))
         if "\ufffd" in text:
@@ -134,8 +135,8 @@ def build_task(
     code: bytes = b"",
     need_held_out: bool = True,
 ) -> OwnTask:
-    """A task of these rows; those without what it needs are left out. Raises BadTask when a side is empty that is needed."""
-    kept: list[tuple[Row, ...]] = []
+    """A task with these rows; rows that lack what it needs are left out. Raises BadTask if a required side is empty."""
+    sides: list[tuple[Row, ...]] = []
     problems: list[str] = []
     patterns = PatternChecker()
     for name, table in ((TRAIN, train), (HELD_OUT, held_out)):
@@ -145,12 +146,12 @@ def build_task(
         if not good and (need_held_out or table is train or here):
             first = f" {here[0]}" if here else ""
             raise BadTask(f"Task {spec.name!r} has no usable row in {name}.{first}")
-        kept.append(tuple(good))
-    whole = content_digest(canonical_content(spec, kept[0], kept[1], schema, fixture, code))
-    lean = content_digest(canonical_content(spec, kept[0], (), schema, fixture, code)) if kept[1] else whole
-    found = rows_by_level(spec.difficulty, kept[0])
-    shown = choose_examples(spec, kept[0])
-    return OwnTask(spec, kept[0], kept[1], whole, lean, schema, fixture, code, tuple(problems), found, shown)
+        sides.append(tuple(good))
+    whole = content_digest(canonical_content(spec, sides[0], sides[1], schema, fixture, code))
+    lean = content_digest(canonical_content(spec, sides[0], (), schema, fixture, code)) if sides[1] else whole
+    levels = rows_by_level(spec.difficulty, sides[0])
+    shown = choose_examples(spec, sides[0])
+    return OwnTask(spec, sides[0], sides[1], whole, lean, schema, fixture, code, tuple(problems), levels, shown)
 
 
 def canonical_content(
@@ -171,14 +172,14 @@ def canonical_content(
 
 def content_digest(pieces: Iterable[bytes]) -> str:
     """SHA-256 in hex over the pieces."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def write_task(task: OwnTask, folder: Path) -> None:
-    """Write the folder, whole or not at all; one that exists is replaced. Raises OSError."""
+    """Write the folder, whole or not at all; an existing one is replaced. Raises OSError."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -200,7 +201,7 @@ def write_task(task: OwnTask, folder: Path) -> None:
 
 
 def spec_text(spec: TaskSpec) -> str:
-    """task.toml, without what is as it is anyway."""
+    """task.toml, without values that equal the default."""
     import tomli_w
 
     shown: dict[str, Any] = {
@@ -214,7 +215,7 @@ def spec_text(spec: TaskSpec) -> str:
 
 
 def _chosen(spec: TaskSpec) -> dict[str, Any]:
-    """The fields that differ from their defaults: a field that a later version adds does not change what is there."""
+    """The fields that differ from their defaults: a field that a later version adds does not change existing tasks."""
     default, fields = msgspec.to_builtins(TaskSpec(name=spec.name)), msgspec.to_builtins(spec)
     chosen = {k: v for k, v in fields.items() if v != default[k]}
     if "verifier" in chosen:
@@ -227,18 +228,18 @@ def _chosen(spec: TaskSpec) -> dict[str, Any]:
 
 
 def split_held_out(table: RowTable, spec: TaskSpec) -> tuple[RowTable, RowTable]:
-    """(train, held-out) of one table by what a row asks, without the wording around it; by the rule `balanced` also by its right
-    answer. Rows without what the prompt needs go to the first, to be told of there."""
+    """Splits one table into (train, held-out) by what a row asks, without the wording around it; by the rule `balanced` also
+    by its right answer. Rows that lack what the prompt needs go to the first, to be reported there."""
     from sapo_swarm.tasks.own.row_roles import balanced_places, held_out_places  # NumPy: a coordinator does without
 
-    asked = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
-    prompts = [spec.cells(table.rows[place]) for place in asked]
+    usable = [place for place, row in enumerate(table.rows) if all(name in row for name in spec.columns)]
+    prompts = [spec.cells(table.rows[place]) for place in usable]
     chosen: set[int] = set()
     if prompts and spec.split == "balanced":
-        answers = [right_answer(spec, table.rows[place]) for place in asked]
-        chosen = {asked[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
+        answers = [right_answer(spec, table.rows[place]) for place in usable]
+        chosen = {usable[i] for i in balanced_places(prompts, answers, spec.heldout_share)}
     elif prompts:
-        chosen = {asked[i] for i in held_out_places(prompts, spec.heldout_share)}
+        chosen = {usable[i] for i in held_out_places(prompts, spec.heldout_share)}
     sides = RowTable(table.columns, problems=table.problems, more=table.more), RowTable(table.columns)
     for place, (number, row) in enumerate(zip(table.numbers, table.rows, strict=True)):
         sides[place in chosen].add(number, row)
@@ -291,29 +292,29 @@ def _usable(spec: TaskSpec, table: RowTable, patterns: PatternChecker) -> tuple[
 def read_schema(text: str) -> object:
     """The JSON Schema of a task. Raises BadTask."""
     try:
-        found: object = json.loads(text)
+        schema: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadTask(f"{SCHEMA} is not valid JSON ({error}).") from error
-    if not isinstance(found, dict):
+    if not isinstance(schema, dict):
         raise BadTask(f"{SCHEMA} must be a JSON object.")
     patterns = PatternChecker()
-    for pattern in _patterns(found):
+    for pattern in _patterns(schema):
         patterns.check(pattern, SCHEMA)
-    return found
+    return schema
 
 
 def _patterns(schema: object, depth: int = 0) -> list[str]:
-    """Every regular expression in a JSON Schema. Raises BadTask where it is nested too deep."""
+    """Every regular expression in a JSON Schema. Raises BadTask if it is nested too deep."""
     if depth > 32:
         raise BadTask(f"{SCHEMA} is nested deeper than 32 levels.")
     if isinstance(schema, list):
         return [p for item in schema for p in _patterns(item, depth + 1)]
     if not isinstance(schema, dict):
         return []
-    found = [v for k, v in schema.items() if k == "pattern" and isinstance(v, str)]
+    patterns = [v for k, v in schema.items() if k == "pattern" and isinstance(v, str)]
     if isinstance(named := schema.get("patternProperties"), dict):
-        found += list(named)
-    return found + [p for item in schema.values() for p in _patterns(item, depth + 1)]
+        patterns += list(named)
+    return patterns + [p for item in schema.values() for p in _patterns(item, depth + 1)]
 
 
 def code_name(spec: TaskSpec) -> str:
@@ -322,7 +323,7 @@ def code_name(spec: TaskSpec) -> str:
 
 
 def declares_verifier(spec: TaskSpec, *kinds: type) -> bool:
-    """One of the task's verifiers is of these kinds."""
+    """Whether one of the task's verifiers is of these kinds."""
     return any(isinstance(part, kinds) for part in spec.verifier)
 
 
@@ -331,19 +332,19 @@ def _canonical(value: object) -> bytes:
     return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
 
 
-# A task as canonical bytes, for members of a swarm: text and verifiers by declaration, never code.
+# A task as canonical bytes, for members of a swarm: text and declared verifiers, never code.
 #
-# The bytes are exactly what the task's digest is the SHA-256 of, so that one number says which version a node has, and bytes
-# that are not the canonical ones are refused. Name, description and licence decide nothing and travel beside them.
+# The task's digest is the SHA-256 of exactly these bytes, so that one number identifies a node's version, and bytes
+# that are not the canonical ones are refused. Name, description and licence decide nothing and travel separately.
 
 MAX_BYTES = 8 * 2**20
-"""Of a task that travels."""
+"""Maximum size of a task that travels."""
 _PARTS = {"spec": MAX_SPEC, "train": MAX_BYTES, "heldout": MAX_BYTES, "schema": MAX_SCHEMA, "fixture": MAX_FIXTURE}
 _FRAME = re.compile(rb"([a-z]{4,7}) (0|[1-9][0-9]{0,8})\n")
 
 
 def task_to_bytes(task: OwnTask, held_out: bool) -> bytes:
-    """The task's canonical bytes, with its held-out rows or without. Raises BadTask for one that cannot travel."""
+    """The task's canonical bytes, with or without its held-out rows. Raises BadTask for one that cannot travel."""
     spec = task.spec
     if task.code or declares_verifier(spec, *RUNS_CODE):
         raise BadTask(
@@ -393,7 +394,7 @@ def _parts(data: bytes) -> dict[str, bytes]:
     """The parts by name, each once and in order."""
     if not data.startswith(HEADER):
         raise BadTask("These bytes are no task.")
-    found: dict[str, bytes] = {}
+    parts: dict[str, bytes] = {}
     at = len(HEADER)
     for name, limit in _PARTS.items():
         frame = _FRAME.match(data, at)
@@ -402,11 +403,11 @@ def _parts(data: bytes) -> dict[str, bytes]:
         size = int(frame[2])
         if size > limit or frame.end() + size > len(data):
             raise BadTask(f"Its part {name!r} has {size:,} bytes; up to {limit:,} are read.")
-        found[name] = data[frame.end() : frame.end() + size]
+        parts[name] = data[frame.end() : frame.end() + size]
         at = frame.end() + size
     if at != len(data):
         raise BadTask("It has parts that this version does not know.")
-    return found
+    return parts
 
 
 def _rules(part: bytes) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Reading a table: JSONL, CSV and TSV files become rows of text, and every row that cannot be used a sentence with its line."""
+"""Reading a table: JSONL, CSV and TSV files become rows of text, and every unusable row becomes a sentence with its line."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from typing import Any
 
 from sapo_swarm.tasks.own.spec import BadTask
 
-# Names of columns: what stands above them in the file, as a prompt can hold it.
+# Names of columns: the headings in the file, in a form that a prompt can hold.
 
 
 def column_slug(name: str) -> str:
-    """A heading in letters without accents, digits and underscores; "" where it has none of them, as in Chinese."""
+    """A heading reduced to letters without accents, digits and underscores; "" if it has none of them, as in Chinese."""
     bare = unicodedata.normalize("NFKD", name.strip().replace("ß", "ss"))
     plain = re.sub(r"\W+", "_", re.sub(r"[\u0300-\u036f]", "", bare), flags=re.ASCII).strip("_").lower()
     return (f"column_{plain}" if plain[:1].isdigit() else plain)[:40].rstrip("_")
 
 
 def name_columns(heads: Sequence[str], names: dict[str, str]) -> list[str]:
-    """A name for each heading of a row, each once; one without a slug is called by its place.
+    """A unique name for each heading of a row; a heading without a slug is named by its position.
 
-    names: heading -> column, of the file so far; what is new is added. Headings that differ in case or accents alone are one
-    column of different rows, and two where one row holds both.
+    names: heading -> column, of the file so far; new ones are added. Headings that differ only in case or accents are the
+    same column in different rows, and two columns if one row holds both.
     """
     cleaned = [head.strip() for head in heads]
-    found: dict[int, str] = {}
+    columns: dict[int, str] = {}
     for place, head in sorted(
         enumerate(cleaned), key=lambda item: (item[1] not in names, item[1] != column_slug(item[1]))
     ):
         plain = column_slug(head)
         name = names.get(head, plain)
-        if not name or name in found.values():
-            name = _free(plain, place + 1, {*found.values(), *names.values()})
+        if not name or name in columns.values():
+            name = _free(plain, place + 1, {*columns.values(), *names.values()})
         names.setdefault(head, name)
-        found[place] = name
-    return [found[place] for place in range(len(heads))]
+        columns[place] = name
+    return [columns[place] for place in range(len(heads))]
 
 
 def by_place(names: Mapping[str, str]) -> dict[str, str]:
-    """Those whose column has its name from its place: where another file of the same task has them, they are the same."""
+    """The columns named by position: if another file of the same task has them, they are the same."""
     return {head: name for head, name in names.items() if head and not column_slug(head)}
 
 
@@ -62,24 +62,24 @@ def _free(plain: str, place: int, taken: set[str]) -> str:
 # From the lines of a CSV or TSV file to the cells of its rows.
 
 LOOKED_AHEAD = 64 * 2**20
-"""Characters in which the ends of quotes are looked for in vain; after them a row is one line."""
+"""Characters searched in vain for the ends of quotes; after that a row is one line."""
 LOOKED_AT = 20
-"""Rows that tell the separator."""
+"""Rows used to determine the separator."""
 csv.field_size_limit(LOOKED_AHEAD)  # a cell that is too long is one cell, and its row is left out with its length
 _SAID = re.compile(r"sep=([^\w\s\"]|\t)\Z", re.IGNORECASE)
 """A first line that some programs write for Excel."""
 
 
 def iter_delimited_rows(text: str, delimiter: str) -> Iterator[list[str] | str]:
-    """The cells of each row, or why there are none. delimiter: "" to find it."""
+    """The cells of each row, or why there are none. delimiter: "" to detect it."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    if said := _SAID.match(lines[0]):
-        delimiter, lines = said[1], lines[1:]
+    if match := _SAID.match(lines[0]):
+        delimiter, lines = match[1], lines[1:]
     return _records(lines, delimiter or max(",;\t|", key=lambda mark: _agreement(lines, mark)))
 
 
 def _agreement(lines: Sequence[str], delimiter: str) -> tuple[int, int]:
-    """How many of the first rows have as many cells as the heading, if more than one; and how many it has."""
+    """How many of the first rows have as many cells as the heading (if more than one), and how many cells it has."""
     widths = [len(row) if isinstance(row, list) else 0 for row in islice(_records(lines, delimiter), LOOKED_AT + 1)]
     return (widths.count(widths[0]) if widths[0] > 1 else 0), widths[0]
 
@@ -91,27 +91,27 @@ def _records(lines: Sequence[str], delimiter: str) -> Iterator[list[str] | str]:
         end = len(lines) if ahead > 0 else at + 1
         rows = csv.reader((f"{lines[n]}\n" for n in range(at, end)), delimiter=delimiter, strict=True)
         try:
-            found: list[str] | str = next(rows)
+            cells: list[str] | str = next(rows)
             at += rows.line_num
         except csv.Error as error:
             closed = rows.line_num == 1 and "unexpected end" not in str(error)
-            found = f"{error}." if closed else "a quote is opened and not closed."
+            cells = f"{error}." if closed else "a quote is opened and not closed."
             ahead -= sum(map(len, lines[at : at + rows.line_num]))
             at += 1
-        yield found
+        yield cells
 
 
-# Reading rows: JSONL, CSV and TSV files become rows of text, and every row that cannot be used a sentence with its number.
+# Reading rows: JSONL, CSV and TSV files become rows of text, and every unusable row becomes a sentence with its number.
 #
 # Nothing is guessed silently and nothing is run; every size is bounded.
 
 MAX_FILE = 32 * 2**20
 MAX_ROWS = 100_000
 MAX_CELL = 16_384
-"""Characters of a cell: no model that trains at home reads more."""
+"""Characters per cell: no model that trains at home reads more."""
 MAX_COLUMNS = 64
 UNPACKED = 8
-"""A Parquet file may unpack to so many times MAX_FILE."""
+"""A Parquet file may unpack to this multiple of MAX_FILE."""
 AT_ONCE = 64
 """Rows of a Parquet file in memory at a time."""
 MAX_PROBLEMS = 1000
@@ -124,17 +124,17 @@ _JSON = (".jsonl", ".ndjson", ".json")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 Row = dict[str, str]
 Names = Mapping[str, str]
-"""What stands above a column in the file -> the column."""
+"""Heading in the file -> the column."""
 EMPTY: Names = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class RowTable:
-    """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each one stood in, from 1.
+    """Rows of one file. numbers: the row (of a table) or line (of a JSONL file) that each came from, from 1.
 
-    problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV file as
-    it stands there. names: what each column is called in the file -> the column. encoding: what a file that does not say was
-    taken for, "" where it is UTF-8 or UTF-16.
+    problems: sentences on rows that were left out. more: problems beyond those kept. heads: the first row of a CSV or TSV
+    file, verbatim. names: heading in the file -> the column. encoding: what a file that does not say was assumed to be, ""
+    for UTF-8 or UTF-16.
     """
 
     columns: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ class RowTable:
     encoding: str = ""
 
     def add(self, number: int, row: Row) -> None:
-        """Take in a row of the file. Raises BadTask beyond MAX_ROWS."""
+        """Add a row of the file. Raises BadTask beyond MAX_ROWS."""
         if len(self.rows) >= MAX_ROWS:
             raise BadTask(f"More than {MAX_ROWS:,} rows. Keep the ones that matter most.")
         self.rows.append(row)
@@ -162,22 +162,22 @@ class RowTable:
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
-    """A plain file's content: no link, no device, no pipe. Raises BadTask, OSError."""
+    """A regular file's content: no link, no device, no pipe. Raises BadTask, OSError."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
         raise BadTask(f"{path.name} is a link. Put the file itself there.")
     with os.fdopen(os.open(path, flags), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise BadTask(f"{path.name} is not a plain file.")
-        if found.st_size > limit:
-            raise BadTask(f"{path.name} has {found.st_size:,} bytes; up to {limit:,} are read. Use a part of it.")
+        if status.st_size > limit:
+            raise BadTask(f"{path.name} has {status.st_size:,} bytes; up to {limit:,} are read. Use a part of it.")
         return file.read(limit + 1)[:limit]
 
 
 def decode_text(data: bytes) -> str:
-    """Text of a file as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one. Bytes that are
-    no text become U+FFFD."""
+    """Text of a file as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one. Undecodable bytes
+    become U+FFFD."""
     if data[:2] in _UTF_16:
         return data.decode("utf-16", "replace")
     return data.decode("utf-8-sig", "replace")
@@ -193,8 +193,8 @@ def _unmarked_utf_16(data: bytes) -> str:
 
 
 def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
-    """The text of a file that comes from anywhere, and what it was taken for where nothing says it: most likely Windows wrote
-    it. A UTF-8 file with a few broken lines stays one. encoding: what the person says. Raises BadTask."""
+    """The text of a file of any origin, and the encoding assumed if nothing states it: most likely Windows wrote it. A UTF-8
+    file with a few broken lines stays UTF-8. encoding: the person's choice. Raises BadTask."""
     if encoding:
         try:
             return data.decode(encoding, "replace").removeprefix("\ufeff"), ""
@@ -215,7 +215,7 @@ def read_text(data: bytes, encoding: str = "") -> tuple[str, str]:
 
 def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> RowTable:
     """The rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file. names: of another file of the same task;
-    encoding: what the person says. Raises BadTask, OSError."""
+    encoding: the person's choice. Raises BadTask, OSError."""
     kind = path.suffix.lower()
     if path.is_dir():
         raise BadTask(f"{path} is a folder; name a .csv, .tsv, .jsonl or .parquet file.")
@@ -223,14 +223,14 @@ def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> RowTable
         return _parquet(path, names)
     if kind not in (*_JSON, ".csv", ".tsv", ".txt"):
         raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
-    text, taken = read_text(read_bytes(path), encoding)
+    text, assumed = read_text(read_bytes(path), encoding)
     table = read_jsonl(text, names) if kind in _JSON else _delimited(text, "\t" if kind == ".tsv" else "", names)
-    table.encoding = taken
+    table.encoding = assumed
     return table
 
 
 def read_jsonl(text: str, names: Names = EMPTY) -> RowTable:
-    """One JSON object a line; also a file that is one list of objects. names: as for read_table. Raises BadTask."""
+    """One JSON object per line; also a file that is one list of objects. names: as for read_table. Raises BadTask."""
     table, used = RowTable(names=by_place(names)), dict[str, None]()
     known: dict[tuple[str, ...], list[str]] = {}
     for number, value in _objects(text, table):
@@ -258,10 +258,10 @@ def read_jsonl(text: str, names: Names = EMPTY) -> RowTable:
 def _objects(text: str, table: RowTable) -> Iterator[tuple[int, object]]:
     if text.lstrip()[:1] == "[":
         try:
-            found = json.loads(text, parse_constant=_no_constant)
+            value = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise BadTask(f"It begins with [ but is no JSON list ({_short(error)}).") from error
-        yield from enumerate(found, 1)
+        yield from enumerate(value, 1)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -281,7 +281,7 @@ def _short(error: BaseException) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A value as a cell: text as it is, nothing for null, compact JSON for what JSON has, everything else as text."""
+    """A value as a cell: text unchanged, nothing for null, compact JSON for what JSON has, everything else as text."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, bytes):
@@ -292,7 +292,7 @@ def cell_text(value: object) -> str:
 
 
 def _unfit(row: Row) -> str:
-    """Why a row cannot be used, "" when it can."""
+    """Why a row cannot be used, "" if it can."""
     for name, value in row.items():
         if len(value) > MAX_CELL:
             return f"column {name} has {len(value):,} characters; up to {MAX_CELL:,} are read."
@@ -300,8 +300,8 @@ def _unfit(row: Row) -> str:
             return (
                 f"column {name} holds bytes that are no UTF-8 text. Save the file as UTF-8; Excel calls it CSV UTF-8."
             )
-        if found := _CONTROL.search(value):
-            return f"column {name} holds the control character U+{ord(found[0]):04X}."
+        if match := _CONTROL.search(value):
+            return f"column {name} holds the control character U+{ord(match[0]):04X}."
     return ""
 
 
@@ -337,7 +337,7 @@ def _parquet(path: Path, names: Names) -> RowTable:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        from sapo_backends.packages import install_command  # the dashboard imports nothing of the engines
+        from sapo_backends.packages import install_command  # the dashboard imports no engine code
 
         raise BadTask(f"Parquet files need pyarrow: {install_command('pyarrow')}. Or save it as CSV.") from error
     size = path.stat().st_size
@@ -345,11 +345,11 @@ def _parquet(path: Path, names: Names) -> RowTable:
         raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        found = file.metadata
-        unpacked = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
-        if found.num_rows > MAX_ROWS or found.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
+        meta = file.metadata
+        unpacked = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
+        if meta.num_rows > MAX_ROWS or meta.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
             raise BadTask(
-                f"{path.name} has {found.num_rows:,} rows in {found.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
+                f"{path.name} has {meta.num_rows:,} rows in {meta.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
                 f"{MAX_ROWS:,} rows, {MAX_COLUMNS} columns and {UNPACKED * MAX_FILE:,} bytes are read. Use a part of it."
             )
         return _batches(file, names)
@@ -360,7 +360,7 @@ def _parquet(path: Path, names: Names) -> RowTable:
 def _batches(file: Any, names: Names) -> RowTable:
     table, number = RowTable(names=by_place(names)), 0
     table.columns = name_columns(file.schema_arrow.names, table.names)
-    for batch in file.iter_batches(batch_size=AT_ONCE):  # few: what a dictionary holds once may stand in every row
+    for batch in file.iter_batches(batch_size=AT_ONCE):  # few: one dictionary entry may repeat in every row
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             number += 1
             row = {name: cell_text(value) for name, value in zip(table.columns, values, strict=True)}

@@ -1,4 +1,4 @@
-"""The tasks that this person has, by name, and which of them are shared in which swarm."""
+"""The person's tasks by name, and which of them are shared in which swarm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Which tasks this person shares, or accepted, in which swarm: one file beside the tasks, never in one.
 #
-# A folder that came from somewhere cannot say for itself that it may leave the machine.
+# A folder of foreign origin cannot say for itself that it may leave the machine.
 
 FILE = "shared-tasks.json"
 MAX_BYTES = 2**20
@@ -31,7 +31,7 @@ MAX_ENTRIES = 1000
 class SharedTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A version of a task that the members of a swarm train on together.
 
-    swarm: its id. digest: of the task as it travels, which is without held-out rows where held_out is false. mine: this home
+    swarm: its id. digest: of the task as it travels, which is without held-out rows if held_out is false. mine: this home
     shares it; else it came from the swarm and the person accepted it.
     """
 
@@ -43,7 +43,7 @@ class SharedTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def load_shared_tasks(folder: Path) -> tuple[SharedTask, ...]:
-    """What the file in the folder of tasks says; nothing where it cannot be read, for then nothing leaves the machine."""
+    """The entries of the file in the folder of tasks; none if it cannot be read, for then nothing leaves the machine."""
     path = folder / FILE
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -54,30 +54,32 @@ def load_shared_tasks(folder: Path) -> tuple[SharedTask, ...]:
 
 
 def add_shared_task(folder: Path, entry: SharedTask) -> None:
-    """Note a task of a swarm, in the place of its earlier version. Raises OSError."""
-    others = (known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (entry.swarm, entry.name))
+    """Record a task of a swarm, replacing its earlier version. Raises OSError."""
+    others = (
+        shared for shared in load_shared_tasks(folder) if (shared.swarm, shared.name) != (entry.swarm, entry.name)
+    )
     _write(folder, [*others, entry][-MAX_ENTRIES:])
 
 
 def remove_shared_task(folder: Path, swarm: str, name: str) -> None:
     """Forget a task of a swarm. Raises OSError."""
-    _write(folder, [known for known in load_shared_tasks(folder) if (known.swarm, known.name) != (swarm, name)])
+    _write(folder, [shared for shared in load_shared_tasks(folder) if (shared.swarm, shared.name) != (swarm, name)])
 
 
 def _write(folder: Path, entries: Iterable[SharedTask]) -> None:
     write_atomically(folder / FILE, msgspec.json.encode(list(entries)), private=True)
 
 
-# The person's tasks, found by name in one folder: each process is told once where it lies.
+# The person's tasks, found by name in one folder, which each process is given once.
 #
-# A task is read when it is first named and stays as it was then: one process works with one version of it.
+# A task is read when it is first named and then stays unchanged: one process works with one version of it.
 
 PRESET = "own"
-"""The one preset of an own task; no other task has one of this name."""
+"""The only preset of a custom task; no other task has one of this name."""
 ENVIRONMENT = "SAPO_TASKS"
-"""Tells the scorer worker where the folder lies."""
+"""Environment variable with the folder's path for the scorer worker."""
 ALLOWED = "allowed-code.txt"
-"""Beside the tasks, never in one: SHA-256 of what the person said yes to, see consent()."""
+"""Beside the tasks, never in one: SHA-256 of what the person said yes to, see consent_bytes()."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -110,11 +112,11 @@ def task_folder() -> Path | None:
 
 
 def task_names() -> list[str]:
-    """Folders that hold a task, good or not, in order."""
+    """Folders that hold a task, valid or not, in order."""
     if _library.folder is None or not _library.folder.is_dir():
         return []
-    found = (path.parent.name for path in _library.folder.glob("*/task.toml"))
-    return sorted(name for name in found if _NAME.fullmatch(name))
+    names = (path.parent.name for path in _library.folder.glob("*/task.toml"))
+    return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 def has_task(name: str) -> bool:
@@ -124,7 +126,7 @@ def has_task(name: str) -> bool:
 
 
 def load_task(name: str) -> OwnTask:
-    """The task of that name. Raises BadTask, KeyError where there is none."""
+    """The task of that name. Raises BadTask, KeyError if there is none."""
     from sapo_swarm.tasks.own.folder import read_task
 
     if name not in _library.tasks:
@@ -155,7 +157,8 @@ def is_loadable_task(name: str) -> bool:
 
 
 def task_levels(name: str) -> tuple[str, ...]:
-    """What questions of a task are sampled from: its levels of difficulty, else PRESET alone. Raises BadTask, KeyError."""
+    """The presets that a task's questions are sampled from: its levels of difficulty, else PRESET alone. Raises BadTask,
+    KeyError."""
     return tuple(load_task(name).levels) or (PRESET,)
 
 
@@ -165,17 +168,17 @@ def runs_code(task: OwnTask) -> bool:
 
 
 def consent_bytes(task: OwnTask) -> bytes:
-    """What the person says yes to: the task's code, or that code of a model is run for this version of the task."""
+    """What the person says yes to: the task's code, or that model-written code is run for this version of the task."""
     return task.code or f"python_tests of {task.spec.name} {task.digest}".encode()
 
 
 def runs_generated() -> bool:
-    """A task in force runs what a model writes, by the look of its task.toml."""
+    """A task in use runs what a model writes, judging by its task.toml."""
     from sapo_swarm.tasks.own.folder import MAX_SPEC, SPEC
     from sapo_swarm.tasks.own.import_rows import decode_text, read_bytes
 
     for name in task_names():
-        with contextlib.suppress(OSError, BadTask):  # no task is made of that
+        with contextlib.suppress(OSError, BadTask):  # such a folder gives no task
             if "python_tests" in decode_text(read_bytes((_library.folder or Path()) / name / SPEC, MAX_SPEC)):
                 return True
     return False
@@ -187,13 +190,13 @@ def is_code_allowed(code: bytes) -> bool:
 
 
 def allow_task_code(code: bytes) -> None:
-    """The person says yes to a file of exactly this content. Raises OSError."""
+    """Record the person's yes to a file of exactly this content. Raises OSError."""
     assert _library.folder is not None
     _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) | {hashlib.sha256(code).hexdigest()})
 
 
 def disallow_task_code(code: bytes) -> None:
-    """The person's yes to it counts no more. Raises OSError."""
+    """Withdraw the person's yes to it. Raises OSError."""
     if is_code_allowed(code) and _library.folder is not None:
         _keep_yes(_library.folder / ALLOWED, _yes(_library.folder / ALLOWED) - {hashlib.sha256(code).hexdigest()})
 
@@ -210,12 +213,12 @@ def _yes(path: Path) -> set[str]:
 
 
 def is_own(ref: TaskRef) -> bool:
-    """The reference is one of an own task: it means nothing on a machine that does not have this version of it."""
+    """The reference belongs to a custom task: it means nothing on a machine that does not have this version of it."""
     return ref.generator.startswith("task-")
 
 
 def shared_in(swarm: str) -> dict[str, SharedTask]:
-    """The tasks that this person shares, or accepted, in the swarm of this id, by name: whether or not they are still so."""
+    """The tasks that this person shares, or accepted, in the swarm of this id, by name: whether or not they still match."""
     return {entry.name: entry for entry in _entries() if entry.swarm == swarm}
 
 
@@ -226,7 +229,7 @@ def _entries() -> tuple[SharedTask, ...]:
 
 
 def has_shared_version(name: str, swarm: str) -> bool:
-    """The task is here in the very version that the members of this swarm share. Raises BadTask."""
+    """The task is here in exactly the version that the members of this swarm share. Raises BadTask."""
     entry = shared_in(swarm).get(name)
     if entry is None or not has_task(name):
         return False
@@ -244,30 +247,29 @@ def resolve_generator(name: str, swarm: str = "") -> str:
 
 
 def _comes_without_held_out(name: str) -> bool:
-    """The task was accepted from a swarm whose host keeps its held-out rows. Where no note tells of it, as after a restore, the
-    empty file does that stands in for them."""
+    """The task was accepted from a swarm whose host keeps its held-out rows. If no entry says so, as after a restore, the
+    empty file that stands in for them does."""
     from sapo_swarm.tasks.own.folder import HELD_OUT
 
-    told = [entry for entry in _entries() if entry.name == name]
+    entries = [entry for entry in _entries() if entry.name == name]
     path = (_library.folder or Path()) / name / HELD_OUT
-    if not told:
+    if not entries:
         return path.is_file() and not path.stat().st_size
-    return any(not entry.mine and not entry.held_out for entry in told)
+    return any(not entry.mine and not entry.held_out for entry in entries)
 
 
 def max_episode_turns(ref: TaskRef) -> int:
-    """Turns of the model in the environment of an own task, at most; 0 for a question with one answer. Raises BadTask,
-    KeyError."""
+    """Most turns of the model in a custom task's environment; 0 for a question with one answer. Raises BadTask, KeyError."""
     return load_task(ref.dataset).spec.turns if is_own(ref) else 0
 
 
 def judge_rubric(ref: TaskRef) -> str:
-    """What the answers to an own task are judged by; "" where they are verified. Raises BadTask, KeyError."""
+    """The rubric by which answers to a custom task are judged; "" if they are verified. Raises BadTask, KeyError."""
     return load_task(ref.dataset).spec.rubric if is_own(ref) else ""
 
 
 def is_judged(ref: TaskRef) -> bool:
-    """The answers of its task are judged by a rubric. A task that is not here any more is not."""
+    """The answers of its task are judged by a rubric. False for a task that no longer exists."""
     try:
         return bool(judge_rubric(ref))
     except (ValueError, KeyError):
@@ -275,7 +277,7 @@ def is_judged(ref: TaskRef) -> bool:
 
 
 def answers_elsewhere(ref: TaskRef) -> bool:
-    """Answers of its task do not stand where the run's answer format says, or the task is not here any more."""
+    """Answers of its task do not stand where the run's answer format says, or the task no longer exists."""
     try:
         return is_own(ref) and load_task(ref.dataset).spec.extract != "tags"
     except (ValueError, KeyError):
@@ -283,5 +285,5 @@ def answers_elsewhere(ref: TaskRef) -> bool:
 
 
 def task_system_prompt(ref: TaskRef) -> str:
-    """The system prompt of an own task's questions; "" where it is the app's. Raises BadTask, KeyError."""
+    """The system prompt of a custom task's questions; "" if it is the app's. Raises BadTask, KeyError."""
     return load_task(ref.dataset).spec.system if is_own(ref) else ""

@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
 # Which rows train and which are held out: decided by content, so that the same rows split the same way everywhere.
 #
-# Rows that ask the same thing (apart from case, white space, quotes and a full stop), and long texts that are nearly the same,
-# stay on one side: a model must not meet a held-out question in other clothes.
+# Rows that ask the same thing (apart from case, white space, quotes and a full stop), and long texts that are nearly
+# the same, stay on one side: a model must not meet a held-out question in disguise.
 #
-# Two rules, named by `split` in task.toml so that a folder keeps the rows that it has held out: by content alone
-# (held_out_places), and by content within each answer (balanced_places).
+# Two rules, named by `split` in task.toml so that a folder keeps its held-out rows: by content alone (held_out_places),
+# and by content within each answer (balanced_places).
 
-if TYPE_CHECKING:  # a fifth of a second that the dashboard's first frame and a coordinator do without
+if TYPE_CHECKING:  # 0.2 s that the dashboard's first frame and a coordinator do without
     Shingles = NDArray[np.uint32]
 
 LONG = 16
-"""Words from which on two texts can be nearly the same: in shorter ones every word may be the question."""
+"""Two texts count as near-duplicates only from this many words on: in shorter ones every word may be the question."""
 WIDTH = 2
-"""Words that a text is compared by, in a row."""
+"""Length in words of the pieces by which texts are compared."""
 ALIKE = 0.7
-"""Share of those that two texts have in common from which on they count as one."""
+"""From this share of common pieces on, two texts count as one."""
 FEW_ANSWERS = 24
-"""Different answers up to which they are classes."""
+"""Up to this many different answers, they are treated as classes."""
 HASHES = 8
 _PRIME = (1 << 31) - 1
 
 
 def prompt_key(prompt: str) -> str:
-    """What two prompts share when they ask the same."""
+    """Equal for two prompts that ask the same."""
     plain = unicodedata.normalize("NFKC", prompt).casefold()
     return " ".join(re.sub(r"[\"'`´‘’“”«»]", "", plain).split()).strip(" .?!")
 
 
 def cluster_prompts(prompts: Sequence[str]) -> list[int]:
     """A number for each prompt; prompts with the same number are duplicates or nearly so. Linear in their length."""
-    found = list(range(len(prompts)))
+    clusters = list(range(len(prompts)))
     by_key: dict[str, int] = {}
     buckets: dict[int, int] = {}
     pieces: dict[int, tuple[bytes, Shingles]] = {}
@@ -58,7 +58,7 @@ def cluster_prompts(prompts: Sequence[str]) -> list[int]:
         plain = prompt_key(prompt)
         first = by_key.setdefault(plain, place)
         if first != place:
-            found[place] = found[first]
+            clusters[place] = clusters[first]
             continue
         if len(plain.split()) < LONG:
             continue
@@ -68,15 +68,15 @@ def cluster_prompts(prompts: Sequence[str]) -> list[int]:
         others = dict.fromkeys(buckets.setdefault(bucket, place) for bucket in _sketch(shingles))
         for other in others:
             if other != place and pieces[other][0] == numbers and _alike_split(shingles, pieces[other][1]):
-                found[place] = found[other]
+                clusters[place] = clusters[other]
                 break
-    return found
+    return clusters
 
 
 def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
-    """Places of the prompts that are held out: about `share` of the questions, by the SHA-256 of what they ask.
+    """Indices of the prompts that are held out: about `share` of the questions, by the SHA-256 of what they ask.
 
-    At least one question and never all of them where there are two. share: in (0, 1).
+    At least one question, and never all of them if there are two. share: in (0, 1).
     """
     groups = cluster_prompts(prompts)
     order = {
@@ -89,11 +89,11 @@ def held_out_places(prompts: Sequence[str], share: float) -> frozenset[int]:
 
 
 def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float) -> frozenset[int]:
-    """The same from each answer: the held-out rows have the answers of all rows, in their proportions. Where there are more
-    than FEW_ANSWERS different ones it is held_out_places.
+    """The same within each answer: the held-out rows have the answers of all rows, in their proportions. With more than
+    FEW_ANSWERS different answers it equals held_out_places.
 
-    answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side, if
-    so many are held out.
+    answers: of each prompt. Quotas are by the largest remainder; an answer with two questions or more has one on each side,
+    if that many are held out.
     """
     classes = [prompt_key(answer) for answer in answers]
     if len(set(classes)) > FEW_ANSWERS:
@@ -103,7 +103,7 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
     for group, answer in zip(groups, classes, strict=True):
         members[group][answer] += 1
     strata: dict[str, list[int]] = defaultdict(list)
-    for group, counted in members.items():  # rows of one question that have different answers go with the commonest
+    for group, counted in members.items():  # rows of one question with different answers go with the commonest
         strata[min(counted, key=lambda answer: (-counted[answer], answer))].append(group)
     total = min(max(1, round(share * len(members))), max(0, len(members) - 1))
     quotas = _quotas({answer: len(found) for answer, found in strata.items()}, total)
@@ -115,24 +115,26 @@ def balanced_places(prompts: Sequence[str], answers: Sequence[str], share: float
 
 
 def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """How many of each are held out, by the largest remainder: `total` in all, a few less where an answer has too few."""
+    """How many of each are held out, by the largest remainder: `total` in all, a few less if an answer has too few."""
     exact = {name: total * size / sum(sizes.values()) for name, size in sizes.items()}
-    found = {name: int(part) for name, part in exact.items()}
-    by_rest = sorted(exact, key=lambda name: (found[name] - exact[name], name))
-    for name in by_rest[: total - sum(found.values())]:
-        found[name] += 1
+    quotas = {name: int(part) for name, part in exact.items()}
+    by_rest = sorted(exact, key=lambda name: (quotas[name] - exact[name], name))
+    for name in by_rest[: total - sum(quotas.values())]:
+        quotas[name] += 1
     for name in sorted(sizes):
-        largest = max(sorted(found), key=lambda other: found[other])
-        if not found[name] and sizes[name] > 1 and found[largest] > 1:
-            found[largest] -= 1
-            found[name] = 1
-        elif found[name] == sizes[name] and sum(found.values()) > 1:  # the last one of its answer is better trained on
-            found[name] -= 1
-    return found
+        largest = max(sorted(quotas), key=lambda other: quotas[other])
+        if not quotas[name] and sizes[name] > 1 and quotas[largest] > 1:
+            quotas[largest] -= 1
+            quotas[name] = 1
+        elif (
+            quotas[name] == sizes[name] and sum(quotas.values()) > 1
+        ):  # the last one of its answer is better trained on
+            quotas[name] -= 1
+    return quotas
 
 
 def _shingles(plain: str) -> Shingles:
-    """(S,) hashes of WIDTH words in a row, each once, in order: four bytes each, so that 100,000 texts fit into memory."""
+    """(S,) hashes of WIDTH consecutive words, each once, in order: four bytes each, so that 100,000 texts fit into memory."""
     import numpy as np
 
     words = plain.split()
@@ -149,12 +151,12 @@ def _sketch(shingles: Shingles) -> list[int]:
     values = shingles.astype(np.uint64) % _PRIME  # (S,)
     factors = _factors()
     hashed = (values * factors[0] + factors[1]) % _PRIME  # (HASHES, S)
-    return [number << 32 | least for number, least in enumerate(hashed.min(axis=1).tolist())]
+    return [number << 32 | minimum for number, minimum in enumerate(hashed.min(axis=1).tolist())]
 
 
 @functools.cache
 def _factors() -> NDArray[np.uint64]:
-    """(2, HASHES, 1) of the hash functions, the same on every machine."""
+    """(2, HASHES, 1) factors of the hash functions, the same on every machine."""
     import numpy as np
 
     return np.random.default_rng(8).integers(1, _PRIME, size=(2, HASHES, 1), dtype=np.uint64)
@@ -168,21 +170,21 @@ def _alike_split(one: Shingles, other: Shingles) -> bool:
 
 
 def _numbers(plain: str) -> bytes:
-    """Stands for the numbers in a text: two texts that differ in one ask different things, however much else they share."""
+    """A key for the numbers in a text: two texts that differ in one ask different things, however much else they share."""
     return hashlib.sha256(" ".join(re.findall(r"\d+", plain)).encode()).digest()[:16]
 
 
-# How hard the rows of a task are: levels, which a node can choose between as it learns (run.curriculum = "presets").
+# How hard the rows of a task are: levels that a node can choose between as it learns (run.curriculum = "presets").
 
 MAX_LEVELS = 8
-"""Different values of the column; more of them are cut into QUARTERS where they are numbers."""
+"""Most different values of the column; if there are more, they are cut into quarters, provided they are numbers."""
 QUARTERS = 4
 
 
 def rows_by_level(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
-    """Name of a level -> places of its rows, the easiest first where the column holds numbers; {} without a column.
+    """Name of a level -> indices of its rows, the easiest first if the column holds numbers; {} without a column.
 
-    Raises BadTask where the column holds more words than there can be levels.
+    Raises BadTask if the column holds more words than there can be levels.
     """
     if not column:
         return {}
@@ -198,13 +200,13 @@ def rows_by_level(column: str, rows: Sequence[Row]) -> dict[str, tuple[int, ...]
             f"Column {column} has {len(distinct)} different words, and there are {MAX_LEVELS} levels of difficulty at most. "
             "Use fewer words, or numbers."
         )
-    found: dict[str, list[int]] = {}
+    levels: dict[str, list[int]] = {}
     names = {value: _name(value, place) for place, value in enumerate(distinct, 1)}
     for value in distinct:
-        found[names[value]] = []
+        levels[names[value]] = []
     for place, value in enumerate(values):
-        found[names[value]].append(place)
-    return {name: tuple(places) for name, places in found.items()}
+        levels[names[value]].append(place)
+    return {name: tuple(places) for name, places in levels.items()}
 
 
 def _quarters(values: list[float]) -> dict[str, tuple[int, ...]]:
@@ -224,24 +226,25 @@ def _number(text: str) -> float | None:
 
 
 def _name(value: str, place: int) -> str:
-    """A name for a reference: letters, digits and underscores."""
+    """A name for use in a reference: letters, digits and underscores."""
     plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:20]
     return (
         f"{LEVEL_PREFIX}{place}" if not plain or plain.isdigit() or plain != value.lower() else f"{LEVEL_PREFIX}{plain}"
     )
 
 
-# Worked examples in a question (few-shot prompting): which training rows are shown with their answers, and how they read.
+# Worked examples in a question (few-shot prompting): which training rows are shown with their answers, and how they
+# read.
 #
-# They are chosen by content alone, so that every node of a swarm that has the task asks the same. A held-out row is never one,
-# and no row is an example in its own question or in that of its near-duplicates.
+# They are chosen by content alone, so that every node of a swarm that has the task asks the same. A held-out row is
+# never an example, and no row is an example in its own question or in that of a near-duplicate.
 
 SPARE = 3
-"""Examples that are kept beside those shown: for the questions of rows that are examples themselves."""
+"""Spare examples besides those shown: for the questions of rows that are examples themselves."""
 
 
 def choose_examples(spec: TaskSpec, train: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows to show, and some to spare, in their order: short ones, each with another answer as long as there are others."""
+    """The rows to show, and some spare ones, in order: short ones, each with a different answer as long as there are any."""
     if not spec.shots:
         return ()
     by_size = sorted(train, key=lambda row: (len(spec.cells(row)) + len(right_answer(spec, row)), _place(spec, row)))
@@ -250,13 +253,13 @@ def choose_examples(spec: TaskSpec, train: Sequence[Row]) -> tuple[Row, ...]:
     for row in short:
         first.setdefault(right_answer(spec, row).strip().casefold(), row)
     chosen = list(first.values())
-    asked = {spec.cells(row) for row in chosen}
-    chosen += [row for row in short if spec.cells(row) not in asked]
+    questions = {spec.cells(row) for row in chosen}
+    chosen += [row for row in short if spec.cells(row) not in questions]
     return tuple(chosen[: spec.shots + SPARE])
 
 
 def ask_with_examples(spec: TaskSpec, examples: Sequence[Row], row: Row) -> str:
-    """The row's question behind `spec.shots` worked examples: the instruction once, then the lines with cells for each."""
+    """The row's question after `spec.shots` worked examples: the instruction once, then the lines with cells for each."""
     shown = [example for example in examples if not _alike_worked_examples(spec, example, row)][: spec.shots]
     before, cells, after = _parts(spec.prompt)
     name = spec.answer.replace("_", " ").strip().capitalize()
@@ -284,6 +287,6 @@ def _place(spec: TaskSpec, row: Row) -> bytes:
 
 
 def _alike_worked_examples(spec: TaskSpec, one: Row, other: Row) -> bool:
-    """They ask the same, or nearly so: the answer of one would give that of the other away."""
+    """They ask the same, or nearly so: the answer of one would reveal the other's."""
 
     return len(set(cluster_prompts([spec.cells(one), spec.cells(other)]))) == 1

@@ -1,6 +1,6 @@
 """What a task asks and how it is judged, as data: the verifiers that it can declare, and task.toml.
 
-Nothing here judges: that is sapo_swarm.scoring.declared. A task that cannot be used is a BadTask, with the reason.
+Nothing here judges: that is sapo_swarm.scoring.declared. An unusable task is a BadTask with the reason.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class BadTask(SwarmError, ValueError):
     exit_code: ClassVar[int] = 2
 
 
-# The verifiers that a task can declare: what is compared, as data. How is in sapo_swarm.scoring.declared.
+# The verifiers that a task can declare: what is compared, as data. How they judge is in sapo_swarm.scoring.declared.
 #
-# Every part gives a score in [0, 1]; a task's score is their mean, weighted. Strictly right is only what every part calls 1.
-# `column` names the column with the truth, "" the task's answer column.
+# Every part gives a score in [0, 1]; a task's score is their weighted mean. Strictly right is only what every part
+# scores 1. `column` names the column with the truth, "" the task's answer column.
 
 Column = Annotated[str, Meta(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,39})?\Z")]
 Short = Annotated[str, Meta(max_length=64)]
@@ -39,7 +39,7 @@ MAX_PATTERN = 500
 
 
 class VerifierPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """What all verifiers have."""
+    """Fields that all verifiers have."""
 
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
     column: Column = ""
@@ -77,7 +77,7 @@ class ChoiceVerifier(VerifierPart, frozen=True, tag="choice"):
 
 
 class ListVerifier(VerifierPart, frozen=True, tag="list"):
-    """The truth's items in its order. Partial credit: the share of places that agree."""
+    """The truth's items in its order. Partial credit: the share of positions that agree."""
 
     separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
 
@@ -89,13 +89,13 @@ class ItemSet(VerifierPart, frozen=True, tag="set"):
 
 
 class OrderVerifier(VerifierPart, frozen=True, tag="order"):
-    """The truth's items, each once, in its order. Partial credit: the share of pairs that stand in the right order."""
+    """The truth's items, each once, in its order. Partial credit: the share of pairs that are in the right order."""
 
     separator: Annotated[str, Meta(min_length=1, max_length=8)] = ","
 
 
 class RegexVerifier(VerifierPart, frozen=True, tag="regex"):
-    """The whole answer matches `pattern`, or the row's own pattern where it is empty."""
+    """The whole answer matches `pattern`, or the row's own pattern if that is empty."""
 
     pattern: Annotated[str, Meta(max_length=MAX_PATTERN)] = ""
     case: bool = True
@@ -108,7 +108,7 @@ class JsonSchema(VerifierPart, frozen=True, tag="json_schema"):
 class JsonEqual(VerifierPart, frozen=True, tag="json_equal"):
     """JSON equal to the truth's; the order of keys does not count. Partial credit: the share of leaves that agree.
 
-    ordered: lists must be in the truth's order. abs: so much may numbers differ.
+    ordered: lists must be in the truth's order. abs: numbers may differ by this much.
     """
 
     ordered: bool = True
@@ -116,13 +116,14 @@ class JsonEqual(VerifierPart, frozen=True, tag="json_equal"):
 
 
 class SqlVerifier(VerifierPart, frozen=True, tag="sql"):
-    """A query whose result on the folder's fixture.sqlite is that of the truth's query. ordered: the order of rows counts."""
+    """A query whose result on the folder's fixture.sqlite equals that of the truth's query. ordered: the order of rows
+    counts."""
 
     ordered: bool = False
 
 
 class LengthVerifier(VerifierPart, frozen=True, tag="length"):
-    """The answer has so many characters; of the whole completion with `whole`."""
+    """The answer's number of characters lies within the limits; with `whole` that of the whole completion."""
 
     least: Annotated[int, Meta(ge=0, le=100_000)] = 0
     most: Annotated[int, Meta(ge=1, le=100_000)] = 8192
@@ -140,7 +141,7 @@ class FormatVerifier(VerifierPart, frozen=True, tag="format"):
 class PythonTests(VerifierPart, frozen=True, tag="python_tests"):
     """Python that passes the row's unit tests: lines such as `double(4) == 8`. Partial credit: the share of tests that pass.
 
-    What the model wrote is run, contained; the person says yes to that once for each task.
+    What the model wrote is run, contained; the person says yes to that once per task.
     """
 
 
@@ -149,17 +150,15 @@ class FunctionVerifier(VerifierPart, frozen=True, tag="function"):
 
 
 class EnvironmentVerifier(VerifierPart, frozen=True, tag="environment"):
-    """The class in the folder's environment.py, whose tools the model may call and which says the reward in the end. It runs
-    only after the person said yes to it. turns: of the model, at most; the last one calls nothing.
-    """
+    """The class in the folder's environment.py, whose tools the model may call and which gives the reward at the end. It runs
+    only after the person said yes to it. turns: of the model, at most; the last one calls nothing."""
 
     turns: Annotated[int, Meta(ge=1, le=32)] = 8
 
 
 class JudgedVerifier(VerifierPart, frozen=True, tag="judged"):
-    """What a language model says of the answer by the rubric: it fulfils the whole of it, or not. Judged, not verified: it is
-    the only verifier of its task, and its rewards never stand in one figure with verified ones.
-    """
+    """A language model's verdict on the answer by the rubric: it fulfils all of it, or not. Judged, not verified: it is the
+    only verifier of its task, and its rewards are never combined with verified ones in one figure."""
 
     rubric: Annotated[str, Meta(min_length=1, max_length=4000)] = "The answer is right, complete and to the point."
 
@@ -188,9 +187,10 @@ RUNS_CODE = (PythonTests, FunctionVerifier, EnvironmentVerifier)
 """Verifiers that run code: only in tasks made on this machine, after a yes, never from a swarm."""
 
 
-# Unit tests of generated Python, as a row's cell: lines such as `double(4) == 8`. Parsed here, run nowhere near.
+# Unit tests of generated Python, as a row's cell: lines such as `double(4) == 8`. Only parsed here, never run.
 #
-# What is expected must be a literal: it stays with the verifier, and the process that runs the model's code never sees it.
+# The expected value must be a literal: it stays with the verifier, and the process that runs the model's code never
+# sees it.
 
 MAX_TESTS = 32
 MAX_TEXT = 4_000
@@ -207,7 +207,7 @@ class UnitTest:
 
 @lru_cache(maxsize=4096)
 def unit_tests(cell: str) -> tuple[UnitTest, ...]:
-    """The tests of a cell, one a line, with or without `assert`. Raises BadTask with what to mend."""
+    """The tests of a cell, one per line, with or without `assert`. Raises BadTask that says what to fix."""
     if len(cell) > MAX_TEXT:
         raise BadTask(f"The tests have {len(cell):,} characters; up to {MAX_TEXT:,} are read.")
     try:
@@ -220,41 +220,42 @@ def unit_tests(cell: str) -> tuple[UnitTest, ...]:
 
 
 def _test(line: ast.stmt) -> UnitTest:
-    found = line.test if isinstance(line, ast.Assert) else line.value if isinstance(line, ast.Expr) else None
-    if not isinstance(found, ast.Compare) or len(found.ops) != 1 or not isinstance(found.ops[0], ast.Eq):
+    expression = line.test if isinstance(line, ast.Assert) else line.value if isinstance(line, ast.Expr) else None
+    if not isinstance(expression, ast.Compare) or len(expression.ops) != 1 or not isinstance(expression.ops[0], ast.Eq):
         raise BadTask(f"Test {ast.unparse(line)[:80]!r} is no comparison. Write it so: double(4) == 8")
     try:
-        expected = ast.literal_eval(found.comparators[0])
+        expected = ast.literal_eval(expression.comparators[0])
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise BadTask(
             f"Test {ast.unparse(line)[:80]!r}: right of == must stand a plain value, such as 8, 'text' or [1, 2]."
         ) from error
-    return UnitTest(ast.unparse(found.left), expected)
+    return UnitTest(ast.unparse(expression.left), expected)
 
 
-# Regular expressions of a task: none that takes for ever to match, and in all no more than is checked in about a second.
+# Regular expressions of a task: none whose matching never ends, and in total no more than can be checked in about a
+# second.
 
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
 MANY = 50
-"""Repeats of something that itself repeats: up to here they are quick to match."""
+"""Repeats of something that itself repeats: up to this many they are quick to match."""
 MAX_CLASSES = 10_000
-"""What the classes of one pattern may cost, in plain characters: five of all letters of all scripts."""
+"""Most that the classes of one pattern may cost, in plain characters: five times all letters of all scripts."""
 MAX_WORK = 250_000
-"""Of different patterns, in plain characters, of which a millisecond compiles about 300."""
+"""Total cost of different patterns, in plain characters; about 300 of these compile in a millisecond."""
 _EACH, _TABLE, _SHARE = 8, 40, 40
-"""A pattern and a class beyond U+00FF cost as much as so many plain characters; of a range that many cost as much as one."""
+"""Cost of a pattern and of a class beyond U+00FF, in plain characters; _SHARE characters of a range cost as much as one."""
 
 
 class PatternChecker:
-    """The patterns of one part of a task: equal ones are checked once, and all of them are so many at most."""
+    """The patterns of one part of a task: equal ones are checked once, and their total cost is limited."""
 
     def __init__(self) -> None:
         self._good: set[str] = set()
         self._work = 0
 
     def check(self, pattern: str, origin: str) -> None:
-        """Raises BadTask for a pattern that is no regular expression, that some text takes for ever to match, or that is one too
-        many."""
+        """Raises BadTask for a pattern that is no regular expression, that some text takes forever to match, or that is one
+        too many."""
         if pattern in self._good:
             return
         if len(pattern) > MAX_PATTERN:
@@ -290,16 +291,16 @@ class PatternChecker:
 
 
 def _classes(tree: Any) -> int:
-    """What compiling the classes costs: one that goes beyond U+00FF fills a table, character by character."""
-    found = 0
+    """The cost of compiling the classes: one that goes beyond U+00FF fills a table, character by character."""
+    cost = 0
     for name, value in tree:
         if str(name) != "IN":
-            found += sum(map(_classes, _bodies(value)))
+            cost += sum(map(_classes, _bodies(value)))
             continue
         ends = [(at, at) if str(kind) == "LITERAL" else at for kind, at in value if str(kind) in ("LITERAL", "RANGE")]
         if any(last > 0xFF for _, last in ends):
-            found += _TABLE + sum(min(last, 0xFFFF) - min(first, 0xFFFF) for first, last in ends) // _SHARE
-    return found
+            cost += _TABLE + sum(min(last, 0xFFFF) - min(first, 0xFFFF) for first, last in ends) // _SHARE
+    return cost
 
 
 def _nested(tree: Any, inside: bool) -> bool:
@@ -328,18 +329,17 @@ def _bodies(value: Any) -> list[Any]:
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
 HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
-"""Where a cell goes in a prompt."""
+"""The place of a cell in a prompt."""
 MAX_SHOTS = 4
 
 
 class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A task without its rows.
 
-    prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth.
-    extract: where a completion's answer stands (tags: the <answer>...</answer> at its end). max_new_tokens: what an answer needs,
-    0 is the run's setting. heldout_share: of rows.jsonl, where train and held-out are not two files; split: by which rule, see
-    row_roles.py. difficulty: the column that says how hard a row is, "" for none. shots: worked examples in each
-    question.
+    prompt: the question, {column} stands for a cell. system: "" is the app's own. answer: the column with the truth. extract:
+    where a completion's answer stands (tags: the <answer>...</answer> at its end). max_new_tokens: what an answer needs, 0 is
+    the run's setting. heldout_share: of rows.jsonl, if train and held-out are not two files; split: by which rule, see
+    row_roles.py. difficulty: the column that says how hard a row is, "" for none. shots: worked examples in each question.
     """
 
     format: Literal[1] = 1
@@ -360,30 +360,30 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that the prompt and the verifiers read: every row needs them."""
-        found = [
+        names = [
             *HOLE.findall(self.prompt),
             *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
             *([self.difficulty] if self.difficulty else []),
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(names))
 
     @property
     def turns(self) -> int:
-        """Turns of the model in an environment, at most; 0 where the task is a question and an answer."""
+        """Most turns of the model in an environment; 0 if the task is a question and an answer."""
         return next((part.turns for part in self.verifier if isinstance(part, EnvironmentVerifier)), 0)
 
     @property
     def rubric(self) -> str:
-        """What a judge judges by; "" where the answers are verified."""
+        """The judge's rubric; "" if the answers are verified."""
         return next((part.rubric for part in self.verifier if isinstance(part, JudgedVerifier)), "")
 
     def fill(self, row: dict[str, str], text: str = "") -> str:
-        """The prompt of a row, or another text, with the row's cells. A cell is text: what looks like a {column} in it stays
-        as it is."""
+        """The prompt of a row, or another text, with the row's cells filled in. A cell is text: what looks like a {column} in
+        it stays as it is."""
         return HOLE.sub(lambda hole: row[hole[1]], text or self.prompt)
 
     def cells(self, row: dict[str, str]) -> str:
-        """What tells a row's question from others: its cells without the wording around them."""
+        """What distinguishes a row's question from others: its cells without the wording around them."""
         return "\n".join(row[name] for name in dict.fromkeys(HOLE.findall(self.prompt)))
 
 
@@ -393,7 +393,7 @@ def truth_column(spec: TaskSpec, part: VerifierPart) -> str:
 
 
 def right_answer(spec: TaskSpec, row: dict[str, str]) -> str:
-    """A right answer of the row: of several in its cell the first, "" where it has none."""
+    """A right answer of the row: the first if its cell has several, "" if it has none."""
     parts = (
         part for part in spec.verifier if isinstance(part, ExactVerifier) and truth_column(spec, part) == spec.answer
     )
@@ -418,16 +418,16 @@ def may_have_examples(spec: TaskSpec) -> bool:
 
 
 def parse_spec(text: str, origin: str) -> TaskSpec:
-    """The spec that task.toml holds. Raises BadTask with what to mend."""
+    """The spec in a task.toml. Raises BadTask that says what to fix."""
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of its own
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         raise BadTask(f"{origin} is not valid TOML ({str(error)[:200]}). Mend that line.") from error
     return validate_spec(tables, origin)
 
 
 def validate_spec(tables: object, origin: str) -> TaskSpec:
-    """The spec in these tables. origin: named in complaints. Raises BadTask with what to mend."""
+    """The spec in these tables. origin: named in complaints. Raises BadTask that says what to fix."""
     try:
         spec = msgspec.convert(tables, TaskSpec)
     except (msgspec.ValidationError, RecursionError) as error:
