@@ -128,7 +128,7 @@ def bytes_to_load(size: ModelSize, *, compute_bytes: int, four_bit: bool = False
     """Bytes of the weights, plus, for those that are trained, float32 gradients, two Adam moments and a copy to compute
     with.
 
-    four_bit: all but the embeddings; one dense projection, twice the widest, is held while it is dequantised.
+    four_bit: all weights but the embeddings are in 4 bits; the widest projection (gate and up) is held dense while in use.
     """
     trained = size.trainable * (16 + compute_bytes)
     if not four_bit:
