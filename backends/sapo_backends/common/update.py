@@ -197,13 +197,13 @@ def run_update(
 
 
 def _between(report: Report | None, cancel: CancelToken | None, done: int, parts: int) -> Report:
-    def report_fraction(fraction: float) -> None:
+    def told(fraction: float) -> None:
         if cancel is not None:
             cancel.raise_if_cancelled()
         if report is not None:
             report((done + fraction) / parts)
 
-    return report_fraction
+    return told
 
 
 def _ratio(total: float, count: int) -> float:

@@ -87,7 +87,10 @@ def _kind(precision: str) -> str:
 
 
 def most_trained(size: ModelSize, limits: MachineLimits, precision: str) -> float:
-    """Upper limit, in completion tokens/s, for training; 0 if unknown."""
+    """Upper limit, in completion tokens/s, for training; 0 if unknown.
+
+    6 FLOP per weight (forward, and backward into both activations and weights); 4 if only an adapter is trained.
+    """
     flops = (6 if size.trainable >= size.parameters else 4) * size.multiplied
     return limits.multiply.get(_kind(precision), 0.0) / flops
 

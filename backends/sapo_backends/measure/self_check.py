@@ -36,7 +36,7 @@ UPDATES = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """name: what was tested. passed; detail: the measured figure, in words."""
+    """name: what was tested. figure: the measured figure, in words."""
 
     name: str
     passed: bool
