@@ -43,7 +43,7 @@ def view_folder(file: Path, progress: Progress | None = None) -> Path:
         file = file.expanduser().resolve(strict=True)
         state = file.stat()
         name = f"{file.name.removesuffix('.gguf')[:60]}-{_fingerprint(file, state.st_size)}"
-    except (OSError, RuntimeError) as error:  # # up to Python 3.12, circular links raise RuntimeError
+    except (OSError, RuntimeError) as error:  # up to Python 3.12, circular links raise RuntimeError
         reason = getattr(error, "strerror", "") or str(error)
         raise ModelNotFound(f"{file} cannot be read ({reason}).") from error
     folder = cache_folder() / "gguf-bases" / name

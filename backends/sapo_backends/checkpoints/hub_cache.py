@@ -37,7 +37,7 @@ def missing_weight_files(folder: Path, here: Collection[str]) -> list[str]:
     promised = _in_index(folder)
     if not promised and (of := _SHARD.fullmatch(min(here))):
         name, number, count, end = of.groups()
-        first = min(int(number), 1)  # # some count from 0
+        first = min(int(number), 1)  # some count from 0
         promised = {f"{name}{first + i:0{len(number)}}-of-{count}{end}" for i in range(int(count))}
     return sorted(promised - set(here))
 
@@ -198,7 +198,7 @@ def add_to_snapshot(repository: str, commit: str, name: str, digest: str) -> Pat
     file.unlink(missing_ok=True)
     try:
         file.symlink_to(os.path.relpath(source, file.parent))
-    except OSError:  # # Windows without the right to make links
+    except OSError:  # Windows without the right to make links
         source.replace(file)
     return file
 
@@ -212,7 +212,7 @@ def update_main_ref(repository: str, commit: str) -> None:
     for path in (repository_folder(repository), *repository_folder(repository).rglob("*")):
         if path.is_symlink():
             continue
-        with contextlib.suppress(OSError):  # # owned by another account
+        with contextlib.suppress(OSError):  # owned by another account
             path.chmod(mode & (0o7777 if path.is_dir() else 0o666))
 
 

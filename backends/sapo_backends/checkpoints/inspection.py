@@ -88,7 +88,7 @@ def make_harmless(folder: Path, gguf: Path, progress: Progress | None = None) ->
 def _remember(name: str) -> None:
     mark = cache_folder() / "inspected" / name
     _GOOD.add(name)
-    with contextlib.suppress(OSError):  # # an unwritable cache costs a second next time, not the model
+    with contextlib.suppress(OSError):  # an unwritable cache costs a second next time, not the model
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 

@@ -78,7 +78,7 @@ def read_small_files(folder: Path) -> None:
     with contextlib.suppress(BackendError):
         tokenizer = HfTokenizer(folder)
     if tokenizer is not None:
-        for text in PROBES:  # # stand-ins for anybody's text: what fails on these would fail on questions
+        for text in PROBES:  # stand-ins for anybody's text: what fails on these would fail on questions
             tokenizer.decode(tokenizer.encode_text(text))
         _render(tokenizer)
     with contextlib.suppress(BackendError):
@@ -121,7 +121,7 @@ def main(folder: str) -> int:
     except MemoryError:
         _say("memory")
         return 1
-    except BaseException as error:  # # native libraries raise exceptions that are not Exceptions
+    except BaseException as error:  # native libraries raise exceptions that are not Exceptions
         _say(f"{type(error).__name__} {error}")
         return 1
     _say("ok")

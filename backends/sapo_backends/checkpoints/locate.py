@@ -84,7 +84,7 @@ def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
         return validate_model_folder(view_folder(file, progress))
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
-    if os.path.lexists(os.path.expanduser(model)):  # # a pipe, a device, a dangling link
+    if os.path.lexists(os.path.expanduser(model)):  # a pipe, a device, a dangling link
         raise ModelNotFound(f"{model} is neither a file nor a folder. {WANTED}")
     if model.lower().endswith(".gguf"):
         raise ModelNotFound(f"There is no file {model}. Name where it is now.")

@@ -131,7 +131,7 @@ class HfTokenizer:
             self._open(folder, thinking)
 
     def _open(self, folder: Path, thinking: Thinking) -> None:
-        import tokenizers  # # with jinja2, a third of the time of a command that only reads a config.json
+        import tokenizers  # with jinja2, a third of the time of a command that only reads a config.json
 
         from sapo_backends.checkpoints.chat_template import ChatTemplate
 
@@ -158,7 +158,7 @@ class HfTokenizer:
             self._inner = tokenizers.Tokenizer.from_str(json.dumps(inner)) if inner is not data else self._plain
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # # the Rust library raises bare Exception, and its panics are not even that
+        except BaseException as error:  # the Rust library raises bare Exception, and its panics are not even that
             reason = " ".join(str(error).split())[:200]
             raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {reason}") from error
         for tokenizer in (self._plain, self._inner):
@@ -168,7 +168,7 @@ class HfTokenizer:
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
         self._embedded = _embedded(folder)
-        self._last = max([len(vocabulary) - 1, *ids.values()])  # # not the number of tokens: a vocabulary may have gaps
+        self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have gaps
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
         self._split = _any_of(self._control.values())
@@ -205,7 +205,7 @@ class HfTokenizer:
         """See Tokenizer.eot_id."""
         try:
             behind = self._encode_parts(self._template.reply("", roles=("user",)))
-        except BackendError:  # # the template takes only one turn
+        except BackendError:  # the template takes only one turn
             behind = []
         return next((i for i in behind if i in self._eos_ids), self._eos_ids[0])
 
@@ -228,7 +228,7 @@ class HfTokenizer:
             ids = tokenizer.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # # a panic of the Rust library, such as on a pattern that never ends
+        except BaseException as error:  # a panic of the Rust library, such as on a pattern that never ends
             raise BackendError(f"The model's tokenizer failed: {' '.join(str(error).split())[:200]}") from error
         return [i for i in ids if i not in self._control and i < self._embedded]
 

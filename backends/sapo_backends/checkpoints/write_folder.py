@@ -60,14 +60,14 @@ def _rope(config: Json) -> Json:
     theta = rope.pop("rope_theta", None) or config.get("rope_theta")
     if theta is None or any(
         isinstance(value, dict) for value in rope.values()
-    ):  # # nested dicts: one rope per layer type
+    ):  # nested dicts: one rope per layer type
         return {}
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     parameters = {"rope_type": kind, **rope, "rope_theta": theta}
     written: dict[str, Any] = {"rope_theta": theta}
     if (
         "rope_parameters" in config
-    ):  # # transformers 5 derives them from the others, also in families with one per layer type
+    ):  # transformers 5 derives them from the others, also in families with one per layer type
         written["rope_parameters"] = parameters
     if kind != "default":
         written["rope_scaling"] = {"rope_type": kind, **rope}

@@ -37,7 +37,7 @@ class Hardware:
 
 def physical_cores() -> int:
     """Physical cores, bounded by what the scheduler lets this process use."""
-    import psutil  # # not at the top: the dashboard takes `release_free_memory` from here before its first frame
+    import psutil  # not at the top: the dashboard takes `release_free_memory` from here before its first frame
 
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical

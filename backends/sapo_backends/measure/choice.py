@@ -149,7 +149,7 @@ def list_candidates(
     candidate too. Pairs are left out: they are tried with the best trainer's settings, see `list_pair_candidates`.
     """
     trainer = wanted.engine.rpartition("+")[2]
-    if trainer not in (AUTO, "torch", "mlx"):  # # a plug-in, or llama.cpp alone: as the person set it
+    if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it
         return [EngineCandidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
     candidates: list[EngineCandidate] = []
     if "mlx" in engines and (trainer == "mlx" or (apple and trainer == AUTO)):
@@ -158,7 +158,7 @@ def list_candidates(
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
         is_torchs = wanted.precision in TORCH or is_four_bit(
             wanted.precision
-        )  # # any other precision is for a pair's generator
+        )  # any other precision is for a pair's generator
         kinds = (wanted.precision,) if is_torchs else TORCH if bfloat16 or gpu else TORCH[:1]
         candidates += [EngineCandidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:

@@ -134,7 +134,7 @@ def measure_precisions(request: LoadRequest, progress: Progress | None = None) -
     if not why_not(config) and size.parameters < round_memory.SHARDED_BELOW:
         compiling = threading.Thread(
             target=compile_kernels
-        )  # # float32 needs the kernels, and a compiler runs as a separate process
+        )  # float32 needs the kernels, and a compiler runs as a separate process
         compiling.start()
         rounds = {"bfloat16": _round(request, "bfloat16")}
         compiling.join()
@@ -160,7 +160,7 @@ def faster_precision(seconds: Mapping[str, float]) -> str:
 
 
 def _quickest(work: Callable[[], object]) -> float:
-    times = []  # # processor seconds, which other programs hardly change
+    times = []  # processor seconds, which other programs hardly change
     for _ in range(1 + REPEATS):
         began = time.process_time()
         work()

@@ -53,7 +53,7 @@ class _Pace:
 
     def __call__(self, finished: int, tokens: int) -> None:
         now = time.perf_counter()
-        if tokens >= self.rows or self.marks:  # # every row has begun: shards may start one after the other
+        if tokens >= self.rows or self.marks:  # every row has begun: shards may start one after the other
             self.marks.append((now, tokens))
         enough = bool(self.marks) and tokens - self.marks[0][1] >= LEAST_STEPS * self.rows
         if enough and (now > self.until or finished > self.rows // 4):
@@ -113,7 +113,7 @@ def _update(engine: Engine, seconds: float) -> tuple[float, float]:
 
 def peak_memory() -> int:
     """Peak memory of this process in bytes; 0 if the system does not report it."""
-    with contextlib.suppress(OSError, ValueError):  # # ru_maxrss would start from the parent's peak
+    with contextlib.suppress(OSError, ValueError):  # ru_maxrss would start from the parent's peak
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     with contextlib.suppress(ImportError):

@@ -150,7 +150,7 @@ def verify_engine(backend: type[Backend], reference: type[Backend], request: Loa
         for step in steps:
             try:
                 checks += step()
-            except Exception as error:  # # any exception from a broken engine is a finding
+            except Exception as error:  # any exception from a broken engine is a finding
                 checks.append(CheckResult("the engine works through", False, f"{type(error).__name__}: {error}"))
     finally:
         engine.close()
