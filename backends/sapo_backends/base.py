@@ -215,8 +215,7 @@ class Tokenizer(Protocol):
 
     def encode_reply(self, text: str) -> list[int]:
         """Ids between two turns of the model: the end of the first, a tool's result, and the generation prompt of the
-        next. They
-        begin with an end-of-sequence token if the template ends a turn with one."""
+        next. They begin with an end-of-sequence token if the template ends a turn with one."""
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, with special-token splitting off: `<|im_end|>` stays ordinary text."""
@@ -236,8 +235,7 @@ class Engine(ABC):
     tokenizer: Tokenizer
     optimizer_files: tuple[str, ...] = ()
     """Files of save() that hold only optimizer state. A folder that lacks any of them restores the weights and starts a
-    fresh
-    optimizer."""
+    fresh optimizer."""
     separate_generator: bool = False
     """Whether rollouts are sampled by another engine than the one being trained; local samples then need
     behaviour_logprobs."""
@@ -267,10 +265,9 @@ class Engine(ABC):
         """Sample group_size completions of each prompt; result[i][j] belongs to prompts[i].
 
         The same seed, weights and arguments give the same completions on one CPU. seed: one number for the batch, or
-        one
-        RowSeed per completion (those of prompts[0] first), which makes each completion independent of the others.
-        on_tokens gets
-        (sequences finished, tokens generated so far). Raises Cancelled between decode steps, OutOfMemory.
+        one RowSeed per completion (those of prompts[0] first), which makes each completion independent of the others.
+        on_tokens gets (sequences finished, tokens generated so far). Raises Cancelled between decode steps,
+        OutOfMemory.
         """
 
     @abstractmethod
@@ -302,8 +299,7 @@ class Engine(ABC):
     @abstractmethod
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """Write the weights or adapter, and the optimizer, into an existing empty folder as safetensors and JSON.
-        Random state is
-        written only if the engine keeps it between calls: each call brings its own seed.
+        Random state is written only if the engine keeps it between calls: each call brings its own seed.
 
         optimizer False: leaves out the files named in optimizer_files.
         """
@@ -322,8 +318,7 @@ class Engine(ABC):
 
     def use_share(self, share: float) -> None:
         """From the next call on, use this share of the threads and proportionally smaller micro-batches, where the
-        engine can.
-        Results change only by rounding."""
+        engine can. Results change only by rounding."""
 
     def return_memory(self) -> None:
         """Called when the engine will be idle for a while: return memory that the device's allocator keeps for the next

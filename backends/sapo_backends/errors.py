@@ -22,8 +22,7 @@ from typing import Any, ClassVar
 
 class BackendError(Exception):
     """Base of everything an engine raises on purpose. The message tells the person what to do; exit_code is the exit
-    status
-    of a command that fails with it."""
+    status of a command that fails with it."""
 
     exit_code: ClassVar[int] = 1
 
@@ -70,10 +69,8 @@ class Cancelled(BackendError):
     """The work was stopped on request; the engine is as it was before the call.
 
     partial: the completions that generate had sampled so far, partial[i][j] for completion j of prompts[i]. A
-    completion that
-    neither ended with an end-of-sequence token nor reached the requested length can be continued (see RowSeed). Empty
-    from
-    other calls.
+    completion that neither ended with an end-of-sequence token nor reached the requested length can be continued (see
+    RowSeed). Empty from other calls.
     """
 
     def __init__(self, message: str, partial: list[list[Any]] | None = None) -> None:

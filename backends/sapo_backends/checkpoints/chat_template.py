@@ -29,14 +29,10 @@ from sapo_backends.errors import TemplateRefused
 # Limits on what a chat template may cost: a Jinja sandbox that counts every step, text and list.
 # #
 # Jinja's own sandbox keeps a template from files and code, but does not limit time or memory: nested loops run for
-# ever, and
-# `"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here each render has a budget. Loop bodies,
-# calls,
-# filters and operators draw from it according to the size of their result. A number, text or list beyond any
-# conversation's
-# size is refused before it is made, and so is a render that takes more than a second of this thread's time. A render
-# within
-# budget gives the same result as Jinja's own sandbox.
+# ever, and `"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here each render has a budget.
+# Loop bodies, calls, filters and operators draw from it according to the size of their result. A number, text or list
+# beyond any conversation's size is refused before it is made, and so is a render that takes more than a second of this
+# thread's time. A render within budget gives the same result as Jinja's own sandbox.
 
 MAX_SOURCE = 512 * 1024
 """Maximum characters of a template."""
@@ -56,8 +52,7 @@ SECONDS = 1.0
 """Maximum processor time of this thread, checked every LOOK steps."""
 WASTED_S = 2.0
 """Time that one template may waste on consecutive refused renders; after that it is refused at once. Every question of
-a task is
-rendered, and a template that exhausted its budget each time took a minute before its model card appeared."""
+a task is rendered, and a template that exhausted its budget each time took a minute before its model card appeared."""
 LOOK = 16
 _WIDE = re.compile(r"\d{6,}")
 _UNBOUNDED = ("random", "urlize")
@@ -108,8 +103,7 @@ def _spend(steps: int = 1) -> str:
 
 def _items(value: object, left: int) -> int:
     """What is left of `left` items after counting all items of the value, nested ones included; below 0: too many. A
-    list that
-    occurs twice counts twice, as it would be written."""
+    list that occurs twice counts twice, as it would be written."""
     waiting = [value]
     while waiting and left >= 0:
         part = waiting.pop()
@@ -503,8 +497,7 @@ class ChatTemplate:
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
         """The messages in the form that the template accepts, and their text. If it refuses a system message, as
-        Gemma's does,
-        that is put at the beginning of the user message."""
+        Gemma's does, that is put at the beginning of the user message."""
         try:
             return messages, self._text(messages, tools)
         except TemplateRefused:
@@ -519,8 +512,7 @@ class ChatTemplate:
         where.
 
         Templates that trim the message text are handled: the parts then hold the trimmed text. tools go where the
-        template
-        has a place for them, else into the system prompt.
+        template has a place for them, else into the system prompt.
         """
         if tools and not self._takes_tools:
             messages, tools = _with_tools(messages, tools), ()
@@ -537,8 +529,7 @@ class ChatTemplate:
 
     def reply(self, text: str, roles: Sequence[str] = ("tool", "user")) -> list[tuple[str, bool]]:
         """What stands between two model turns when `text` comes from the first of the roles that the template knows; in
-        parts as
-        in RenderedChat. Raises TemplateRefused."""
+        parts as in RenderedChat. Raises TemplateRefused."""
         before, said = secrets.token_hex(8), secrets.token_hex(8)
         for role in roles:
             chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": before}]

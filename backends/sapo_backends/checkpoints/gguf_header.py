@@ -1,9 +1,8 @@
 """The header of a GGUF file: its metadata, and its tensors by name, shape and type. No weights are read.
 
 A file may come from anywhere: every length is checked against what is left of the header before anything of that length
-is
-allocated, and no more than HEADER_LIMIT bytes are read. Only the inspection child reads the vocabulary (see gguf_view);
-a glance, which any process may take, keeps no more than a few MB. Format:
+is allocated, and no more than HEADER_LIMIT bytes are read. Only the inspection child reads the vocabulary (see
+gguf_view); a glance, which any process may take, keeps no more than a few MB. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -28,8 +27,7 @@ _ENTRIES, _TENSORS, _TEXT, _NUMBERS = 4096, 65_536, 1 << 20, 4096
 """Limits: entries, tensors, bytes of a text that is kept, numbers of an array that a glance keeps."""
 _ITEMS, _TEXTS, _KEY, _NAME = 1 << 22, 16 << 20, 65_535, 256
 """Limits: items of all arrays together, characters of all keys and texts that are kept, bytes of a key (the format's
-bound), bytes
-of a tensor's name (ggml has room for 64)."""
+bound), bytes of a tensor's name (ggml has room for 64)."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 FILE_TYPES = {

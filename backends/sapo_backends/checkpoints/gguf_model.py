@@ -1,6 +1,5 @@
 """A GGUF file as a model: its vocabulary as tokenizer.json, its metadata as config.json, and its weights by their
-Hugging Face
-names."""
+Hugging Face names."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ ENDS_TEXT = frozenset(
 
 def tokenizer_files(header: GgufHeader) -> tuple[Json, Json]:
     """(tokenizer.json, tokenizer_config.json). header: read with its vocabulary. Raises ModelNotFound, which names what
-    is
-    missing or unknown here."""
+    is missing or unknown here."""
     tokens = _texts(header, "tokenizer.ggml.tokens")
     if not tokens:
         raise ModelNotFound("It holds no vocabulary (tokenizer.ggml.tokens). Choose a complete model file.")
@@ -280,8 +278,7 @@ MOST = {"block_count": 1024, "embedding_length": 1 << 17, "feed_forward_length":
 ORIGINALS = (8192, 4096, 2048, 16384, 32768, 65536, 131072, 1024, 512, 256, 128, 64)
 WAVES = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0))
 """Contexts, and low and high frequency factors, of models with Llama 3's stretched positions; the first of each are
-Llama's own. A
-GGUF file holds only the result of computing with them (rope_freqs.weight)."""
+Llama's own. A GGUF file holds only the result of computing with them (rope_freqs.weight)."""
 LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention llama.cpp scales by hidden / heads."""
 
@@ -525,8 +522,7 @@ def hf_name(header: GgufHeader, name: str) -> str | None:
 
 def require_readable(path: Path, header: GgufHeader) -> None:
     """Raise ModelNotFound unless every tensor lies within the file, overlaps no other, and has a type that can be
-    dequantised
-    here."""
+    dequantised here."""
     if not header.is_whole:
         raise ModelNotFound(
             f"{path} is cut off: it has {header.size:,} bytes and its tensors need more. Download it again."

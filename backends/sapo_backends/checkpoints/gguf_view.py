@@ -2,13 +2,11 @@
 metadata.
 
 It is in the app's cache, and every reader of a Hugging Face folder works with it. The weights stay where the person
-keeps
-them; POINTER says where. Nothing is written beside the person's file.
+keeps them; POINTER says where. Nothing is written beside the person's file.
 
 The file may be hostile. This process creates a folder with only POINTER in it; the child of checkpoints.inspection
-reads the
-file within its limits, writes the rest, and inspects the result like any model's files; then the folder is moved into
-place.
+reads the file within its limits, writes the rest, and inspects the result like any model's files; then the folder is
+moved into place.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ SAMPLE = 1 << 16
 
 def view_folder(file: Path, progress: Progress | None = None) -> Path:
     """The folder for a GGUF file; if it does not exist yet, the inspection child makes it. Raises ModelNotFound with
-    the file's
-    name and what is wrong, and what `progress` raises."""
+    the file's name and what is wrong, and what `progress` raises."""
     try:
         file = file.expanduser().resolve(strict=True)
         state = file.stat()

@@ -35,8 +35,7 @@ from sapo_backends.packages import install_command
 class GgufArchitecture:
     """name: llama.cpp's architecture. interleaved: it rotates neighbouring coordinates, so rows of q and k are
     permuted. windowed: every n-th layer has full attention where the others have a window; 0 if llama.cpp computes no
-    window
-    for the family."""
+    window for the family."""
 
     name: str
     interleaved: bool = False
@@ -146,17 +145,14 @@ _NAMES = {
     _GPT4O.replace(_ENDING, "").replace("{1,3}", ""): ("", "tekken"),
 }
 """Splitting patterns of tokenizer files -> llama.cpp's names: for words that are merged, and for words that stay whole
-if they are
-tokens (ignore_merges). For the last two, of Phi-4-mini and Mistral Nemo, llama.cpp's own patterns do not count
-combining marks
-as letters."""
+if they are tokens (ignore_merges). For the last two, of Phi-4-mini and Mistral Nemo, llama.cpp's own patterns do not
+count combining marks as letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteLevel:
     """merges: pairs of tokens in the order in which they are joined. pre: llama.cpp's name for the pre-tokenizer, "" if
-    it has
-    none."""
+    it has none."""
 
     merges: list[str]
     pre: str
@@ -165,8 +161,7 @@ class ByteLevel:
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
     """What is joined first has the highest score. opens_with_space: a space is inserted before text that begins or
-    follows a
-    control token; None if text is split in a way that llama.cpp's SentencePiece does not support."""
+    follows a control token; None if text is split in a way that llama.cpp's SentencePiece does not support."""
 
     scores: list[float]
     opens_with_space: bool | None
@@ -175,8 +170,7 @@ class SentencePiece:
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
     """adds_bos: every text begins with bos, not only where the chat template writes it. eats_space: control tokens
-    absorb the
-    white space after them, as Phi-3's do."""
+    absorb the white space after them, as Phi-3's do."""
 
     tokens: list[str]
     kinds: list[int]
@@ -485,8 +479,7 @@ def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer |
 
 def shown_name(name: str, tokenizer: GgufTokenizer) -> str:
     """The model name in the file. Only for models whose name contains Phi-3 does llama.cpp expect certain tokens and
-    absorb the white
-    space after control tokens."""
+    absorb the white space after control tokens."""
     if tokenizer.eats_space and _PHI3_TOKENS.issubset(tokenizer.tokens):
         return name if _PHI3.search(name) else f"Phi-3 {name}"
     return _PHI3.sub("Phi 3", name)

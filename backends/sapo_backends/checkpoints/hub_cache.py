@@ -19,8 +19,7 @@ _SHARD = re.compile(r"(.*-)(\d{1,6})-of-(0*[1-9]\d{0,3})(\.safetensors)")
 
 def one_set(names: Collection[str]) -> set[str]:
     """The files with a model's weights, each weight once: of two sets the one that transformers reads, and no adapter.
-    The
-    "consolidated" copy that some vendors add counts only if there is no other set."""
+    The "consolidated" copy that some vendors add counts only if there is no other set."""
     if "model.safetensors" in names:
         return {"model.safetensors"}
     weights = {name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")}
@@ -60,8 +59,7 @@ _sources: list[Tokens] = []
 
 def set_token_source(source: Tokens) -> None:
     """Where to look for a person's token if the environment has none. Called only after a hub refused an anonymous
-    request, so that
-    no keyring is opened for a public model."""
+    request, so that no keyring is opened for a public model."""
     _sources[:] = [source]
 
 
@@ -143,8 +141,7 @@ def blob_path(repository: str, digest: str) -> Path:
 
 def find_snapshot(repository: str) -> Path | None:
     """The folder of a model that is completely cached, else None. Tries the commit that this app already uses, then the
-    newest
-    download, then any other, since another program may have started on a newer commit without completing it."""
+    newest download, then any other, since another program may have started on a newer commit without completing it."""
     snapshots = repository_folder(repository) / "snapshots"
     commits = list(filter(None, (_commit(repository, ref) for ref in (OURS, REVISION))))
     if not commits:
@@ -165,8 +162,7 @@ def _commit(repository: str, ref: str) -> str:
 
 def pin_commit(repository: str, commit: str) -> None:
     """Use that commit from now on: when another program fetches a newer one, with another tokenizer or chat template,
-    the base of what
-    was trained here must not change."""
+    the base of what was trained here must not change."""
     if _commit(repository, OURS) != commit:
         with contextlib.suppress(OSError):  # another account's cache
             (repository_folder(repository) / "refs" / OURS).write_text(commit, "ascii")

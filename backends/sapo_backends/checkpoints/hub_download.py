@@ -109,8 +109,7 @@ class RemoteFile:
 @dataclass(frozen=True, slots=True)
 class HubRepository:
     """files: what the model needs, its card and licence. license: as the card says, "" if not stated. parameters: 0 if
-    not
-    stated."""
+    not stated."""
 
     id: str
     commit: str
@@ -186,15 +185,14 @@ def parse_listing(repository: str, content: bytes) -> HubRepository:
     return HubRepository(repository, answer.sha, bool(answer.gated), license_, max(0, parameters), tuple(files))
 
 
-def _remote(entry: _Sibling) -> RemoteFile | None:
-    size, digest = (entry.lfs.size, entry.lfs.sha256) if entry.lfs else (entry.size or 0, entry.blobId)
-    return RemoteFile(entry.rfilename, size, digest) if _DIGEST.fullmatch(digest) and size >= 0 else None
+def _remote(one: _Sibling) -> RemoteFile | None:
+    size, digest = (one.lfs.size, one.lfs.sha256) if one.lfs else (one.size or 0, one.blobId)
+    return RemoteFile(one.rfilename, size, digest) if _DIGEST.fullmatch(digest) and size >= 0 else None
 
 
 def select_needed_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first; the same weights
-    under
-    another name are left out."""
+    under another name are left out."""
     weights = {name for name in one_set({file.name for file in files}) if not name.startswith("consolidated")}
     wanted = [f for f in files if f.name in weights or any(fnmatch(f.name, pattern) for pattern in SETTINGS)]
     small = [f for f in files if f.size <= CARD_LIMIT]
@@ -211,8 +209,7 @@ def is_licence(name: str) -> bool:
 # against the digest that the hub publishes.
 # #
 # `progress` is called five times a second, whether bytes arrive or not; when it raises (Cancelled, say) the download
-# stops at
-# once and keeps its partial files for the next time.
+# stops at once and keeps its partial files for the next time.
 
 T = TypeVar("T")
 TICK_S = 0.2
@@ -229,8 +226,7 @@ SPARE = 64 << 20
 
 def inspect_repository(repository: str) -> HubRepository:
     """What the hub holds under that id. Also downloads its config.json, which proves that it may be read, and its chat
-    template,
-    which shows whether the model always reasons.
+    template, which shows whether the model always reasons.
 
     Raises ModelNotFound, DownloadFailed (unreachable, or forbidden by HF_HUB_OFFLINE).
     """

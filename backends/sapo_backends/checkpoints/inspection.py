@@ -1,15 +1,13 @@
 """Reads an untrusted model's files in a child process before this process reads them.
 
 A tokenizer, chat template or header may come from a stranger and is read by native code, which may take gigabytes, run
-for
-ever or crash. The child has a memory cap and a processor-time limit where the platform offers them, and a deadline. It
-reads
-everything that the app reads of a model except its weights, encodes texts and renders conversations. Of its output only
-one
+for ever or crash. The child has a memory cap and a processor-time limit where the platform offers them, and a
+deadline. It reads everything that the app reads of a model except its weights, encodes texts and renders
+conversations. Of its output only one
 thing counts: whether it reached its end. Damage that this process reports in words by itself is left to this process.
-For a GGUF
-file, whose small files the child makes first (see gguf_view), the child's sentence is passed on. A good result is
-remembered in the app's cache under a digest of the files, so that only the first start pays for the inspection.
+For a GGUF file, whose small files the child makes first (see gguf_view), the child's sentence is passed on. A good
+result is remembered in the app's cache under a digest of the files, so that only the first start pays for the
+inspection.
 """
 
 from __future__ import annotations
@@ -79,8 +77,8 @@ def _inspected(
 
 def make_harmless(folder: Path, gguf: Path, progress: Progress | None = None) -> None:
     """Let the child make the small files of a GGUF file, in a folder that points to it, and inspect them. A good result
-    is
-    remembered. Raises ModelNotFound with the file's name, OSError, and what `progress` raises, which ends the child."""
+    is remembered. Raises ModelNotFound with the file's name, OSError, and what `progress` raises, which ends the
+    child."""
     _run_child(folder, gguf, progress)
     _remember(_content_id([*(folder / name for name in FILES if (folder / name).is_file()), gguf]))
 

@@ -1,6 +1,5 @@
 """The child process that reads an untrusted model's small files (see inspection): its limits, and the texts and
-conversations
-that it tries.
+conversations that it tries.
 
 For a GGUF file it makes those files first (see gguf_view.write_view).
 """
@@ -66,8 +65,7 @@ def _limit_this_process(making: bool) -> None:
 
 def read_small_files(folder: Path) -> None:
     """Read all of a folder's files that the app reads, except the weights. Problems that are reported in words anyway
-    are left to
-    the code that reads the files later; everything else is raised."""
+    are left to the code that reads the files later; everything else is raised."""
     with contextlib.suppress(BackendError):
         config = read_json(folder / "config.json")
         if not why_not(config):
@@ -99,16 +97,14 @@ def _render(tokenizer: HfTokenizer) -> None:
 
 def _say(text: str) -> None:
     """Print one line to a pipe that nobody reads until this process has ended: more than the pipe holds would block for
-    ever.
-    The end of a sentence says what to do, so its middle is cut."""
+    ever. The end of a sentence says what to do, so its middle is cut."""
     line = " ".join(text.split())
     print(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-250:]}", flush=True)
 
 
 def main(folder: str) -> int:
     """The child's entry point. Its one line begins with "ok", "memory", or REFUSED and a sentence for a person;
-    otherwise it names the
-    error that the files caused."""
+    otherwise it names the error that the files caused."""
     making = is_to_be_made(Path(folder))
     _limit_this_process(making)
     try:

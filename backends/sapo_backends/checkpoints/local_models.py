@@ -2,15 +2,13 @@
 
     LM Studio   ~/.lmstudio/models/PUBLISHER/MODEL/FILE.gguf, or the folder in its settings.json, or an older default
     Ollama      ~/.ollama/models or OLLAMA_MODELS: manifests/HOST/NAMESPACE/NAME/TAG names a blob, blobs/sha256-… holds
-    it
-    llama.cpp   ~/.cache/llama.cpp or LLAMA_CACHE: the files, and manifest=OWNER=REPOSITORY=TAG.json beside them
-    the hub     models--OWNER--NAME/snapshots/COMMIT: GGUF files, or a Hugging Face folder
+    it llama.cpp   ~/.cache/llama.cpp or LLAMA_CACHE: the files, and manifest=OWNER=REPOSITORY=TAG.json beside them the
+    hub     models--OWNER--NAME/snapshots/COMMIT: GGUF files, or a Hugging Face folder
 
 Here a model is named PLACE:NAME, "ollama:qwen2.5-coder:0.5b" or "lmstudio:SmolLM2-135M-Instruct-Q4_K_M", which `--base`
 takes; an Ollama model also as Ollama writes it. These folders belong to other programs, so nothing in them is trusted:
 the number of entries and the size of manifests are limited, digests are validated, no folder is entered twice through
-links,
-and anything unreadable becomes a note.
+links, and anything unreadable becomes a note.
 """
 
 from __future__ import annotations
@@ -79,8 +77,7 @@ class LocalModel:
 @dataclass
 class LocalModelSearch:
     """The results so far; another thread may read them during the search. left_out: how many models cannot be trained,
-    such as
-    those that turn text into vectors. deadline: in monotonic seconds."""
+    such as those that turn text into vectors. deadline: in monotonic seconds."""
 
     deadline: float = float("inf")
     models: list[LocalModel] = field(default_factory=list)
@@ -132,8 +129,7 @@ def find_local_models(deadline: float = float("inf"), places: tuple[str, ...] = 
 
 def is_named(model: str) -> bool:
     """Whether a base is a model in one of these places: PLACE:NAME, or NAME:TAG if Ollama has that. A tag alone is not
-    enough: other
-    programs' models have colons in their names too."""
+    enough: other programs' models have colons in their names too."""
     place, colon, name = model.partition(":")
     if colon and name and place in TITLES:
         return not os.path.exists(os.path.expanduser(model))

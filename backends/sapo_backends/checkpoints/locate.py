@@ -28,8 +28,7 @@ def resolve_model(model: str, progress: Progress | None = None) -> Path:
     """The folder of a model; a hub id that is not on this disk yet is downloaded first.
 
     A cached model is used as it is, without asking the network: the base must not change under an adapter trained on
-    it.
-    Raises ModelNotFound, DownloadFailed, and what `progress` raises.
+    it. Raises ModelNotFound, DownloadFailed, and what `progress` raises.
     """
     if not is_hub_id(model):
         return resolve_local_model(model, progress)
@@ -68,8 +67,7 @@ def gguf_file(model: str) -> Path | None:
 
 def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
     """The folder of a model that is already on this disk; nothing is downloaded. Raises ModelNotFound, and what
-    `progress`
-    raises while a GGUF file is read."""
+    `progress` raises while a GGUF file is read."""
     if model in BUNDLED:
         return validate_model_folder(bundled_model_folder(model))
     if (found := existing_folder(model)) is not None:
@@ -111,8 +109,7 @@ def _bundled_path(name: str) -> Path:
 
 def validate_model_folder(folder: Path) -> Path:
     """Returns the folder if it holds the config of a causal language model and all of its safetensors files, and if a
-    child
-    process got through its small files. Raises ModelNotFound, which says what is missing."""
+    child process got through its small files. Raises ModelNotFound, which says what is missing."""
     if not (folder / "config.json").is_file():
         if files := sorted(folder.glob("*.gguf")):
             raise ModelNotFound(
@@ -157,8 +154,8 @@ def _config(folder: Path) -> object:
 
 def _code_named(config: object) -> str:
     """The config entry by which a library would run code that comes with the model: a file in the folder (mlx_lm's
-    model_file),
-    or a hub kernel written owner/name (transformers' attn_implementation and the like, also for parts of a model)."""
+    model_file), or a hub kernel written owner/name (transformers' attn_implementation and the like, also for parts of
+    a model)."""
     left: list[tuple[str, object]] = [("", config)]
     while left:
         key, value = left.pop()
@@ -196,8 +193,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 SAMPLE = 1 << 16
 """Bytes read from each weight file at its beginning (names and shapes of all tensors), middle and end. Reading a whole
-3 GB file
-would take longer than loading it."""
+3 GB file would take longer than loading it."""
 
 
 def content_id(folder: Path) -> str:

@@ -29,8 +29,7 @@ _LARGEST_HEADER = 25_000_000
 
 def iter_tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
     """(own name, float32 array) of every floating-point tensor outside the vision part. Raises ModelNotFound if a file
-    is
-    damaged."""
+    is damaged."""
     for file in weight_files(folder):
         with _damage_in_words(file):
             yield from gguf_weights.iter_gguf_tensors(file) if _is_gguf(file) else _read(file)
@@ -54,8 +53,7 @@ def iter_tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def count_weights(folder: Path, *, packed: int = 8) -> int:
     """Number of weights in a folder without the vision part, counted from the headers; an element of a quantised tensor
-    (uint32)
-    counts as `packed` weights.
+    (uint32) counts as `packed` weights.
 
     Raises ModelNotFound if a file is damaged.
     """
@@ -112,8 +110,7 @@ def _is_gguf(file: Path) -> bool:
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """The header's entry for each tensor, and where the tensor bytes begin. Raises ValueError, also if the file or a
-    tensor that is
-    read has a different size than the header says."""
+    tensor that is read has a different size than the header says."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

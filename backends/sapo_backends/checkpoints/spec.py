@@ -15,9 +15,8 @@ from sapo_backends.errors import ModelNotFound, size_text
 # Bounds on a model's small files, checked before anything is built from them.
 # #
 # A config.json is a few numbers, but every list of layers, every table of a plan and every allocation follows from
-# them: 1e9
-# layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any model that
-# a laptop holds.
+# them: 1e9 layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any
+# model that a laptop holds.
 
 LARGEST_NUMBERS = {
     "num_hidden_layers": 1024,
@@ -207,10 +206,8 @@ ROPE_KINDS = ("default", "linear", "llama3", "longrope")
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """theta: base of the wavelengths. The rest belongs to the kinds "linear", "llama3" and "longrope" (scaled
-    wavelengths). With
-    longrope each pair of coordinates has its own factor, a different one in texts beyond original_context, and cos and
-    sin
-    are multiplied by `attention`. Kind "none": no rotation."""
+    wavelengths). With longrope each pair of coordinates has its own factor, a different one in texts beyond
+    original_context, and cos and sin are multiplied by `attention`. Kind "none": no rotation."""
 
     kind: str
     theta: float
@@ -301,8 +298,7 @@ class DecoderSpec:
     longest sequence in tokens; with a longrope that of its short factors.
 
     ropes: the distinct ones; layer_rope: each layer's index into them. window: how many tokens, including the newest,
-    the layers
-    marked in layer_windowed see; 0 without such layers. scale: of attention scores; softcap, logit_softcap:
+    the layers marked in layer_windowed see; 0 without such layers. scale: of attention scores; softcap, logit_softcap:
     c tanh(x / c) of scores and logits, 0 for none. embed_scale, residual_scale, logit_scale: factors of the embedding,
     of what attention and MLP add, and of the logits. norms, qk_norm, norm_offset, fused: see ModelFamily.
     """
@@ -536,8 +532,7 @@ def decoder_spec(config: Json) -> DecoderSpec:
 
 def _require_computable(spec: DecoderSpec) -> None:
     """Raise ModelNotFound if a factor is infinite, NaN or of the wrong sign: everything computed with it would be NaN,
-    and
-    sampling would fail in the middle of a round."""
+    and sampling would fail in the middle of a round."""
     figures = {
         "scale of attention": (spec.scale,),
         "multiplier": (spec.embed_scale, spec.residual_scale, spec.logit_scale),

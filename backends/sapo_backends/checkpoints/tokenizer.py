@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 CACHED_WORDS = 256
 """How many words' pieces a tokenizer caches. Its library keeps the first 10,000 that it meets: with questions full of
-unique long
-words (4 KB for a program), a node grew by 7 MB an hour, for hours. A larger cache does not speed up encoding."""
+unique long words (4 KB for a program), a node grew by 7 MB an hour, for hours. A larger cache does not speed up
+encoding."""
 
 MOST_ADDED = 1 << 20
 """Maximum total characters of the tokens added beside the vocabulary. They become patterns, which took 20 s and 2.8 GB
-for a
-tokenizer with 10 MB of them; real models have some 100,000."""
+for a tokenizer with 10 MB of them; real models have some 100,000."""
 
 
 def read_json(path: Path) -> Json:
@@ -63,8 +62,7 @@ def _ids(value: object) -> list[int]:
 
 def _embedded(folder: Path) -> int:
     """Number of tokens that the model has embeddings for. A token beyond them stands for a byte that the vocabulary
-    lacks, and is
-    left out."""
+    lacks, and is left out."""
     config = read_json(folder / "config.json")
     text = config.get("text_config")
     size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
@@ -178,8 +176,7 @@ class HfTokenizer:
 
     def _beginning(self, bos: int | None, settings: Json) -> list[int]:
         """What precedes every text of a base model: what its tokenizer itself puts there, else the configured BOS token
-        unless
-        add_bos_token is false."""
+        unless add_bos_token is false."""
         whole, alone = (self._plain.encode("a", add_special_tokens=added).ids for added in (True, False))
         written = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
         named = [bos] if bos is not None and settings.get("add_bos_token") is not False else []
@@ -243,8 +240,7 @@ class HfTokenizer:
         """Ids of the rendered chat with the generation prompt.
 
         Equal to what transformers gives for honest text. When message text contains the spelling of a control token,
-        only the
-        template's literal parts are encoded with control tokens, and everything between them as plain text.
+        only the template's literal parts are encoded with control tokens, and everything between them as plain text.
         """
         rendered = self._template.render(messages, tools)
         if not any(self.spells_control(m["content"]) for m in messages):

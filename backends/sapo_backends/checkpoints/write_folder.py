@@ -33,8 +33,7 @@ QUANTISED = ("quantization", "quantization_config")
 
 def write_settings(source: Path, folder: Path, dtype: str, config: Json | None = None) -> None:
     """Copy the tokenizer and write generation_config.json and config.json for unquantised weights of `dtype`. config:
-    by default
-    the source's, or that of its language part if our own decoder computes only that."""
+    by default the source's, or that of its language part if our own decoder computes only that."""
     config = dict(language_config(read_json(source / "config.json"))) if config is None else config
     config = config | _rope(config)
     config["dtype"] = config["torch_dtype"] = dtype
@@ -53,21 +52,16 @@ def _rope(config: Json) -> Json:
     """The rotary settings in every place where readers look for them.
 
     transformers 5 writes only rope_parameters. mlx_lm and transformers 4 read a top-level rope_theta and rope_scaling;
-    if
-    these are missing they silently assume a default, which gives wrong tokens.
+    if these are missing they silently assume a default, which gives wrong tokens.
     """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     theta = rope.pop("rope_theta", None) or config.get("rope_theta")
-    if theta is None or any(
-        isinstance(value, dict) for value in rope.values()
-    ):  # nested dicts: one rope per layer type
+    if theta is None or any(isinstance(value, dict) for value in rope.values()):  # a dict for each layer type
         return {}
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     parameters = {"rope_type": kind, **rope, "rope_theta": theta}
     written: dict[str, Any] = {"rope_theta": theta}
-    if (
-        "rope_parameters" in config
-    ):  # transformers 5 derives them from the others, also in families with one per layer type
+    if "rope_parameters" in config:  # transformers 5 derives them from the others, also one per layer type
         written["rope_parameters"] = parameters
     if kind != "default":
         written["rope_scaling"] = {"rope_type": kind, **rope}
@@ -76,8 +70,7 @@ def _rope(config: Json) -> Json:
 
 def write_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer and the chat template. A base model without a template gets the plain one that it was trained
-    with,
-    preceded by the token that came before every text."""
+    with, preceded by the token that came before every text."""
     for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
@@ -154,8 +147,7 @@ def write_state(folder: Path, identity: Mapping[str, object], **more: object) ->
 
 def read_state(folder: Path, identity: Mapping[str, object]) -> dict[str, Any]:
     """What write_state wrote. Raises CheckpointCorrupt if it belongs to something else; OSError, ValueError or
-    TypeError if it
-    cannot be read."""
+    TypeError if it cannot be read."""
     try:
         state: dict[str, Any] = dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
     except RecursionError:

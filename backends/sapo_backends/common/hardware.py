@@ -1,6 +1,5 @@
 """What this computer offers, found without importing a numerical library: cores, memory, what each precision means on
-it,
-and what the C library does with freed memory."""
+it, and what the C library does with freed memory."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def matrix_unit() -> str:
 
 def c_compiler() -> str | None:
     """Path of a C compiler, None if there is none. A Mac without command line tools has a `cc` that only offers to
-    install
-    them, so it counts as none."""
+    install them, so it counts as none."""
     if platform.system() == "Darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
         return None
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -144,12 +142,9 @@ def computes_in(precision: str) -> str:
 # #
 # By default glibc keeps freed blocks up to a size that grows with the blocks freed, in one arena for every few threads.
 # That suits neither kind of process here. An engine frees tensors and soon allocates as much again: memory returned to
-# the
-# system costs page faults, and memory freed in one thread's arena is no use to another (a node now and then grew by 63
-# MB, one
-# arena's heap). In a process that mostly waits and displays for weeks, large short-lived blocks between small
-# long-lived ones
-# fragment the heap.
+# the system costs page faults, and memory freed in one thread's arena is no use to another (a node now and then grew
+# by 63 MB, one arena's heap). In a process that mostly waits and displays for weeks, large short-lived blocks between
+# small long-lived ones fragment the heap.
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 LARGEST_THRESHOLD = 32 << 20
@@ -162,22 +157,19 @@ that fit
 nothing else: keeping them made updates by transformers need up to twice the memory, and no faster."""
 RETURN_EVERY_S = 60.0
 """Seconds between two trims of a process that runs for weeks. A trim takes an engine 0.16 s: it returns 0.13 of
-starter-1m's
-0.61 GB, and rounds of 16 x 8 take as long as before. It takes a dashboard 0.03 s: garbage cycles left for longer end up
-between objects that stay."""
+starter-1m's 0.61 GB, and rounds of 16 x 8 take as long as before. It takes a dashboard 0.03 s: garbage cycles left for
+longer end up between objects that stay."""
 
 
 def one_arena() -> bool:
     """For a node, before it starts threads: all threads share the one arena that release_free_memory() empties.
-    Separate arenas
-    would each grow to 64 MB within hours. True if the allocator accepted the setting."""
+    Separate arenas would each grow to 64 MB within hours. True if the allocator accepted the setting."""
     return _set((M_ARENA_MAX, 1))
 
 
 def keep_freed() -> bool:
     """For an engine: keep freed memory, and let threads that start later share the existing arenas. True if the
-    allocator
-    accepted the settings."""
+    allocator accepted the settings."""
     return _set(
         (M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20), (M_ARENA_MAX, 1)
     )
@@ -185,19 +177,16 @@ def keep_freed() -> bool:
 
 def return_freed(above: int = PASSING) -> bool:
     """For a process without an engine, and for transformers: blocks of at least `above` bytes go back to the system as
-    soon as
-    they are freed, and threads that start later share the existing arenas. True if the allocator accepted the settings.
+    soon as they are freed, and threads that start later share the existing arenas. True if the allocator accepted the
+    settings.
     """
     return _set((M_MMAP_THRESHOLD, above), (M_ARENA_MAX, 1))
 
 
 def release_free_memory() -> None:
     """Return free memory to the system, after collecting garbage cycles: Python would leave those until new objects
-    number a
-    quarter of the old ones. For large models, whose packed decode weights and activations do not fit into each other's
-    holes;
-    the page faults afterwards cost a hundredth of a round."""
-    gc.collect()
+    number a quarter of the old ones. For large models, whose packed decode weights and activations do not fit into
+    each other's holes; the page faults afterwards cost a hundredth of a round.""" gc.collect()
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
@@ -205,8 +194,7 @@ def release_free_memory() -> None:
 
 def drop_pages(address: int, size: int) -> None:
     """Immediately return the whole pages of a block that will not be read again: also where free() would keep them, and
-    pages
-    of a mapped file, which count as this process's memory once read."""
+    pages of a mapped file, which count as this process's memory once read."""
     begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end and platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):

@@ -16,8 +16,7 @@ from sapo_backends.errors import OutOfMemory
 
 DELTA_RULE, STATE_SPACE = 80, 208
 """Float32 numbers that a layer keeps per token when transformers computes it without kernels: per value of linear
-attention, and
-per head times state of Mamba 2; fitted (docs/benchmarks/memory.md)."""
+attention, and per head times state of Mamba 2; fitted (docs/benchmarks/memory.md)."""
 BY_KERNELS = 64
 """The same per value of either kind when compiled kernels compute it."""
 
@@ -32,12 +31,9 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """The widths as a dict; the widest where layers differ.
 
     layers, hidden, key_value, vocabulary, heads; intermediate: of one expert. experts: how many a token passes through
-    (0: no
-    mixture). idle: weights of the experts that it does not pass through. recurrent: float32 numbers that a layer with a
-    state
-    keeps per token when transformers computes it; by_kernels: the same with compiled kernels; state: numbers of one
-    row's state
-    in all of these layers.
+    (0: no mixture). idle: weights of the experts that it does not pass through. recurrent: float32 numbers that a
+    layer with a state keeps per token when transformers computes it; by_kernels: the same with compiled kernels;
+    state: numbers of one row's state in all of these layers.
     """
 
     def first(*names: str, otherwise: int) -> int:
@@ -95,9 +91,8 @@ SPARE = 0.9
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The figures of a decoder that determine its memory and speed. tied: the embedding is also the output layer.
-    heads: query
-    heads. experts, idle, recurrent, by_kernels, state: see usual_widths; with experts, intermediate is that of one
-    expert."""
+    heads: query heads. experts, idle, recurrent, by_kernels, state: see usual_widths; with experts, intermediate is
+    that of one expert."""
 
     parameters: int
     trainable: int
@@ -154,8 +149,7 @@ class RoundShape:
 
     def micro_batch(self, budget: int) -> list[int]:
         """Completions of each group in a micro-batch of at most `budget` tokens. It holds whole completions, at least
-        one, and each
-        group's prompt once."""
+        one, and each group's prompt once."""
         groups, left = divmod(budget, self.prompt + self.group_size * self.new_tokens)
         if groups >= self.groups:
             return [self.group_size] * self.groups
@@ -165,8 +159,7 @@ class RoundShape:
 
 PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
 """Bytes of the interpreter with a numerical library before any model is loaded; SMALL_PROGRAM for small models, whose
-own kernels
-avoid what large matrix products load in addition."""
+own kernels avoid what large matrix products load in addition."""
 MLX = 160 << 20
 """Bytes that MLX holds beyond what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
 TRANSFORMERS = 250 << 20
@@ -178,29 +171,24 @@ TOKENIZER = 400
 (tests/benchmarks/tokenizer_memory.py)."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
 """Tokens of a training micro-batch; LARGE_MICRO_BATCH for a large model, whose matrix products are big enough with
-fewer: a third
-less activation memory, no slower."""
+fewer: a third less activation memory, no slower."""
 CHUNK = 1 << 25
 """Logits held at once in an update, in the compute type: enough rows that reading the unembedding once per chunk does
-not
-dominate the time."""
+not dominate the time."""
 KEPT_PROBABILITIES = 1 << 22
 """Probabilities are kept from an update's forward pass to its backward pass up to this many tokens times vocabulary."""
 SHARDED_BELOW = 100_000_000
 """Below this many parameters torch gives each thread its own micro-batch; with larger models each shard would stream
-the weights
-from memory again, and single operations take long anyway."""
+the weights from memory again, and single operations take long anyway."""
 
 
 FULL_SCORES = 1 << 23
 """On a CPU, attention scores of a group with up to this many elements are materialised in float32: batched matrix
-products beat
-the fused kernel several times over, and in float32 they are not compiled for each shape. Longer sequences use the fused
-kernel, which needs less memory."""
+products beat the fused kernel several times over, and in float32 they are not compiled for each shape. Longer
+sequences use the fused kernel, which needs less memory."""
 KV_BUDGET = 2 << 30
 """Bytes of keys and values, at full length, of the rows generated at once; further rows wait. A fixed number: sizing it
-by the
-currently free memory would change the batch, and so the rounding, from run to run."""
+by the currently free memory would change the batch, and so the rounding, from run to run."""
 
 
 def kv_budget_of(card: int) -> int:
@@ -215,8 +203,7 @@ def micro_batch(parameters: int) -> int:
 
 def bucket_size(count: int) -> int:
     """The smallest bucket size >= count. Buckets are powers of two up to 32, multiples of 32 up to 512, then spaced a
-    sixteenth
-    of the next power of two apart.
+    sixteenth of the next power of two apart.
 
     Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
     keeps), so products get one of these numbers of rows.
@@ -228,8 +215,7 @@ def bucket_size(count: int) -> int:
 
 def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, kv_budget: int = KV_BUDGET) -> int:
     """Keys and values (float32 on a processor) at full length for the rows generated at once, with each prompt stored
-    once per
-    group; one layer's again while ended rows leave the batch; one step's logits and their probabilities."""
+    once per group; one layer's again while ended rows leave the batch; one step's logits and their probabilities."""
     token = 2 * size.layers * size.key_value * kv_bytes
     whole = token * (shape.rows * shape.new_tokens + shape.groups * shape.prompt)
     at_once = min(whole, max(kv_budget, token * (shape.prompt + shape.new_tokens)))
@@ -266,18 +252,15 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
 
 def bytes_of_scores(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
     """Attention scores of all layers, kept in float32 for the backward pass where a group's are small enough. A small
-    model's own
-    kernels recompute them in float32; in bfloat16, temporary copies leave as many holes between them (its engine keeps
-    freed
-    memory). parts: completions of each group."""
-    in_full = [rows for rows in parts if _has_full_scores(size, shape, rows)]
+    model's own kernels recompute them in float32; in bfloat16, temporary copies leave as many holes between them (its
+    engine keeps freed memory). parts: completions of each group.""" in_full = [rows for rows in parts if
+    _has_full_scores(size, shape, rows)]
     return 4 * size.layers * size.heads * sum(in_full) * shape.new_tokens * (shape.prompt + shape.new_tokens)
 
 
 def elements_of_masks(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
     """Elements of the mask that tells the fused kernel, used for the other groups, which tokens a token sees; one mask
-    serves all
-    layers."""
+    serves all layers."""
     fused = [rows for rows in parts if not _has_full_scores(size, shape, rows)]
     return sum(fused) * shape.new_tokens * (shape.prompt + shape.new_tokens)
 
@@ -299,8 +282,7 @@ def bytes_of_round(
     """Peak of a whole round: the program, the loaded model, and the larger of generation and the update.
 
     fallback: transformers computes the model, with its own cache and logits. card: bytes of the GPU's own memory, if
-    there is
-    one; the same sum, which was measured on processors only.
+    there is one; the same sum, which was measured on processors only.
     """
     small = size.parameters < SHARDED_BELOW and not fallback
     program = SMALL_PROGRAM if small else PROGRAM
@@ -325,11 +307,9 @@ def bytes_of_round(
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
     """Linear attention's states in float32 and a cache in the compute type for the rows generated at once, each with
-    its own copy
-    of its prompt; one layer's twice while a step appends to it; one step's logits. KV_BUDGET sets how many rows run at
-    once,
-    counting a prompt once per group (generation._shard)."""
-    token = 2 * size.layers * size.key_value * compute_bytes
+    its own copy of its prompt; one layer's twice while a step appends to it; one step's logits. KV_BUDGET sets how
+    many rows run at once, counting a prompt once per group (generation._shard).""" token = 2 * size.layers *
+    size.key_value * compute_bytes
     row = token * shape.new_tokens + token * shape.prompt // shape.group_size
     rows = min(shape.rows, max(1, KV_BUDGET // row))
     cache = token * rows * (shape.prompt + shape.new_tokens)
@@ -352,8 +332,8 @@ def bytes_to_update_by_transformers(
 
 def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int, *, kernels: bool) -> int:
     """Bytes that the layers keep per token for the backward pass. Each expert gets its own copy of the token and
-    returns one. Layers
-    with a state keep their input, and the rest for one layer at a time, which is less with compiled kernels."""
+    returns one. Layers with a state keep their input, and the rest for one layer at a time, which is less with
+    compiled kernels."""
     wide = (4 if size.trainable >= size.parameters else 3) * size.intermediate
     inner = size.experts * (2 * size.hidden + wide) if size.experts else wide
     layer = compute_bytes * (16 * size.hidden + inner)
@@ -373,8 +353,7 @@ def smaller_round(
     needed: Callable[[RoundShape], int], shape: RoundShape, available: int, *, shorten: bool = True
 ) -> RoundShape | None:
     """The largest round that fits after halving: groups down to 4, then group size down to 4, then, if it may shorten,
-    completions
-    down to 32, and then groups again. None if not even that fits."""
+    completions down to 32, and then groups again. None if not even that fits."""
     while needed(shape) > SPARE * available:
         if shape.groups > 4:
             shape = replace(shape, groups=max(4, shape.groups // 2))

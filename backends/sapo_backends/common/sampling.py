@@ -87,8 +87,7 @@ CANDIDATES = 512
 
 def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
     """One uniform per row and step (rows, steps), all sampled at once: a row's numbers do not depend on which other
-    rows are
-    still running."""
+    rows are still running."""
     if not isinstance(seed, int):
         return row_uniforms(seed, steps)
     return np.random.default_rng(seed).random((rows, steps))

@@ -1,6 +1,5 @@
 """What every trainer shares: minibatches, micro-batches whose completions share their prompt, the order of an update's
-steps,
-and its statistics."""
+steps, and its statistics."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def plan_micro_batches(
     pairs: Sequence[Pair], budget: int, workers: int = 1, step: int = 1, *, flat: bool = False
 ) -> list[list[int]]:
     """Indices of non-empty completions, grouped into micro-batches of at most `budget` tokens including padding and of
-    at
-    least one sequence.
+    at least one sequence.
 
     Sequences of one prompt stay together and lengths are sorted, so that little padding is computed. The budget
     shrinks so that micro-batches are about equal and their number is about a multiple of the workers. step: lengths are
@@ -82,8 +80,7 @@ def with_old_logprobs(batch: Sequence[TrainSample], policy: PolicyUpdate, logpro
     """The batch with old_logprobs filled in where they are needed.
 
     With a single optimizer step the ratio is 1 and nothing is computed; with more, one scoring pass runs under the
-    policy
-    before the first step.
+    policy before the first step.
     """
     missing = [i for i, s in enumerate(batch) if s.old_logprobs is None and s.advantage != 0.0]
     filled = list(batch)
@@ -180,8 +177,7 @@ def run_update(
     """One gradient and one optimizer step per minibatch; see Engine.update.
 
     gradient: computes a minibatch's gradient, adds to the tally and reports after every micro-batch; until the first
-    step is
-    done, that report may raise Cancelled. step: applies the gradient and returns its norm before clipping.
+    step is done, that report may raise Cancelled. step: applies the gradient and returns its norm before clipping.
     """
     if cancel is not None:
         cancel.raise_if_cancelled()

@@ -16,8 +16,7 @@ from sapo_backends.common.hardware import is_four_bit
 AUTO = "auto"
 PAIR_GAIN = 1.2
 """A second engine for generation costs memory, weight transfers and a train-inference mismatch, so it must make the
-whole round
-this many times faster."""
+whole round this many times faster."""
 TIE = 1.05
 """Rates within this factor count as equal; then fewer threads win (more is left for the person), then float32 (it
 rounds less)."""
@@ -32,8 +31,7 @@ WIDTHS = (1, 8, 64)
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
     """A configuration that could be used. engine: a registered trainer or a pair. threads 0: the engine does not
-    compute on CPU
-    cores."""
+    compute on CPU cores."""
 
     engine: str
     precision: str = AUTO
@@ -156,9 +154,8 @@ def list_candidates(
         candidates.append(EngineCandidate("mlx", wanted.precision))
     if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
-        is_torchs = wanted.precision in TORCH or is_four_bit(
-            wanted.precision
-        )  # any other precision is for a pair's generator
+        # Any other precision is for a pair's generator.
+        is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)
         kinds = (wanted.precision,) if is_torchs else TORCH if bfloat16 or gpu else TORCH[:1]
         candidates += [EngineCandidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:

@@ -214,21 +214,18 @@ def _numpy() -> MachineLimits:
 
 PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.66), (0.35, 0.35), (0.14, 0.4)
 """Shares of the limit reached by generation of a full batch and by the update. A matrix unit (AMX, a GPU) spends more
-of the
-time waiting for everything else; for models below 100M parameters in bfloat16, most of the work is not matrix products.
+of the time waiting for everything else; for models below 100M parameters in bfloat16, most of the work is not matrix
+products.
 """
 OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
 """Seconds beyond the products for models from 100M parameters on a processor without a matrix unit: per token written
 (attention, sampling from the vocabulary), per batch of questions, and per update (products compiled for its shape).
-Fitted on
-six runs on custom tasks (docs/benchmarks/real-tasks.md): with short answers and small batches these dominate."""
+Fitted on six runs on custom tasks (docs/benchmarks/real-tasks.md): with short answers and small batches these
+dominate."""
 LLAMA_CPP, LLAMA_CPP_K, LLAMA_CPP_TOKEN = 0.38, 0.88, 0.00275
 """The share of the float32 limit that llama.cpp reaches, for prompts and answers alike, with a low-bit file, and with
-one of
-k-quants, for which it has faster products; then its seconds per token written beyond the products. Three figures fitted
-to
-three rows (docs/benchmarks/gguf-matrix.md), so they are not tested by them."""
-MLX_ON_CPU = 2.2
+one of k-quants, for which it has faster products; then its seconds per token written beyond the products. Three
+figures fitted to three rows (docs/benchmarks/gguf-matrix.md), so they are not tested by them.""" MLX_ON_CPU = 2.2
 """Factor by which MLX on a processor is slower than its limits suggest (the same page)."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Factor by which transformers is slower than our own decoder (docs/benchmarks/memory.md)."""
@@ -237,8 +234,7 @@ STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
 """
 RECOMPUTED, TRAINING_PASSES = 1.5, 5
 """Factor on an update's products where layers with a state are computed twice, and how many times the update passes
-over what such a
-layer keeps per token. From two rows of docs/benchmarks/memory.md."""
+over what such a layer keeps per token. From two rows of docs/benchmarks/memory.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +242,7 @@ class RateEstimator:
     """Estimated speed of a model on a machine where it was not measured. precision: that of the products. fallback:
     transformers
     computes it. generator: "llamacpp" when that writes instead of the trainer, from a file of that quantisation, such
-    as
-    "Q4_K_M". mlx: MLX computes it, not torch."""
+    as "Q4_K_M". mlx: MLX computes it, not torch."""
 
     size: ModelSize
     limits: MachineLimits

@@ -70,8 +70,7 @@ def size_from_widths(
     parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
 ) -> tuple[ModelSize, Method]:
     """The size of a model known only by its figures. widths: layers, hidden, intermediate, key_value, vocabulary,
-    heads, and the
-    others that usual_widths returns."""
+    heads, and the others that usual_widths returns."""
     method = pick_method(request, parameters, quantised=quantised)
     trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
     return ModelSize(parameters, trainable, **widths, tied=tied), method
@@ -123,8 +122,7 @@ def measure_precisions(request: LoadRequest, progress: Progress | None = None) -
     """Processor seconds by precision for the same work on one thread; takes about a second.
 
     If our own decoder computes the model with one shard per thread, the work is a small round. For other models, whose
-    loading
-    alone takes longer than that, it is products of the model's widths. Raises BackendError.
+    loading alone takes longer than that, it is products of the model's widths. Raises BackendError.
     """
     if progress is not None:
         progress(0.01, "finding the faster precision, once")
@@ -132,9 +130,8 @@ def measure_precisions(request: LoadRequest, progress: Progress | None = None) -
     size, _ = model_size(folder, request)
     config = read_json(folder / "config.json")
     if not why_not(config) and size.parameters < round_memory.SHARDED_BELOW:
-        compiling = threading.Thread(
-            target=compile_kernels
-        )  # float32 needs the kernels, and a compiler runs as a separate process
+        # In a thread: float32 needs the kernels, and the compiler runs as a separate process anyway.
+        compiling = threading.Thread(target=compile_kernels)
         compiling.start()
         rounds = {"bfloat16": _round(request, "bfloat16")}
         compiling.join()

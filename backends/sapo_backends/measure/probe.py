@@ -1,8 +1,7 @@
 """Measures one engine on one model in a child process.
 
 A child process, because then the peak memory is that of the measurement alone, because threads are set once per
-process,
-and because a library that crashes on this computer must not take the bench down with it.
+process, and because a library that crashes on this computer must not take the bench down with it.
 
     python -m sapo_backends.measure.probe '{"engine": "torch", "model": "starter", ...}'    prints one line of JSON
 """
@@ -70,8 +69,7 @@ class _Pace:
 
 def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, float]:
     """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of the runs that fit into `seconds`:
-    other load
-    on the machine only makes both worse."""
+    other load on the machine only makes both worse."""
     asked = synthetic_prompts(engine, max(1, width // GROUP))
     group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS)
     rates, firsts = list[float](), list[float]()
@@ -163,8 +161,7 @@ def in_child(candidate: EngineCandidate, request: LoadRequest, seconds: float = 
 
 async def measure_async(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> EngineMeasurement:
     """in_child for callers that may not block: when cancelled, it kills the process. A bundle cannot do this and
-    returns a
-    failure."""
+    returns a failure."""
     if getattr(sys, "frozen", False):
         return EngineMeasurement(candidate, failure="A bundle measures with sapo-desktop bench.")
     command, env = _command(_job(candidate, request, seconds))
