@@ -186,7 +186,8 @@ def return_freed(above: int = PASSING) -> bool:
 def release_free_memory() -> None:
     """Return free memory to the system, after collecting garbage cycles: Python would leave those until new objects
     number a quarter of the old ones. For large models, whose packed decode weights and activations do not fit into
-    each other's holes; the page faults afterwards cost a hundredth of a round.""" gc.collect()
+    each other's holes; the page faults afterwards cost a hundredth of a round."""
+    gc.collect()
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -253,8 +253,8 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
 def bytes_of_scores(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
     """Attention scores of all layers, kept in float32 for the backward pass where a group's are small enough. A small
     model's own kernels recompute them in float32; in bfloat16, temporary copies leave as many holes between them (its
-    engine keeps freed memory). parts: completions of each group.""" in_full = [rows for rows in parts if
-    _has_full_scores(size, shape, rows)]
+    engine keeps freed memory). parts: completions of each group."""
+    in_full = [rows for rows in parts if _has_full_scores(size, shape, rows)]
     return 4 * size.layers * size.heads * sum(in_full) * shape.new_tokens * (shape.prompt + shape.new_tokens)
 
 
@@ -308,8 +308,8 @@ def bytes_of_round(
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
     """Linear attention's states in float32 and a cache in the compute type for the rows generated at once, each with
     its own copy of its prompt; one layer's twice while a step appends to it; one step's logits. KV_BUDGET sets how
-    many rows run at once, counting a prompt once per group (generation._shard).""" token = 2 * size.layers *
-    size.key_value * compute_bytes
+    many rows run at once, counting a prompt once per group (generation._shard)."""
+    token = 2 * size.layers * size.key_value * compute_bytes
     row = token * shape.new_tokens + token * shape.prompt // shape.group_size
     rows = min(shape.rows, max(1, KV_BUDGET // row))
     cache = token * rows * (shape.prompt + shape.new_tokens)

@@ -225,7 +225,8 @@ dominate."""
 LLAMA_CPP, LLAMA_CPP_K, LLAMA_CPP_TOKEN = 0.38, 0.88, 0.00275
 """The share of the float32 limit that llama.cpp reaches, for prompts and answers alike, with a low-bit file, and with
 one of k-quants, for which it has faster products; then its seconds per token written beyond the products. Three
-figures fitted to three rows (docs/benchmarks/gguf-matrix.md), so they are not tested by them.""" MLX_ON_CPU = 2.2
+figures fitted to three rows (docs/benchmarks/gguf-matrix.md), so they are not tested by them."""
+MLX_ON_CPU = 2.2
 """Factor by which MLX on a processor is slower than its limits suggest (the same page)."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
 """Factor by which transformers is slower than our own decoder (docs/benchmarks/memory.md)."""
