@@ -27,7 +27,7 @@ from sapo_backends.base import Thinking
 from sapo_backends.errors import TemplateRefused
 
 # Limits on what a chat template may cost: a Jinja sandbox that counts every step, text and list.
-# #
+#
 # Jinja's own sandbox keeps a template from files and code, but does not limit time or memory: nested loops run for
 # ever, and `"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here each render has a budget.
 # Loop bodies, calls, filters and operators draw from it according to the size of their result. A number, text or list

@@ -21,7 +21,7 @@ from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.errors import ModelNotFound
 
 # The vocabulary of a GGUF file as tokenizer.json and tokenizer_config.json: the reverse of gguf_write.gguf_tokenizer.
-# #
+#
 # Text becomes the same tokens as in llama.cpp. A file names how text is split before it is merged; the patterns behind
 # the names are llama.cpp's (src/llama-vocab.cpp).
 
@@ -266,7 +266,7 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> Json:
 
 
 # A GGUF file's metadata as a Hugging Face config.json: the reverse of gguf_write.write_form.
-# #
+#
 # A family is a row of FAMILIES_READ. A model that llama.cpp computes but our own decoder does not is refused with a
 # message.
 
@@ -469,7 +469,7 @@ def _gemma_settings(header: GgufHeader, config: Json, window: int) -> Json:
 
 
 # The weights of a GGUF file by their Hugging Face names, float32, a piece at a time: nothing is copied to the disk.
-# #
+#
 # The reverse of gguf_write.write_gguf: rows of q and k return to Hugging Face's order, and norms lose what llama.cpp
 # added.
 

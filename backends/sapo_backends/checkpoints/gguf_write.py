@@ -123,7 +123,7 @@ def rope_divisors(spec: DecoderSpec) -> list[tuple[str, NDArray[np.float32]]]:
 
 
 # A `tokenizer.json` in the terms of a GGUF file: tokens, their kinds, and how text is split into them.
-# #
+#
 # Our own llama.cpp engine passes ids and never uses this; other programs that open an exported file do.
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -291,7 +291,7 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
 
 
 # A Hugging Face folder as a GGUF file: F32, F16, BF16, Q8_0 or Q4_0.
-# #
+#
 # Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]

@@ -207,7 +207,7 @@ def is_licence(name: str) -> bool:
 
 # Downloading a model: existing files are not fetched again, a partial file is continued, and every file is checked
 # against the digest that the hub publishes.
-# #
+#
 # `progress` is called five times a second, whether bytes arrive or not; when it raises (Cancelled, say) the download
 # stops at once and keeps its partial files for the next time.
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sapo_backends.errors import ModelNotFound, size_text
 
 # Bounds on a model's small files, checked before anything is built from them.
-# #
+#
 # A config.json is a few numbers, but every list of layers, every table of a plan and every allocation follows from
 # them: 1e9 layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any
 # model that a laptop holds.
@@ -287,7 +287,7 @@ def read_ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec
 
 
 # The shape of a decoder as given by its config.json, for the architectures this engine computes itself.
-# #
+#
 # A family is a row of FAMILIES: what its config leaves implicit. Only this table and the code that reads configs know
 # family names; the decoder reads the spec.
 

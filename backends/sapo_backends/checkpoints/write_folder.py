@@ -129,7 +129,7 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
 
 
 # What engines that train with Adam write beside the trained tensors: state.json, and Adam's moments by outside names.
-# #
+#
 # Outside names and layouts are Hugging Face's and PEFT's, so that another engine can continue from them.
 
 NAME = "state.json"

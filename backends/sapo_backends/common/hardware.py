@@ -139,7 +139,7 @@ def computes_in(precision: str) -> str:
 
 
 # What the C library's allocator does with freed memory. Without glibc all of this does nothing.
-# #
+#
 # By default glibc keeps freed blocks up to a size that grows with the blocks freed, in one arena for every few threads.
 # That suits neither kind of process here. An engine frees tensors and soon allocates as much again: memory returned to
 # the system costs page faults, and memory freed in one thread's arena is no use to another (a node now and then grew

@@ -16,7 +16,7 @@ from sapo_backends.common.round_memory import FOUR_BIT_BYTES, SHARDED_BELOW, Mod
 from sapo_backends.measure.choice import RoundWorkload
 
 # Upper limits of this machine: multiplications and memory reads per second, to compare an engine with.
-# #
+#
 # A computation of F floating-point operations that reads B bytes takes at least max(F / multiply, B / read) seconds
 # (Williams et al. 2009, "Roofline").
 
@@ -208,7 +208,7 @@ def _numpy() -> MachineLimits:
 
 
 # Estimated seconds of work that was never measured, from the machine's limits: a stated rule, not a measurement.
-# #
+#
 # An engine reaches a share of what the roofline allows. The shares are those of the torch engine on two cores
 # (docs/benchmarks/engines.md); other machines differ by up to a factor of two.
 

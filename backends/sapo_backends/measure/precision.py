@@ -107,7 +107,7 @@ def _adapter(widths: Mapping[str, int], rank: int) -> int:
 
 
 # Which precision computes a model faster on this processor: a short measurement before its first run.
-# #
+#
 # The processor's name and instructions do not tell: on one machine float32 with the compiled kernels generates twice
 # as fast as bfloat16 for a model of 1M parameters, and a whole round takes two thirds of the time in bfloat16 for 5M.
 

@@ -139,7 +139,7 @@ class DecoderSession:
         self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
 
     def step(self, tokens: Tensor) -> None:
-        """See Session.step."""
+        """See DecodeSession.step."""
         cache = self._cache
         if cache.used == cache.slots:
             self._captured = None
@@ -176,7 +176,7 @@ class DecoderSession:
         self._place_of, self._fed, self._picked = place_of, pad_to_bucket(places.flatten()), pad_to_bucket(place_of)
 
     def keep(self, rows: Tensor) -> None:
-        """See Session.keep."""
+        """See DecodeSession.keep."""
         self.logits, self._owner = self.logits[rows], self._owner[rows]
         places, place_of = plan_cache_grid(self._owner, self._lengths, self._cache.used)
         old_places = self._place_of[rows[places]]  # (E, W)
@@ -186,7 +186,7 @@ class DecoderSession:
 
 
 # Decoding with the compiled kernels: only vectors are padded, and when a row leaves, the others stay in place.
-# #
+#
 # The weights are laid out once per batch in the form that prefill and the compiled step need.
 
 
@@ -342,7 +342,7 @@ class NativeSession:
         return self._logits(x)
 
     def step(self, tokens: Tensor) -> None:
-        """See Session.step."""
+        """See DecodeSession.step."""
         spec, x = self._spec, F.embedding(tokens, self._weights.embed)
         self._kernels.library.sapo_decode_step(
             ctypes.byref(self._shape),
@@ -356,7 +356,7 @@ class NativeSession:
         self.logits = self._logits(x)
 
     def keep(self, rows: Tensor) -> None:
-        """See Session.keep."""
+        """See DecodeSession.keep."""
         self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
 
     def _logits(self, x: Tensor) -> Tensor:

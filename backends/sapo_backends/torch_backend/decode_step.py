@@ -103,7 +103,7 @@ class OuterWeights(NamedTuple):
 
 
 # One decode step of a whole batch as a single function that TorchScript can run (runtime.py).
-# #
+#
 # On processors whose bfloat16 goes through oneDNN, the weights are laid out for it once per batch.
 
 

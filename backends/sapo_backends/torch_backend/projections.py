@@ -18,7 +18,7 @@ from sapo_backends.packages import install_command
 from sapo_backends.torch_backend.fused_ops import gated_backward, silu_and_mul
 
 # Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), one scale per 64 weights, 4.5 bits per weight.
-# #
+#
 # bitsandbytes dequantises them for each product, on processors and GPUs. Quantising is done here: the result equals
 # that of bitsandbytes bit for bit, in half the time, a piece of a file at a time.
 
@@ -112,7 +112,7 @@ def dense_weight(weight: Weight) -> Tensor:
 
 
 # Frozen projections with their LoRA adapters as single operations with hand-written backward passes.
-# #
+#
 # With autograd, the adapter's sum and each of its gradients would be another tensor as wide as the layer, and the MLP,
 # the widest part of a decoder, would keep four of them per token. On a CPU the passes over these tensors and the page
 # faults for their memory cost as much as the products.
