@@ -314,10 +314,10 @@ class FakeEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """See Engine.generate."""
-        seen = [prompt_features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
-        begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
-        rows = GeneratedRows(len(seen), self.tokenizer.eos_ids)
-        uniform = draw_uniforms(len(seen), sampling.max_new_tokens, seed)
+        features = [prompt_features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
+        last_tokens = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
+        rows = GeneratedRows(len(features), self.tokenizer.eos_ids)
+        uniform = draw_uniforms(len(features), sampling.max_new_tokens, seed)
         for step in range(sampling.max_new_tokens):
             alive = [row for row, done in enumerate(rows.done) if not done]
             if not alive:
@@ -327,8 +327,8 @@ class FakeEngine(Engine):
             if self._latency:
                 time.sleep(self._latency)
             for row in alive:
-                last = previous_class(rows.tokens[row][-1] if rows.tokens[row] else begun[row])
-                logits = self._policy.logits(seen[row], np.array([last]))[0]  # (V,)
+                last = previous_class(rows.tokens[row][-1] if rows.tokens[row] else last_tokens[row])
+                logits = self._policy.logits(features[row], np.array([last]))[0]  # (V,)
                 distribution = reference.sampling_distribution(logits, sampling.temperature, sampling.top_p)
                 token = int(
                     np.searchsorted(np.cumsum(distribution), uniform[row, step] * distribution.sum(), side="right")

@@ -180,14 +180,14 @@ def _require_method(called: Any, arguments: tuple[Any, ...], named: Mapping[str,
     if not isinstance(text, str):
         return
     name = getattr(called, "__name__", "")
-    given = (*arguments, *named.values())
+    values = (*arguments, *named.values())
     if name in ("format", "format_map"):
         _require_narrow(text)
     elif name == "replace" and len(arguments) >= 2:
         _require_replaced(text, arguments[0], arguments[1])
-    elif name == "join" and given:
-        _require_joined(text, given[0])
-    elif name == "expandtabs" and text.count("\t") * _padded(given) > MAX_TEXT:
+    elif name == "join" and values:
+        _require_joined(text, values[0])
+    elif name == "expandtabs" and text.count("\t") * _padded(values) > MAX_TEXT:
         refuse_size("it makes a text longer than any conversation of tabs")
     elif name == "translate":
         refuse_size("it translates characters by a table")
@@ -224,13 +224,13 @@ def _filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def counted(*arguments: Any, **named: Any) -> Any:
-        given = arguments[handed:]
+        operands = arguments[handed:]
         if name != "int":  # the numbers of `int` are not sizes
-            _require_small((*given[1:], *named.values()))
-        if given and isinstance(given[0], (list, tuple, Mapping)):
-            _bounded(given[0])
+            _require_small((*operands[1:], *named.values()))
+        if operands and isinstance(operands[0], (list, tuple, Mapping)):
+            _bounded(operands[0])
         if name in _COSTLY:
-            _COSTLY[name](*given, **named)
+            _COSTLY[name](*operands, **named)
         return _bounded(original(*arguments, **named))
 
     return counted
@@ -267,10 +267,10 @@ def _held(value: Any) -> Any:
 
 
 def _namespace(*arguments: Any, **named: Any) -> Namespace:
-    made = _Namespace()
+    namespace = _Namespace()
     for key, value in dict(*arguments, **named).items():
-        made[key] = value
-    return made
+        namespace[key] = value
+    return namespace
 
 
 class _Counting(Extension):
@@ -481,11 +481,11 @@ class ChatTemplate:
             raise TemplateRefused(
                 "The model's chat template was refused before, each time after long work. Choose another model."
             )
-        given = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        variables = {"tools": [dict(tool) for tool in tools]} if tools else {}
         began = time.thread_time()
         try:
             with render_budget():
-                text = self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
+                text = self._template.render(messages=[dict(m) for m in messages], **self._variables, **variables)
         except (TemplateRefused, *_FAILURES) as error:
             took = time.thread_time() - began
             self._wasted += took if took > SECONDS / 8 else 0.0
@@ -530,13 +530,13 @@ class ChatTemplate:
     def reply(self, text: str, roles: Sequence[str] = ("tool", "user")) -> list[tuple[str, bool]]:
         """What stands between two model turns when `text` comes from the first of the roles that the template knows; in
         parts as in RenderedChat. Raises TemplateRefused."""
-        before, said = secrets.token_hex(8), secrets.token_hex(8)
+        before, mark = secrets.token_hex(8), secrets.token_hex(8)
         for role in roles:
             chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": before}]
             with contextlib.suppress(TemplateRefused):
-                rendered = self._text([*chat, {"role": role, "content": said}]).rpartition(before)[2]
-                opening, found, closing = rendered.partition(said)
-                if found:
+                rendered = self._text([*chat, {"role": role, "content": mark}]).rpartition(before)[2]
+                opening, separator, closing = rendered.partition(mark)
+                if separator:
                     return [(opening, True), (text, False), (closing, True)]
         raise TemplateRefused("The model's chat template takes no conversation of several turns. Choose a chat model.")
 

@@ -103,13 +103,13 @@ def _make(folder: Path, file: Path, state: os.stat_result, progress: Progress | 
     """Raises ModelNotFound if the child does not reach its end, OSError if the cache cannot be written."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
-        made = Path(scratch) / "view"
-        made.mkdir()
-        (made / POINTER).write_text(json.dumps(_pointing(file, state)), encoding="utf-8")
-        inspection.make_harmless(made, file, progress)
+        new_folder = Path(scratch) / "view"
+        new_folder.mkdir()
+        (new_folder / POINTER).write_text(json.dumps(_pointing(file, state)), encoding="utf-8")
+        inspection.make_harmless(new_folder, file, progress)
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            made.replace(folder)
+            new_folder.replace(folder)
         except OSError:  # another process made it in the meantime
             if not _points_to(folder, file, state):
                 raise
@@ -192,5 +192,5 @@ def _require_whole(file: Path, config: dict[str, Any]) -> None:
                     wanted[f"{module}.bias"] = (rows,)
     for name, shape in wanted.items():
         if have.get(name) != shape:
-            what = "lacks" if name not in have else f"has another shape than {shape} for"
-            raise ModelNotFound(f"{file} {what} {name}: it is damaged. Download it again.")
+            problem = "lacks" if name not in have else f"has another shape than {shape} for"
+            raise ModelNotFound(f"{file} {problem} {name}: it is damaged. Download it again.")

@@ -339,10 +339,10 @@ def _names(architecture: str, layers: int) -> Any:
 
 def base_name(spec: DecoderSpec, name: str) -> str:
     """GGUF name of a Hugging Face tensor, suffix included. Raises BackendError for an unknown one."""
-    found = _names(FORMS[spec.architecture].name, spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
-    if found is None:
+    gguf_name = _names(FORMS[spec.architecture].name, spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+    if gguf_name is None:
         raise BackendError(f"The tensor {name!r} has no place in a GGUF file of {spec.architecture}.")
-    return str(found)
+    return str(gguf_name)
 
 
 def convert_for_llamacpp(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -66,7 +66,7 @@ def set_token_source(source: Tokens) -> None:
 def hub_token() -> str | None:
     """The person's token, None if there is none."""
     named = os.environ.get("HF_TOKEN", "").strip()
-    return named or next((found for source in _sources if (found := source())), None)
+    return named or next((token for source in _sources if (token := source())), None)
 
 
 def hub_endpoint() -> str:

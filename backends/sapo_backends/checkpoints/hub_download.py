@@ -321,15 +321,15 @@ class _Hub:
                 content = await _bounded(reply)
         except Away as error:
             raise DownloadFailed(offline_message(repository, str(error))) from error
-        found = parse_listing(repository, content)
-        config = next(file for file in found.files if file.name == "config.json")
+        listing = parse_listing(repository, content)
+        config = next(file for file in listing.files if file.name == "config.json")
         if config.size > ANSWER_LIMIT:
             raise DownloadFailed(f"{repository} has a config.json of {size_text(config.size)}, which is none.")
-        wanted = (config, *(file for file in found.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
-        if not all((config_of(found) / file.name).is_file() for file in wanted):
+        wanted = (config, *(file for file in listing.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
+        if not all((config_of(listing) / file.name).is_file() for file in wanted):
             with _alone(repository):
-                await self._files(replace(found, files=wanted), None)
-        return found
+                await self._files(replace(listing, files=wanted), None)
+        return listing
 
     @contextlib.asynccontextmanager
     async def _get(self, repository: str, url: str, start: int = 0) -> Any:
@@ -342,10 +342,10 @@ class _Hub:
             if (
                 reply.status in (401, 403)
                 and not self._headers
-                and (found := await asyncio.to_thread(hub_cache.hub_token))
+                and (token := await asyncio.to_thread(hub_cache.hub_token))
             ):
                 reply.close()
-                self._headers = {"Authorization": f"Bearer {found}"}
+                self._headers = {"Authorization": f"Bearer {token}"}
                 reply = await self._session.get(url, headers=self._headers | span)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Away(f"{hub_cache.hub_endpoint()} cannot be reached ({type(error).__name__})") from error
@@ -360,10 +360,10 @@ class _Hub:
 
     async def fetch(self, repository: str, progress: Progress | None) -> Path:
         """See download_model()."""
-        found = await self.look(repository)
-        require_room(found)
+        listing = await self.look(repository)
+        require_room(listing)
         with _alone(repository):
-            return await self._fetch(found, progress)
+            return await self._fetch(listing, progress)
 
     async def _fetch(self, found: HubRepository, progress: Progress | None) -> Path:
         repository = found.id

@@ -121,10 +121,10 @@ class LocalModelSearch:
 
 def find_local_models(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLES)) -> LocalModelSearch:
     """All models in these places. Blocks on the disk, so an event loop calls it in a thread."""
-    seen = LocalModelSearch(deadline)
+    search = LocalModelSearch(deadline)
     for place in places:
-        LOOKS[place](seen)
-    return seen
+        LOOKS[place](search)
+    return search
 
 
 def is_named(model: str) -> bool:
@@ -147,15 +147,15 @@ def path_of(model: str) -> Path:
     place, _, name = model.partition(":")
     if place not in TITLES:
         place, name = OLLAMA, model
-    seen = find_local_models(places=(place,))
+    search = find_local_models(places=(place,))
     wanted = _with_tag(name) if place == OLLAMA else name
-    hits = [local for local in seen.models if wanted in (local.name, *_longer_names(local))]
+    hits = [local for local in search.models if wanted in (local.name, *_longer_names(local))]
     if not hits:
-        names = sorted({local.name for local in seen.models})
+        names = sorted({local.name for local in search.models})
         listing = f" {TITLES[place]} has: {', '.join(names[:8])}." if names else f" {TITLES[place]} has no models here."
         hint = did_you_mean(wanted, names) or listing
         raise ModelNotFound(
-            f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(seen.notes)}".strip()
+            f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(search.notes)}".strip()
         )
     if place != OLLAMA and len({local.path.resolve() for local in hits}) > 1:  # Ollama's own folder comes first
         paths = ", ".join(str(local.path) for local in hits[:4])
@@ -257,7 +257,9 @@ def _add_manifest(seen: LocalModelSearch, root: Path, file: Path, parts: tuple[s
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         seen.note(f"Ollama: the manifest of {called} cannot be read; it was passed over.")
         return
-    digests = [match[1] for one in layers if one.mediaType == _WEIGHTS and (match := _DIGEST.fullmatch(one.digest))]
+    digests = [
+        match[1] for layer in layers if layer.mediaType == _WEIGHTS and (match := _DIGEST.fullmatch(layer.digest))
+    ]
     if not digests:  # a cloud model, or one in another format
         seen.leave_out()
         return
@@ -265,7 +267,7 @@ def _add_manifest(seen: LocalModelSearch, root: Path, file: Path, parts: tuple[s
     size = _size(blob)
     if size is None:
         blocked = "its file is missing; pull it again with Ollama"
-    elif any(one.mediaType == _ADAPTER for one in layers):
+    elif any(layer.mediaType == _ADAPTER for layer in layers):
         blocked = "it is another model with an adapter; choose that model"
     seen.add(LocalModel(OLLAMA, called, blob, size or 0, blocked=blocked))
 
@@ -279,11 +281,11 @@ def _look_in_llama_cpp(seen: LocalModelSearch) -> None:
     for root in llama_cpp_folders():
         files = list(_files(seen, LLAMACPP, root))
         fetched = [file.name.removesuffix(".json").split("=") for file in files if file.name.startswith("manifest=")]
-        prefixes = [f"{one[1]}_{one[2]}_" for one in fetched if len(one) == 4]
+        prefixes = [f"{part[1]}_{part[2]}_" for part in fetched if len(part) == 4]
 
         def called(stem: str, prefixes: list[str] = prefixes) -> str:
             """The file's name without the repository, which llama.cpp puts before it."""
-            return next((stem.removeprefix(one) for one in prefixes if stem.startswith(one) and stem != one), stem)
+            return next((stem.removeprefix(part) for part in prefixes if stem.startswith(part) and stem != part), stem)
 
         _add_files(seen, LLAMACPP, files, called)
 
@@ -382,7 +384,7 @@ def _listing(seen: LocalModelSearch, place: str, folder: Path) -> list[Path]:
 
 
 def _full(seen: LocalModelSearch, place: str) -> bool:
-    full = sum(one.place == place for one in seen.models) >= MODELS
+    full = sum(model.place == place for model in seen.models) >= MODELS
     if full:
         seen.note(f"{TITLES[place]}: more than {MODELS} models; the rest is not listed.")
     return full

@@ -70,8 +70,8 @@ def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
     `progress` raises while a GGUF file is read."""
     if model in BUNDLED:
         return validate_model_folder(bundled_model_folder(model))
-    if (found := existing_folder(model)) is not None:
-        return validate_model_folder(found)
+    if (folder := existing_folder(model)) is not None:
+        return validate_model_folder(folder)
     if is_hub_id(model):
         if (here := hub_cache.find_snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
@@ -121,11 +121,11 @@ def validate_model_folder(folder: Path) -> Path:
         )
     weights = [file.name for file in weight_files(folder)]
     if not weights:
-        said = f"{folder} has no *.safetensors weights."
+        text = f"{folder} has no *.safetensors weights."
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-            said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
-            said += "save_pretrained(FOLDER)."
-        raise ModelNotFound(said)
+            text += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
+            text += "save_pretrained(FOLDER)."
+        raise ModelNotFound(text)
     if lacking := hub_cache.missing_weight_files(folder, weights):
         more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
         raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")

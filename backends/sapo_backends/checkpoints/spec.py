@@ -180,8 +180,8 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if part is None or not isinstance(text, Mapping):
         return config
     of_both = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
-    given = {key: config[key] for key in of_both if config.get(key) is not None}
-    return {**part.defaults, **text, **given, "architectures": [part.architecture]}
+    shared = {key: config[key] for key in of_both if config.get(key) is not None}
+    return {**part.defaults, **text, **shared, "architectures": [part.architecture]}
 
 
 def own_name(tensor: str) -> str:

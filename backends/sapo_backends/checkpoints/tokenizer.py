@@ -88,9 +88,9 @@ def _damage_in_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise ModelNotFound(
-            f"{folder}: its tokenizer is damaged ({what}). Copy or download the model again."
+            f"{folder}: its tokenizer is damaged ({reason}). Copy or download the model again."
         ) from error
 
 
@@ -108,10 +108,10 @@ def _specials(folder: Path, settings: Json, ids: Mapping[str, int]) -> _Specials
     """End-of-sequence ids from all three places that may name them; the first one also serves as padding."""
     generation, config = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
     eos_text = _text(settings.get("eos_token")) or ""
-    found = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    end_ids = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
     if eos_text in ids:
-        found.append(ids[eos_text])
-    eos = tuple(dict.fromkeys(found))
+        end_ids.append(ids[eos_text])
+    eos = tuple(dict.fromkeys(end_ids))
     if not eos:
         raise ModelNotFound(f"{folder} names no end-of-sequence token; completions would never end.")
     pad_text = _text(settings.get("pad_token")) or ""

@@ -162,7 +162,7 @@ def _torch(threads: int, name: str) -> MachineLimits:
     ) as pool:
 
         def together(rate: Callable[[], float]) -> float:
-            return sum(one.result() for one in [pool.submit(rate) for _ in range(workers)])
+            return sum(future.result() for future in [pool.submit(rate) for _ in range(workers)])
 
         kinds = (torch.float32, torch.bfloat16)
         rates = {str(kind).removeprefix("torch."): together(partial(_multiply, product(kind), clock)) for kind in kinds}
@@ -312,8 +312,8 @@ class RateEstimator:
         kernels = self.limits.device == "cpu" and hardware.c_compiler() is not None
         numbers = (STATE_PASSES_BY_KERNELS if kernels else STATE_PASSES) * self.size.state * written
         if trains:
-            made = self.size.by_kernels if kernels else self.size.recurrent
-            numbers += TRAINING_PASSES * self.size.layers * made * read
+            per_token = self.size.by_kernels if kernels else self.size.recurrent
+            numbers += TRAINING_PASSES * self.size.layers * per_token * read
         return 4 * numbers / self.limits.read
 
 

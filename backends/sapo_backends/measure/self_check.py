@@ -102,16 +102,16 @@ def _generation(engine: Engine, reference: ReferenceEngine) -> Iterator[CheckRes
 def _scoring(engine: Engine, reference: ReferenceEngine) -> CheckResult:
     prompts = _prompts(engine)
     sequences = _sequences(prompts, reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2))
-    found, expected = _scores(engine, sequences), reference.scores(sequences)
-    return _agrees("log-probabilities equal the second engine's", engine, found, expected)
+    logprobs, expected = _scores(engine, sequences), reference.scores(sequences)
+    return _agrees("log-probabilities equal the second engine's", engine, logprobs, expected)
 
 
 def _training(engine: Engine) -> Iterator[CheckResult]:
     prompts = _prompts(engine)[:4]
     groups = engine.generate(prompts, 4, Sampling(max_new_tokens=24), seed=3)
-    told = engine.separate_generator
+    separate = engine.separate_generator
     batch = [
-        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0, behaviour_logprobs=c.logprobs if told else None)
+        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0, behaviour_logprobs=c.logprobs if separate else None)
         for p, g in zip(prompts, groups, strict=True)
         for i, c in enumerate(g)
     ]

@@ -85,9 +85,12 @@ def find_device_failure(device: Any, compute: Any, make: Make) -> str:
     """What the device computes wrongly, in words; "" if nothing."""
     with mx.stream(device):
         groups = generate_completions(make(device, compute), PROMPTS, 2, SAMPLING, 0, ())
-    told = [(prompt, one) for prompt, group in zip(PROMPTS, groups, strict=True) for one in group]
-    batch = [TrainSample(prompt, one.tokens, 1.0 - number % 2 * 2) for number, (prompt, one) in enumerate(told)]
-    sampled = np.array(list(chain.from_iterable(one.logprobs for _, one in told)))
+    pairs = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
+    batch = [
+        TrainSample(prompt, completion.tokens, 1.0 - number % 2 * 2)
+        for number, (prompt, completion) in enumerate(pairs)
+    ]
+    sampled = np.array(list(chain.from_iterable(completion.logprobs for _, completion in pairs)))
     scored, grad = _computed(make, device, compute, batch)
     expected, exact = _computed(make, mx.cpu, mx.float32, batch)
     errors = {
@@ -102,7 +105,7 @@ def _computed(make: Make, device: Any, compute: Any, batch: list[TrainSample]) -
     """Log-probabilities of the completions' tokens, and the gradient of an update, concatenated."""
     with mx.stream(device):
         model = make(device, compute)
-        packed = pad_micro_batch([(one.prompt, one.completion) for one in batch], list(range(len(batch))))
+        packed = pad_micro_batch([(sample.prompt, sample.completion) for sample in batch], list(range(len(batch))))
         scores = np.array(model.token_logprobs(packed, 1.0).logprobs)[np.array(packed.valid)]
         grads = minibatch_gradient(model, batch, POLICY, BUDGET, UpdateTally())
         return scores, np.concatenate([np.array(grads[name]).ravel() for name in sorted(grads)])

@@ -128,7 +128,7 @@ def _moments(folder: Path, model: MlxModel) -> tuple[Tensors, Tensors] | None:
     read = read_moments(folder, load_file)
     if read is None:
         return None
-    found, named = read
+    moments, named = read
     if not named:
         LOG.warning(
             "The optimizer starts anew: its state in %s has no names, as the torch engine wrote it before. Train one "
@@ -136,7 +136,7 @@ def _moments(folder: Path, model: MlxModel) -> tuple[Tensors, Tensors] | None:
             folder,
         )
         return None
-    first, second = (from_arrays(model.trained, found[moment]) for moment in MOMENTS)
+    first, second = (from_arrays(model.trained, moments[moment]) for moment in MOMENTS)
     return first, second
 
 

@@ -115,11 +115,11 @@ class DecodeCache:
         only on the last that many of these."""
         slot = mx.arange(self._visible())
         sampled = (slot >= self._prompt) & (slot <= self.filled)
-        seen = (slot[None] < self._lengths[:, None]) | sampled[None]
+        visible = (slot[None] < self._lengths[:, None]) | sampled[None]
         if window_size is not None:
             place = mx.where(slot < self._prompt, slot, slot - self._prompt + self._lengths[:, None])
-            seen = seen & (self.offset[:, None] - place < window_size)
-        return self._shaped(seen[:, None, None, :])
+            visible = visible & (self.offset[:, None] - place < window_size)
+        return self._shaped(visible[:, None, None, :])
 
     def _visible(self) -> int:
         """Slots handed to attention: all filled ones and the new token, rounded up."""

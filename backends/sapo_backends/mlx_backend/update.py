@@ -160,8 +160,8 @@ def minibatch_gradient(
     for done, members in enumerate(batches):
         samples = [active[i] for i in members]
         packed = pad_micro_batch(pairs, members, masks)
-        given = sample_arrays(samples, part, policy, packed.targets.shape[1])
-        results, grads = _grad(model, packed, given, policy)
+        arrays = sample_arrays(samples, part, policy, packed.targets.shape[1])
+        results, grads = _grad(model, packed, arrays, policy)
         total = {name: grad + total[name] if total else grad for name, grad in grads.items()}
         mx.eval(total)
         _count(tally, packed, samples, results)

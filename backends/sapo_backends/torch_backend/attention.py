@@ -150,16 +150,16 @@ def fused_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The fused kernel computed again: what it keeps for its own backward pass is small."""
     visible = _visible(own, shared, owner)
-    step, found = _rows_at_once(q, visible, cap), []
+    step, parts = _rows_at_once(q, visible, cap), []
     for at in range(0, q.shape[1], step):
         with torch.enable_grad():
             leaves = [q[:, at : at + step].detach(), visible[:, :, at : at + step].detach()]
             leaves = [leaf.requires_grad_() for leaf in leaves]
             of_rows = bias if bias.shape[0] == 1 else bias[at : at + step]
             again = _by_kernel(leaves[0], leaves[1], of_rows, cap)
-        found.append(torch.autograd.grad(again, leaves, grad_out[:, at : at + step]))
+        parts.append(torch.autograd.grad(again, leaves, grad_out[:, at : at + step]))
     grad_q, grad_seen = (
-        found[0] if len(found) == 1 else (torch.cat([f[0] for f in found], 1), torch.cat([f[1] for f in found], 2))
+        parts[0] if len(parts) == 1 else (torch.cat([f[0] for f in parts], 1), torch.cat([f[1] for f in parts], 2))
     )
     if shared is None:
         return grad_q, grad_seen, None
@@ -380,17 +380,17 @@ class PromptAttention:
             torch.arange(self.places.shape[1], device=q.device),
             self._spec.window_of(layer, len(self.places[0])),
         )
-        seen = slot < self.lengths[:, None]
+        visible = slot < self.lengths[:, None]
         if window:
-            seen &= slot >= self.lengths[:, None] - window
+            visible &= slot >= self.lengths[:, None] - window
         scale, cap = self._slabs.style
         if cap == 0.0:
             attended = torch.nn.functional.scaled_dot_product_attention(
-                q, keys, values, attn_mask=seen[:, None, None], scale=scale
+                q, keys, values, attn_mask=visible[:, None, None], scale=scale
             )
         else:
             scores = apply_softcap((q @ keys.transpose(2, 3)).float() * scale, cap)
-            weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+            weights = scores.masked_fill_(~visible[:, None, None], float("-inf")).softmax(-1)
             attended = weights.to(values.dtype) @ values
         result = queries.new_zeros(queries.shape[0], queries.shape[1] * queries.shape[2])
         return result.index_copy_(0, ends, attended.flatten(1))
@@ -424,5 +424,5 @@ class _GroupAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         grads = gradients[0]
-        found = on_cpu(attend_backward, grads)(grads, list(ctx.saved_tensors), ctx.slabs, ctx.style)
-        return found, None, None, None
+        grads_in = on_cpu(attend_backward, grads)(grads, list(ctx.saved_tensors), ctx.slabs, ctx.style)
+        return grads_in, None, None, None

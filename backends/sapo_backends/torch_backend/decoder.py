@@ -166,15 +166,15 @@ def four_bit_places(
     weights: Mapping[str, FourBit], entries: Sequence[FusedTensor]
 ) -> dict[str, tuple[FourBit, int, tuple[int, int]]]:
     """The file's tensor name -> its fused weight, the index of its first element there, its shape."""
-    found = {}
+    places = {}
     for entry in entries:
         if entry.name not in weights:
             continue
         at, columns = 0, entry.shape[1]
         for part in entry.parts:
-            found[part.name] = weights[entry.name], at, (part.rows, columns)
+            places[part.name] = weights[entry.name], at, (part.rows, columns)
             at += part.rows * columns
-    return found
+    return places
 
 
 # LoRA (arXiv 2106.09685) on every linear layer, with PEFT's names, so that peft and our GGUF writer can read it.

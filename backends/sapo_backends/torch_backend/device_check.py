@@ -73,10 +73,10 @@ def _scored(model: DecoderModel, pairs: list[tuple[tuple[int, ...], tuple[int, .
     """Log-probabilities of the pairs' completions, and the gradient of their sum with alternating signs, in float64."""
     leaf = model.base.to(model.compute).requires_grad_()
     packed = pack_micro_batch(pairs, list(range(len(pairs))), model.device)
-    found = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
-    signs = 1.0 - 2.0 * (torch.arange(len(found), device=found.device) % 2)
-    (gradient,) = torch.autograd.grad((found * signs.to(found.dtype)).sum(), leaf)
-    return found.detach().cpu().double(), gradient.cpu().double()
+    logprobs = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
+    signs = 1.0 - 2.0 * (torch.arange(len(logprobs), device=logprobs.device) % 2)
+    (gradient,) = torch.autograd.grad((logprobs * signs.to(logprobs.dtype)).sum(), leaf)
+    return logprobs.detach().cpu().double(), gradient.cpu().double()
 
 
 def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
@@ -94,12 +94,12 @@ def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
     pairs = [(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
     expected, gradient = _scored(exact, pairs)
     sampled = torch.tensor([p for group in groups for c in group for p in c.logprobs], dtype=torch.float64)
-    found, found_gradient = _scored(model, pairs)
-    errors = {"sampling": (sampled - expected).abs().mean(), "scoring": (found - expected).abs().mean()}
+    logprobs, device_gradient = _scored(model, pairs)
+    errors = {"sampling": (sampled - expected).abs().mean(), "scoring": (logprobs - expected).abs().mean()}
     for name, error in errors.items():
         if not float(error) <= LOGPROB_ERROR[compute]:
             yield f"{name} (log-probabilities are off by {float(error):.1e})"
-    off = float((found_gradient - gradient).norm() / gradient.norm())
+    off = float((device_gradient - gradient).norm() / gradient.norm())
     if not off <= GRADIENT_ERROR[compute]:
         yield f"an update (its gradient is off by {off:.1e} of its length)"
 
@@ -150,14 +150,14 @@ def ensure_device_checked(device: torch.device, compute: torch.dtype) -> None:
         return
     except (OSError, ValueError, TypeError):
         pass  # not met yet
-    found = check_device(device, compute)
-    if found.failed:
+    result = check_device(device, compute)
+    if result.failed:
         others = (device.type != "cpu", "--device cpu"), (compute != torch.float32, "--precision float32")
         fix = ", or ".join(flag for may_help, flag in others if may_help)
-        raise BackendUnavailable(f"{device} was checked and computes wrongly: {found.failed}.", fix and f"use {fix}")
+        raise BackendUnavailable(f"{device} was checked and computes wrongly: {result.failed}.", fix and f"use {fix}")
     with contextlib.suppress(OSError):  # a full or read-only disk means only that the check runs again next time
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(found.without), encoding="utf-8")
+        record.write_text(json.dumps(result.without), encoding="utf-8")
 
 
 def on_processor() -> dict[str, str]:

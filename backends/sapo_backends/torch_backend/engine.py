@@ -101,15 +101,15 @@ def _moments(folder: Path, layout: TensorLayout) -> list[Tensor] | None:
     read = read_moments(folder, load_file)
     if read is None:
         return None
-    found, named = read
+    moments, named = read
     if not named:
-        flat = [found[moment][""] for moment in MOMENTS]
+        flat = [moments[moment][""] for moment in MOMENTS]
         if any(tensor.shape != (layout.size,) for tensor in flat):
             raise RuntimeError("the optimizer's state does not fit the model")
         return flat
     fresh = [torch.empty(layout.size) for _ in MOMENTS]
     for tensor, moment in zip(fresh, MOMENTS, strict=True):
-        layout.fill(tensor, found[moment])
+        layout.fill(tensor, moments[moment])
     return fresh
 
 

@@ -205,8 +205,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
-        found = on_cpu(_norm_backward, x)(x, weight, scale, gradients[0], trained)
-        return found[-1], found[0] if trained else None, None
+        grads = on_cpu(_norm_backward, x)(x, weight, scale, gradients[0], trained)
+        return grads[-1], grads[0] if trained else None, None
 
 
 class _WideRmsNorm(torch.autograd.Function):
@@ -223,8 +223,8 @@ class _WideRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
         wide = x.float(), weight.float() + ctx.offset, scale, gradients[0].float(), trained
-        found = [grad.to(x.dtype) for grad in on_cpu(_norm_backward, x)(*wide)]
-        return found[-1], found[0] if trained else None, None, None
+        grads = [grad.to(x.dtype) for grad in on_cpu(_norm_backward, x)(*wide)]
+        return grads[-1], grads[0] if trained else None, None, None
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:

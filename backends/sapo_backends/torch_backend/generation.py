@@ -48,8 +48,8 @@ def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[
         if compiled is not None:
             return compiled.sample(logits, sampling.temperature, uniform)
     if logits.device.type == "mps":  # which has no float64; it shares the processor's memory
-        found, scores = sample_tokens(logits.cpu(), sampling, uniform)
-        return found.to(logits.device), scores
+        sampled, scores = sample_tokens(logits.cpu(), sampling, uniform)
+        return sampled.to(logits.device), scores
     rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
         return _sample_rows(logits, sampling, uniform)

@@ -73,11 +73,11 @@ class GraphCapture:
         """The step, computed once and captured; None if capturing does not work."""
         device = inputs.tokens.device
         try:
-            found = CapturedStep(inputs, compute)
+            captured = CapturedStep(inputs, compute)
         except RuntimeError as error:
             self._give_up(device, f"capture failed: {error}")
             return None
-        return found if self._agree(device, found.logits, found.expected) else None
+        return captured if self._agree(device, captured.logits, captured.expected) else None
 
     def replay(self, captured: CapturedStep, tokens: Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
         """The logits (rows, V) after tokens (rows,); None if they differ from those of `plain`, which computes the

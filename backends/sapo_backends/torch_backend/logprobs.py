@@ -125,35 +125,37 @@ class _ChosenLogprobs(torch.autograd.Function):
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         jacobian = torch.empty_like(hidden) if needs_hidden and not needs_head else hidden.new_empty(0, hidden.shape[1])
         few = hidden.shape[0] * head.shape[0] <= round_memory.KEPT_PROBABILITIES
-        kept = list[Tensor]() if needs_head and few and softcap == 0.0 else None
-        found = []
+        probabilities = list[Tensor]() if needs_head and few and softcap == 0.0 else None
+        results = []
         for number, (part, wanted) in enumerate(
             zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
         ):
             ones = torch.ones(len(part), device=head.device) if len(jacobian) else None
-            found.append(chunks.logprobs(part, wanted, ones, kept))
+            results.append(chunks.logprobs(part, wanted, ones, probabilities))
             if len(jacobian):
                 torch.mm(chunks.memory(part), head, out=jacobian[number * rows :][: len(part)])
-        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *(kept or ()))
+        ctx.save_for_backward(jacobian if len(jacobian) else hidden, head, targets, *(probabilities or ()))
         ctx.temperature, ctx.rows, ctx.softcap = temperature, rows, softcap
-        chosen, entropies = map(torch.cat, zip(*found, strict=True))
+        chosen, entropies = map(torch.cat, zip(*results, strict=True))
         ctx.mark_non_differentiable(entropies)
         return chosen, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden, head, targets, *kept = ctx.saved_tensors
+        hidden, head, targets, *probabilities = ctx.saved_tensors
         grad_out = gradients[0] / ctx.temperature  # (T,)
         if not ctx.needs_input_grad[1]:
             return hidden * grad_out[:, None].to(hidden.dtype), None, None, None, None
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros(head.shape, device=head.device)
-        chunks, known = _Chunks(head, ctx.rows, ctx.temperature, ctx.softcap), iter(kept)
+        chunks, known = _Chunks(head, ctx.rows, ctx.temperature, ctx.softcap), iter(probabilities)
         for part, wanted, weights, grad_part in zip(
             *(torch.split(t, ctx.rows) for t in (hidden, targets, grad_out, grad_hidden)), strict=True
         ):
             grad_logits = (
-                chunks.gradients_of(known, wanted, weights) if kept else chunks.gradients(part, wanted, weights)
+                chunks.gradients_of(known, wanted, weights)
+                if probabilities
+                else chunks.gradients(part, wanted, weights)
             )
             torch.mm(grad_logits, head, out=grad_part)
             grad_head += grad_logits.t() @ part

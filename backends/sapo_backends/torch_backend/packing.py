@@ -234,9 +234,9 @@ def pack_micro_batch(
         predicts += [ends[prompt], *range(start, start + len(completion) - 1)]
     targets = [token for _, completion in chosen for token in completion]
     sequence = [row for row, (_, completion) in enumerate(chosen) for _ in completion]
-    kept = [masks[i] for i in members] if any(mask is not None for mask in masks) else []
-    if kept:
-        places = [mask or (True,) * len(pair[1]) for mask, pair in zip(kept, chosen, strict=True)]
+    member_masks = [masks[i] for i in members] if any(mask is not None for mask in masks) else []
+    if member_masks:
+        places = [mask or (True,) * len(pair[1]) for mask, pair in zip(member_masks, chosen, strict=True)]
         counts = [counted for place in places for counted in place]
         predicts, targets, sequence = (list(compress(values, counts)) for values in (predicts, targets, sequence))
     return PackedBatch(
@@ -245,7 +245,7 @@ def pack_micro_batch(
         predicts=torch.tensor(predicts, device=device),
         targets=torch.tensor(targets, device=device),
         sequence=torch.tensor(sequence, device=device),
-        masks=kept,
+        masks=member_masks,
     )
 
 

@@ -47,11 +47,11 @@ def require_bitsandbytes(device: torch.device) -> None:
     values = torch.tensor(LEVELS, device=device).repeat(4)
     try:  # without a library for the GPU, bitsandbytes raises only here
         codes, scales = quantise_nf4(values)
-        found = dequantise_nf4(codes.view(1, -1), scales, torch.empty(0, device=device))
+        weight = dequantise_nf4(codes.view(1, -1), scales, torch.empty(0, device=device))
     except (AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendUnavailable(f"bitsandbytes does not work on {device} ({reason}).", UPGRADE) from error
-    if not torch.allclose(found[0], values, atol=1e-5):
+    if not torch.allclose(weight[0], values, atol=1e-5):
         raise BackendUnavailable("This version of bitsandbytes computes something else.", UPGRADE)
 
 

@@ -27,12 +27,12 @@ class _States(ctypes.Structure):
 
 def kernels_that_work() -> NativeKernels | None:
     """The compiled kernels, if they exist and agree with the rule; a disagreement is recorded as a fallback."""
-    found = load_kernels()
-    if found is not None and not _works(found):
+    kernels = load_kernels()
+    if kernels is not None and not _works(kernels):
         leave_out("native")
         fall_back("native", "layers with a state come out different")
         return None
-    return found
+    return kernels
 
 
 @cache
@@ -53,9 +53,9 @@ def _give_the_rule(found: NativeKernels) -> bool:
             leaves: list[Any] = [
                 None if x is None else x.clone().requires_grad_() for x in (q, k, v, decay, rule, state)
             ]
-            made = compute(*leaves)
-            total = made[0].square().sum() + made[1].square().sum()
-            results.append([*made, *torch.autograd.grad(total, [x for x in leaves if x is not None])])
+            outputs = compute(*leaves)
+            total = outputs[0].square().sum() + outputs[1].square().sum()
+            results.append([*outputs, *torch.autograd.grad(total, [x for x in leaves if x is not None])])
         if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*results, strict=True)):
             return False
     return True
@@ -122,19 +122,19 @@ class NativeRecurrence(torch.autograd.Function):
         """See torch.autograd.Function."""
         q, k, v, decay, beta, state = ctx.saved_tensors
         grad_out, grad_state = gradients[0].contiguous(), gradients[1].clone(memory_format=torch.contiguous_format)
-        found = *(None if x is None else torch.zeros(x.shape) for x in (q, k, v, decay, beta)), grad_state
-        _on_threads(ctx.kernels, "states_backward", q, v, (q, k, v, decay, beta, state, grad_out, *found))
-        return None, *found
+        grads = *(None if x is None else torch.zeros(x.shape) for x in (q, k, v, decay, beta)), grad_state
+        _on_threads(ctx.kernels, "states_backward", q, v, (q, k, v, decay, beta, state, grad_out, *grads))
+        return None, *grads
 
 
 def _on_threads(kernels: NativeKernels, name: str, q: Tensor, v: Tensor, tensors: Sequence[Tensor | None]) -> None:
     """Call kernels.library.sapo_{name} on as many threads as torch has, each with some of the rows and its own
     workspace."""
-    given = [None if x is None else x.contiguous() for x in tensors]
+    arguments = [None if x is None else x.contiguous() for x in tensors]
     function, part = getattr(kernels.library, f"sapo_{name}"), -(-len(q) // torch.get_num_threads())
 
     def share(first: int) -> None:
-        some = [None if x is None else x[first : first + part] for x in given]
+        some = [None if x is None else x[first : first + part] for x in arguments]
         shape = _States(min(part, len(q) - first), q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
         room = torch.empty(
             kernels.library.sapo_states_workspace(ctypes.byref(shape)) if name == "states_backward" else 0

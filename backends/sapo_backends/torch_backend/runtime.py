@@ -210,9 +210,9 @@ def _computes() -> bool:
     x, weight = (torch.randn(n, 32).bfloat16() for n in (5, 48))
     packed = pack_for_onednn(weight)
     gate = torch.ops.mkldnn._linear_pointwise(x, packed, None, "swish", [], "")
-    found = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
+    output = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
     y = F.linear(x.float(), weight.float())
-    return bool(((F.silu(y) * y - found).abs() <= 0.05 * (1 + y.square())).all())
+    return bool(((F.silu(y) * y - output).abs() <= 0.05 * (1 + y.square())).all())
 
 
 def pack_for_onednn(weight: Tensor) -> Tensor:

@@ -82,13 +82,13 @@ class CheckpointedForward:
         if self._inside or (owner is None and not is_grad_enabled()):
             return self._forward(*inputs, **named)
         name = next((name for name, value in named.items() if hasattr(value, "reorder_cache")), None)
-        cache, kept = None if name is None else named.pop(name), list[Any]()
+        cache, caches = None if name is None else named.pop(name), list[Any]()
         before = [] if cache is None else [cache.layers[place] for place in self._places]
 
         def compute(weights: Mapping[str, Tensor], before: Sequence[Any], *inputs: Any, **named: Any) -> Any:
             if name is not None:
                 own = [gather_layer(layer, owner) for layer in before]
-                kept[:] = kept or own  # set in the first pass
+                caches[:] = caches or own  # set in the first pass
                 named[name] = replace_layers(cache, self._places, own)
             return self._compute(weights, *inputs, **named)
 
@@ -108,7 +108,7 @@ class CheckpointedForward:
         else:
             output = compute(weights, before, *inputs, **named)
         if owner is None and cache is not None:
-            for place, layer in zip(self._places, kept, strict=True):
+            for place, layer in zip(self._places, caches, strict=True):
                 cache.layers[place] = layer
         return output
 
@@ -169,9 +169,9 @@ def _either(original: Callable[..., Any], better: Callable[..., Any]) -> Callabl
 
     @wraps(original)
     def either(*given: Any, **named: Any) -> Any:
-        found = better(*given, **named)
-        if found is not None:
-            return found
+        result = better(*given, **named)
+        if result is not None:
+            return result
         if fills_up and "chunk_size" in named:
             named["chunk_size"] = min(named["chunk_size"], CHUNK)
         return original(*given, **named)
@@ -195,19 +195,19 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor | None] | None:
     """query, key (rows, tokens, groups, keys), value (rows, tokens, heads, values), g, the logarithm of the decay, and beta
     (rows, tokens, heads), initial_state (rows, heads, keys, values)."""
-    found = recurrence.kernels_that_work()
-    if found is None or cu_seqlens is not None or not recurrence.suits_recurrence(query, value):
+    kernels = recurrence.kernels_that_work()
+    if kernels is None or cu_seqlens is not None or not recurrence.suits_recurrence(query, value):
         return None
     q, k, v = query.float(), key.float(), value.float()
     if use_qk_l2norm_in_kernel:
         q, k = _unit(q), _unit(k)
     rows, _, heads, values = v.shape
-    given = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
+    inputs = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
     state = v.new_zeros(rows, heads, q.shape[-1], values) if initial_state is None else initial_state.float()
     if state.is_contiguous() and not torch.is_grad_enabled():
-        out = recurrence.advance_state(found, *given, state)  # in place: the cache takes over the returned state
+        out = recurrence.advance_state(kernels, *inputs, state)  # in place: the cache takes over the returned state
     else:
-        out, state = recurrence.NativeRecurrence.apply(found, *given, state)  # type: ignore[no-untyped-call]
+        out, state = recurrence.NativeRecurrence.apply(kernels, *inputs, state)  # type: ignore[no-untyped-call]
     return out.to(query.dtype), state if output_final_state else None
 
 
@@ -234,16 +234,16 @@ def _chunk_scan(
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """hidden_states (rows, tokens, heads, values), dt (rows, tokens, heads), A, D (heads,), B, C (rows, tokens, groups, keys),
     initial_states (rows, heads, values, keys)."""
-    found = recurrence.kernels_that_work()
-    if found is None or z is not None or seq_idx is not None or not recurrence.suits_recurrence(B, hidden_states):
+    kernels = recurrence.kernels_that_work()
+    if kernels is None or z is not None or seq_idx is not None or not recurrence.suits_recurrence(B, hidden_states):
         return None
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(min=dt_limit[0], max=dt_limit[1]).float()
     x = hidden_states.float()
     rows, _, heads, values = x.shape
     start = x.new_zeros(rows, heads, B.shape[-1], values) if initial_states is None else initial_states.float().mT
-    given = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
-    out, state = recurrence.NativeRecurrence.apply(found, *given, start)  # type: ignore[no-untyped-call]
+    inputs = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
+    out, state = recurrence.NativeRecurrence.apply(kernels, *inputs, start)  # type: ignore[no-untyped-call]
     out = out if D is None else out + D[..., None] * x
     return (out, state.mT.contiguous()) if return_final_states else out
 
@@ -264,15 +264,17 @@ def _state_update(
 ) -> Tensor | None:
     """One token: state (rows, heads, values, keys), changed in place; hidden_states (rows, heads, values); dt like it;
     A (heads, values, keys), D, dt_bias (heads, values), each constant within a head; B, C (rows, groups, keys)."""
-    found = recurrence.kernels_that_work()
+    kernels = recurrence.kernels_that_work()
     alike = dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0)
     ready = state.dtype == torch.float32 and state.is_contiguous() and not torch.is_grad_enabled()
-    if found is None or z is not None or not (alike and ready and recurrence.suits_recurrence(B, hidden_states)):
+    if kernels is None or z is not None or not (alike and ready and recurrence.suits_recurrence(B, hidden_states)):
         return None
     dt = dt[..., 0] if dt_bias is None else dt[..., 0] + dt_bias[..., 0].to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).float()
     x = hidden_states.float()
-    out = recurrence.step_state(found, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state)
+    out = recurrence.step_state(
+        kernels, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state
+    )
     return (out if D is None else out + x * D).to(hidden_states.dtype)
 
 

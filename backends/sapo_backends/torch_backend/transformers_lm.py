@@ -45,7 +45,7 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
         ) from error
     try:
         module: nn.Module
-        module, told = AutoModelForCausalLM.from_pretrained(
+        module, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,
@@ -54,11 +54,11 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
             output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        said = next(iter(str(error).splitlines()), "")  # further lines list every known class
-        if said.startswith("Unrecognized configuration class"):
-            said = "it has no causal language model for that architecture. Choose a model that only writes text."
-        raise ModelNotFound(f"transformers cannot load {folder}: {said[:400]}") from error
-    if missing := told["missing_keys"]:  # transformers gave them random values
+        reason = next(iter(str(error).splitlines()), "")  # further lines list every known class
+        if reason.startswith("Unrecognized configuration class"):
+            reason = "it has no causal language model for that architecture. Choose a model that only writes text."
+        raise ModelNotFound(f"transformers cannot load {folder}: {reason[:400]}") from error
+    if missing := info["missing_keys"]:  # transformers gave them random values
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
     if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
         raise BackendError(f"{folder.name} has quantised weights. Choose the same model before it was quantised.")
@@ -124,8 +124,8 @@ class CompletionStates:
         owner = torch.tensor([number[prompt] for prompt, _ in packed.pairs], device=model.device)
         rows = padded_right([completion[:-1] for _, completion in packed.pairs], longest - 1, model.device)
         offset = positions[owner, -1:] + 1 + torch.arange(longest - 1, device=model.device)
-        seen = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
-        inputs = {"input_ids": rows, "attention_mask": seen, "cache": cache, "use_cache": True}
+        mask = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
+        inputs = {"input_ids": rows, "attention_mask": mask, "cache": cache, "use_cache": True}
         if self._layers is None:
             cache.reorder_cache(owner)
             continued, _ = model.hidden_states(weights, offset, **inputs)
@@ -155,7 +155,7 @@ class CompletionStates:
         pairs = [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))]
         packed, bound = pack_micro_batch(pairs, list(range(len(pairs))), model.device), model.weights(None)
         name = next(name for name, tensor in bound.parameters.items() if tensor.ndim == 1)
-        found = list[Tensor]()
+        results = list[Tensor]()
         for compute in (self._shared, self._repeated):
             leaf = bound.parameters[name].detach().clone().requires_grad_()
             try:
@@ -164,9 +164,9 @@ class CompletionStates:
                 gradient = torch.autograd.grad((states.float() * wave).sum(), leaf)[0]
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 return False  # transformers' way of saying that it cannot
-            found += [states.detach().float(), gradient.float()]
+            results += [states.detach().float(), gradient.float()]
         most = TOLERANCE.get(model.compute, ROUNDED)
-        distances = [float((a - b).norm() / b.norm()) for a, b in zip(found[:2], found[2:], strict=True)]
+        distances = [float((a - b).norm() / b.norm()) for a, b in zip(results[:2], results[2:], strict=True)]
         return all(math.isfinite(distance) and distance <= most for distance in distances)
 
 
@@ -234,9 +234,9 @@ class TransformersModel:
         name = type(self.module).__name__
         if name in (config.architectures or ()) and name not in LANGUAGE_PARTS:
             return None
-        told: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-        told.pop("_name_or_path", None)  # a folder of this machine
-        return {**told, "architectures": [name]}
+        settings: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+        settings.pop("_name_or_path", None)  # a folder of this machine
+        return {**settings, "architectures": [name]}
 
     def linear_layers(self) -> dict[str, nn.Linear]:
         """Every linear layer except the unembedding, by its name."""

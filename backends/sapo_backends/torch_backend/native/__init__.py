@@ -202,11 +202,11 @@ class NativeKernels:
 
         def share(first: int) -> None:
             some = slice(first, first + part)
-            given = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
+            inputs = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
             wide, scale = logits.dtype == torch.float32, 1.0 / temperature
-            count = len(given[0])
+            count = len(inputs[0])
             self.library.sapo_chosen_logprobs(
-                count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, given)
+                count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, inputs)
             )
 
         starts = range(0, rows, part)
@@ -244,14 +244,14 @@ def checked_kernels() -> NativeKernels | None:
             reason = str(error) or type(error).__name__
             break
         try:
-            found = NativeKernels.load(path)
+            kernels = NativeKernels.load(path)
         except (OSError, AttributeError) as error:
             reason = str(error)
             with contextlib.suppress(OSError):  # a damaged file: build it again
                 path.unlink()
             continue
-        if _works(found):
-            return found
+        if _works(kernels):
+            return kernels
         reason = "they compute something else than torch"
         break
     fall_back("native", reason)
