@@ -81,8 +81,7 @@ class CompositeEngine(Engine):
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
         """See Engine.update; then syncs the generator. If the generator cannot take an update that was applied, the
-        update still
-        succeeds: the next generate tries again, and raises the error."""
+        update still succeeds: the next generate tries again, and raises the error."""
         stats = self._trainer.update(batch, policy, seed, cancel, on_progress)
         if stats.steps:
             self._stale = True

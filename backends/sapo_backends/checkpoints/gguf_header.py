@@ -80,8 +80,7 @@ class TensorEntry:
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """values: key -> number, text, or a short array of numbers. lengths: key -> number of entries of every array. data:
-    where the
-    first tensor begins. size: bytes of the file."""
+    where the first tensor begins. size: bytes of the file."""
 
     values: Mapping[str, Any]
     lengths: Mapping[str, int]

@@ -503,9 +503,8 @@ def write_gguf(
     """Write the model of a Hugging Face folder to `target`, which appears only when it is complete.
 
     The stem of `target` is the name that other programs show. strict: refuse a tokenizer that other programs would
-    split text with
-    differently. progress may raise to stop: nothing is left behind.
-    Raises ModelNotFound, BackendError, BackendUnavailable.
+    split text with differently. progress may raise to stop: nothing is left behind. Raises ModelNotFound,
+    BackendError, BackendUnavailable.
     """
     gguf = gguf_module()
     spec = read_spec(folder)

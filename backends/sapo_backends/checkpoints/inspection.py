@@ -3,11 +3,10 @@
 A tokenizer, chat template or header may come from a stranger and is read by native code, which may take gigabytes, run
 for ever or crash. The child has a memory cap and a processor-time limit where the platform offers them, and a
 deadline. It reads everything that the app reads of a model except its weights, encodes texts and renders
-conversations. Of its output only one
-thing counts: whether it reached its end. Damage that this process reports in words by itself is left to this process.
-For a GGUF file, whose small files the child makes first (see gguf_view), the child's sentence is passed on. A good
-result is remembered in the app's cache under a digest of the files, so that only the first start pays for the
-inspection.
+conversations. Of its output only one thing counts: whether it reached its end. Damage that this process reports in
+words by itself is left to this process. For a GGUF file, whose small files the child makes first (see gguf_view), the
+child's sentence is passed on. A good result is remembered in the app's cache under a digest of the files, so that only
+the first start pays for the inspection.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ Norms = Literal["before", "after", "both"]
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
     """norms: where a layer's RMSNorms are, before or after attention and MLP. qk_norm: none, per head, or over all
-    heads
-    together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the file.
+    heads together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the
+    file.
     scaled_embedding: embeddings are multiplied by sqrt(hidden). windowed: which layers only see sliding_window tokens
     if the config has no layer_types: none, all, or all but every n-th. tied: the default if the config does not say."""
 

@@ -153,8 +153,7 @@ PASSING = 32 << 10
 """Bytes from which a block is probably short-lived: a page of history, a frame of the screen."""
 ACTIVATIONS = 1 << 20
 """Bytes from which a block is probably one layer's activations of a micro-batch. These differ in width and leave holes
-that fit
-nothing else: keeping them made updates by transformers need up to twice the memory, and no faster."""
+that fit nothing else: keeping them made updates by transformers need up to twice the memory, and no faster."""
 RETURN_EVERY_S = 60.0
 """Seconds between two trims of a process that runs for weeks. A trim takes an engine 0.16 s: it returns 0.13 of
 starter-1m's 0.61 GB, and rounds of 16 x 8 take as long as before. It takes a dashboard 0.03 s: garbage cycles left for

@@ -152,7 +152,7 @@ def _chunks(completion: TokenIds, prompt: int, budget: int) -> Iterator[tuple[To
 
 
 # The adapter that a trainer changes every round, swapped in without loading the model again.
-# #
+#
 # Order matters (llama.cpp 0.3.36): an adapter with the same targets must exist before the context. Then, for each swap:
 # load the new one, set it, free the old one (a freed address that is reused would look unchanged), and clear the
 # cache, which does not notice that the adapter changed.

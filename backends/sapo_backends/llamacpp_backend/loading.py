@@ -23,7 +23,7 @@ from sapo_backends.llamacpp_backend.engine import LiveAdapter, LlamaCppEngine
 from sapo_backends.llamacpp_backend.native import F16, F32, GgufModel
 
 # One decode in a child process before llama.cpp is used in this process: if a kernel crashes, only the child dies.
-# #
+#
 # Known case: quantised weights with repacked buffers on processors with AMX (llama-cpp-python 0.3.36, gcc 12).
 
 SECONDS = 120

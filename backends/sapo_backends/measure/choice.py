@@ -143,8 +143,8 @@ def list_candidates(
     apple: the machine has Metal; elsewhere mlx is only for tests. gpu: torch computes on a graphics processor.
     bfloat16:
     the processor has instructions for it; without them torch takes 14 times as long. trains: if False, llama.cpp alone
-    is a
-    candidate too. Pairs are left out: they are tried with the best trainer's settings, see `list_pair_candidates`.
+    is a candidate too. Pairs are left out: they are tried with the best trainer's settings, see
+    `list_pair_candidates`.
     """
     trainer = wanted.engine.rpartition("+")[2]
     if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it

@@ -32,8 +32,7 @@ Work = Callable[[], object]
 Clock = Callable[[], float]
 PROCESSOR_SECONDS = sys.platform == "linux"
 """Time each thread alone by its processor seconds, so that a busy machine measures like a quiet one. Other systems use
-the wall
-clock: Apple's library computes in its own threads, and Windows counts in steps of 16 ms."""
+the wall clock: Apple's library computes in its own threads, and Windows counts in steps of 16 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +240,8 @@ over what such a layer keeps per token. From two rows of docs/benchmarks/memory.
 @dataclass(frozen=True, slots=True)
 class RateEstimator:
     """Estimated speed of a model on a machine where it was not measured. precision: that of the products. fallback:
-    transformers
-    computes it. generator: "llamacpp" when that writes instead of the trainer, from a file of that quantisation, such
-    as "Q4_K_M". mlx: MLX computes it, not torch."""
+    transformers computes it. generator: "llamacpp" when that writes instead of the trainer, from a file of that
+    quantisation, such as "Q4_K_M". mlx: MLX computes it, not torch."""
 
     size: ModelSize
     limits: MachineLimits

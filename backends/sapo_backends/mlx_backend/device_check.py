@@ -69,7 +69,7 @@ def compute_on_device(device: Any, suggestion: str) -> Iterator[None]:
 
 
 # Compares MLX on a GPU that it has not used before with float32 on the processor, using the bundled model.
-# #
+#
 # Runs by itself before the first model is loaded there, takes seconds, and is remembered for this chip, type and MLX
 # version.
 

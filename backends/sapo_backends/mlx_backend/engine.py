@@ -49,7 +49,7 @@ from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, Tensors, from_
 from sapo_backends.mlx_backend.update import AdamW
 
 # What the engine writes to disk.
-# #
+#
 # Checkpoints: trained tensors and Adam's moments by outside names, and what they belong to. Exports: the trained model
 # as a Hugging Face folder.
 

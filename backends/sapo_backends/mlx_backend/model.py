@@ -19,9 +19,9 @@ from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common.update import Mask, Pair
 
 # Key-value caches with the interface that mlx_lm's models expect: a prompt computed once, continued by many rows.
-# #
-# mlx_lm calls, layer by layer, `cache.offset` (position of the first new token), `cache.update_and_fetch(keys, values)`
-# and, once per forward pass, `make_mask`.
+#
+# mlx_lm calls, layer by layer, `cache.offset` (position of the first new token), `cache.update_and_fetch(keys,
+# values)` and, once per forward pass, `make_mask`.
 
 SHAPE_STEP = 16
 """Lengths are rounded up to a multiple of this, so that few different shapes occur: Metal's allocator keeps buffers by

@@ -15,7 +15,7 @@ from sapo_backends.torch_backend.packing import SequenceSlab
 from sapo_backends.torch_backend.runtime import on_cpu
 
 # softmax(q k^T) v of one slab, over its own tokens and those of the prompts it continues, and its gradients.
-# #
+#
 # Queries are (kv_heads, rows, g, width, d), scaled, with g queries per key; own keys and values (2, kv_heads, rows,
 # width, d); those of the prompts (2, kv_heads, prompts, p, d), or None. bias: -inf where a token does not see, else 0;
 # with `full_attention` it is (width, width), over own tokens only, which all see one prompt; else (1 or rows, 1,
@@ -170,7 +170,7 @@ def fused_attention_backward(
 
 
 # Which tokens see which: prompts, and completions that share a prompt. Decoding is in kv_cache.py.
-# #
+#
 # Attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads + 2 kv_heads,
 # d), the queries, keys and values of each token, not yet rotated. It returns (N, heads * d), 0 for tokens outside all
 # slabs. All slabs of a layer are one function for TorchScript (runtime.py): they make up most of an update's

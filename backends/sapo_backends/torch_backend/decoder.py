@@ -22,7 +22,7 @@ from sapo_backends.torch_backend.packing import FlatTokens
 from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense_weight
 
 # All parameters in one flat tensor, so that casts, gradients, clipping and Adam each touch memory once.
-# #
+#
 # Projections that read the same input are adjacent: q, k, v form one matrix, gate and up another.
 
 PIECE = 1 << 22
@@ -234,7 +234,7 @@ class LoraWeights:
 
 
 # The decoder itself: every family of spec.FAMILIES in one function over flat tokens.
-# #
+#
 # Tokens of all sequences are concatenated, (N, width); only attention knows which belong together, and it is
 # passed in. The same code therefore serves training, prefill and decoding.
 

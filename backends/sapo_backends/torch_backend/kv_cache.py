@@ -16,7 +16,7 @@ from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # A decode step captured once and replayed: on a GPU, a step of a small model is hundreds of kernels of a few
 # microseconds each, and launching them takes longer than running them.
-# #
+#
 # Values that change from step to step are in tensors at fixed addresses (tokens, positions, the slot that is written,
 # the mask of the slots after it); everything else is captured with its address. When rows leave, the step is captured
 # again.
@@ -132,7 +132,7 @@ class CapturedStep:
 
 
 # The key-value cache of decoding, in which the completions of a group share their prompt's part.
-# #
+#
 # Attention for one new token per row is bound by memory traffic and by the number of operations. So the prompt's part
 # is read once for all rows of a group, as one matrix product, and a token's keys and values are written in one
 # operation.

@@ -49,8 +49,7 @@ class _Chunks:
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None, keep: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of targets (rows,) and entropies (rows,); if weights (rows,) are given, the chunk's memory
-        then holds
-        the gradients. keep: receives the probabilities."""
+        then holds the gradients. keep: receives the probabilities."""
         if self._kernels is not None and keep is None:
             return self._kernels.chosen_logprobs(self._outputs(hidden), self._temperature, targets, weights)
         chosen, entropy, scratch = [], [], torch.empty_like(self._logits)

@@ -61,7 +61,7 @@ def replace_layers(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> 
 
 
 # Layers that keep only their inputs for the backward pass and recompute the rest when it is needed.
-# #
+#
 # Without kernels, transformers computes linear attention and state-space layers step by step, and
 # autograd keeps each step: 0.2 to 0.5 MB per token and layer (docs/benchmarks/memory.md).
 
@@ -145,10 +145,10 @@ class RecomputedLayers:
 
 
 # Layers with a state in models that transformers computes, by the compiled kernels where these support them.
-# #
-# transformers looks for such functions in packages that are for GPUs, and otherwise computes them in many operations,
-# each of which reads and writes the states of all rows. They are replaced by name; if the name is missing, nothing is
-# replaced.
+#
+# transformers looks for such functions in packages that are for GPUs, and otherwise computes them in many
+# operations, each of which reads and writes the states of all rows. They are replaced by name; if the name is missing,
+# nothing is replaced.
 
 CHUNK = 64
 """Maximum tokens that transformers' own functions process at once and pad to. The model's own setting, 256, is for
@@ -288,7 +288,7 @@ _BETTER: dict[str, Callable[..., Any]] = {
 
 
 # The hidden states before a transformers model's unembedding, and how the model turns them into logits.
-# #
+#
 # A model's own forward pass computes logits of every token, which for a vocabulary of 150k is most of its memory. A
 # hook before the unembedding takes the hidden states out and passes only one token on.
 

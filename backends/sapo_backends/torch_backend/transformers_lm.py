@@ -171,7 +171,7 @@ class CompletionStates:
 
 
 # Any other Hugging Face causal language model, computed by transformers behind the interface of causal_lm.py.
-# #
+#
 # Slower than our own decoder and imported only when needed. Its parameters become views of one flat tensor, so that
 # training, checkpoints and adapters share their code. Only hidden states that predict something go
 # through the unembedding, in chunks; prompts are computed once for all rows that continue them.

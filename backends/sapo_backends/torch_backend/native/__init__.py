@@ -25,7 +25,7 @@ from sapo_backends.common import hardware, round_memory
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # The C files here as native code for this machine: compiled once into the cache folder, if there is a C compiler.
-# #
+#
 # A package for every platform would contain code for an average processor; compiling here uses all that this one can
 # do.
 
@@ -94,7 +94,7 @@ def _run(*command: str) -> bytes:
 
 
 # The compiled kernels as functions of tensors; checked before use.
-# #
+#
 # Without a compiler, or if its output fails the check, everything runs in torch's operations instead, with the same
 # results.
 
