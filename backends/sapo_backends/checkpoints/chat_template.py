@@ -52,7 +52,7 @@ SECONDS = 1.0
 """Maximum processor time of this thread, checked every LOOK steps."""
 WASTED_S = 2.0
 """Time that one template may waste on consecutive refused renders; after that it is refused at once. Every question of
-a task is rendered, and a template that exhausted its budget each time took a minute before its model card appeared."""
+a task is rendered, and a template that exhausted its budget each time took a minute before the card appeared."""
 LOOK = 16
 _WIDE = re.compile(r"\d{6,}")
 _UNBOUNDED = ("random", "urlize")

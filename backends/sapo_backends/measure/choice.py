@@ -141,9 +141,8 @@ def list_candidates(
     """Candidates worth measuring, trainers first. engines: those that work here. threads: the upper limit.
 
     apple: the machine has Metal; elsewhere mlx is only for tests. gpu: torch computes on a graphics processor.
-    bfloat16:
-    the processor has instructions for it; without them torch takes 14 times as long. trains: if False, llama.cpp alone
-    is a candidate too. Pairs are left out: they are tried with the best trainer's settings, see
+    bfloat16: the processor has instructions for it; without them torch takes 14 times as long. trains: if False,
+    llama.cpp alone is a candidate too. Pairs are left out: they are tried with the best trainer's settings, see
     `list_pair_candidates`.
     """
     trainer = wanted.engine.rpartition("+")[2]

@@ -45,8 +45,8 @@ class DecodeWeights:
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout) -> DecodeWeights:
-        """Lay the weights out. This reads them once for each token that a batch samples, so it pays off from a dozen
-        on. An adapter stays as it is and is added to the output of the laid-out layer."""
+        """Lay the weights out. A batch reads them once per token that it samples, so this pays off from a dozen
+        tokens on. An adapter stays as it is and is added to the output of the laid-out layer."""
         lay_out = _LAYOUTS[layout]
         layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
         return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []))
