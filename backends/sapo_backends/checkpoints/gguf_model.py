@@ -118,8 +118,8 @@ def tokenizer_files(header: GgufHeader) -> tuple[Json, Json]:
         for number, kind in enumerate(kinds)
         if (kind == USER_DEFINED or number in control) and tokens[number]
     ]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
-    return {**whole, **steps, "model": model}, _settings(header, tokens)
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
+    return {**tokenizer, **steps, "model": model}, _settings(header, tokens)
 
 
 def spelled_vocabulary(model: Json, size: int) -> Json:

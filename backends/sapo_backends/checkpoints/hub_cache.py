@@ -65,8 +65,8 @@ def set_token_source(source: Tokens) -> None:
 
 def hub_token() -> str | None:
     """The person's token, None if there is none."""
-    named = os.environ.get("HF_TOKEN", "").strip()
-    return named or next((token for source in _sources if (token := source())), None)
+    configured = os.environ.get("HF_TOKEN", "").strip()
+    return configured or next((token for source in _sources if (token := source())), None)
 
 
 def hub_endpoint() -> str:

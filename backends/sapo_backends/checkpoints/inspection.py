@@ -52,8 +52,7 @@ HEADER = 1 << 16
 
 def require_harmless(folder: Path, weights: Sequence[Path], trusted: Iterable[Path]) -> None:
     """Returns at once if the folder's tokenizer ships with the app or was inspected before. weights: its weight files;
-    trusted:
-    folders that ship with the app. Raises ModelNotFound if the child did not reach its end."""
+    trusted: folders that ship with the app. Raises ModelNotFound if the child did not reach its end."""
     if not (folder / "tokenizer.json").is_file():
         return
     files = (*(folder / name for name in FILES if (folder / name).is_file()), *weights)

@@ -182,9 +182,9 @@ def _longer_names(model: LocalModel) -> Iterator[str]:
 
 def ollama_folders() -> list[Path]:
     """Where Ollama keeps models: the configured folder, the person's default, and that of its Linux service."""
-    named = os.environ.get("OLLAMA_MODELS", "").strip()
+    configured = os.environ.get("OLLAMA_MODELS", "").strip()
     service = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama/.ollama/models")
-    own = [Path(os.path.expanduser(named))] if named else []
+    own = [Path(os.path.expanduser(configured))] if configured else []
     return _once([*own, _home(".ollama", "models"), *map(Path, service if sys.platform.startswith("linux") else ())])
 
 

@@ -75,8 +75,8 @@ def write_tokenizer(source: Path, folder: Path) -> None:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     if gguf_of(source) is not None:
-        whole, size = read_json(source / "tokenizer.json"), int(read_json(source / "config.json")["vocab_size"])
-        _write(folder / "tokenizer.json", {**whole, "model": spelled_vocabulary(whole["model"], size)})
+        tokenizer, size = read_json(source / "tokenizer.json"), int(read_json(source / "config.json")["vocab_size"])
+        _write(folder / "tokenizer.json", {**tokenizer, "model": spelled_vocabulary(tokenizer["model"], size)})
     settings = read_json(source / "tokenizer_config.json")
     if not settings.get("chat_template") and not (source / "chat_template.jinja").is_file():
         (folder / "chat_template.jinja").write_text(HfTokenizer(source).opening_text + PLAIN, encoding="utf-8")
@@ -107,9 +107,9 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
         raise BackendError("This model has no LoRA adapter: all of its weights were trained. Write it as hf or gguf.")
     names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays})
     target: object = names
-    whole = read_json(source / "config.json")
+    full_config = read_json(source / "config.json")
     # peft has to find the language part inside the model; the vision part may have layers of the same names
-    if language_config(whole) is not whole:
+    if language_config(full_config) is not full_config:
         arrays = {name.replace(_OWN, _WITHIN, 1): array for name, array in arrays.items()}
         target = rf".*\.language_model\..*\.({'|'.join(names)})"
     save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})

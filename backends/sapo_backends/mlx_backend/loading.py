@@ -163,10 +163,10 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
-        whole = read_json(folder / "config.json")
+        full_config = read_json(folder / "config.json")
         if (file := gguf_of(folder)) is not None:
-            return _from_gguf(file, spec, whole)
-        settings = {**language_config(whole), **_explicit(spec)}
+            return _from_gguf(file, spec, full_config)
+        settings = {**language_config(full_config), **_explicit(spec)}
         network, _ = load_model(folder, lazy=False, strict=True, model_config=settings, get_model_classes=_classes)
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error

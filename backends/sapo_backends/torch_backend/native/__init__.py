@@ -78,11 +78,11 @@ def _plan() -> tuple[Path, list[str]]:
     for target in _TARGETS:
         try:
             # The compiler's view of this processor is part of the name: folders are shared between machines.
-            known = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
+            macros = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
         except subprocess.SubprocessError as error:
             problem = error
             continue
-        name = f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
+        name = f"kernels-{hashlib.sha256(source + macros).hexdigest()[:16]}.so"
         return cache_folder() / "native" / name, [program, _OPTIMISED, target, "-shared", "-fPIC"]
     raise problem
 
